@@ -1,0 +1,39 @@
+# Two commands from nothing: `make bert_mlm` and `make test`.
+# Each makes .venv with plain `python3 -m venv` and installs requirements.lock when needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help bert_mlm mnist dna_melting test lint check-long clean
+
+help:
+	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
+	@echo "make mnist [ARGS=...]        classify small images"
+	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA oligos"
+	@echo "make test                    lint and the test suite"
+	@echo "make check-long              the tests that take minutes"
+	@echo "make clean                   remove .venv"
+
+.venv/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+bert_mlm mnist dna_melting: .venv/installed
+	@$(BIN)/python -m recipes.$@ $(ARGS)
+
+lint: .venv/installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+test: lint
+	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+check-long: .venv/installed
+	@$(BIN)/python -m pytest -m long $(ARGS)
+
+clean:
+	rm -rf .venv

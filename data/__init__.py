@@ -1,0 +1,1 @@
+"""Text and images in, batches out: plain integers and paths, never a strategy."""
