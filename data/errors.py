@@ -1,0 +1,9 @@
+"""The one kind of error that a person can repair: a wrong path, file or download."""
+
+
+class DataError(Exception):
+    """A file, folder, download or vocabulary is not what it should be.
+
+    The message is one line for a person: it names the thing, what was found and what was expected.
+    Recipes print it and end with exit status 2.
+    """

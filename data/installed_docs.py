@@ -1,0 +1,272 @@
+"""English prose that is on every machine: the docstrings of the installed packages."""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data import cache
+from data.errors import DataError
+
+PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
+
+# Part of the cache's name: a change of what counts as prose must not meet an older result.
+RULES_VERSION = 1
+
+# Tests say little, and `_api` and `_tf_keras` only repeat what stands elsewhere.
+SKIPPED_FOLDERS = {"_api", "_tf_keras", "testing", "tests", "__pycache__"}
+GENERATED_NAME = re.compile(r"(gen_.*|.*_pb2(_grpc)?|.*_generated|test_.*|.*_test|conftest)\.py")
+GENERATED_MARK = re.compile(
+    r"machine[- ]generated|do not edit|auto(matically)?[- ]?generated", re.IGNORECASE
+)
+
+# "Args:" or "Example usage:", alone on its line.
+HEADING = re.compile(r"[A-Z][\w ,/`'()-]{0,60}:")
+# "---" or "===" below a title, rows of tables ("| a | b |", "a   b   c"), "@compatibility(eager)".
+RULE = re.compile(r"[-=~^*+#| ]{3,}|[|+@].*|.*\S {3,}\S.* {3,}\S.*")
+BULLET = re.compile(r"([-*+•]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+")
+# "name: ...", "name, other: ...", "*args: ...", "ValueError: ...", "name (int): ..."
+ARGUMENT = re.compile(r"[`'\"*]*\w[\w.]*[`'\"]*(, ?[`'\"*]*\w+[`'\"]*)*( ?\([^()]*\))?:\s+")
+# "name : array_like, optional", which is how NumPy names an argument.
+NUMPY_ARGUMENT = re.compile(r"[*\w, .]+ : \S.*")
+CODE = re.compile(
+    r"(>>>|\.\.\.(\s|$)|@\w|(import|from|def|class|return|print|assert|del|raise)\b[^.]*$"
+    r"|(with|for|if|while|elif|else|try|except)\b.*:$"
+    r"|[\w.\[\], '\"]+ [-+*/]?= ?\S|[\w.]+\(.*\)?[,;]?$|[)\]}]+[,;]?$|#|\$ |\.\. )"
+)
+
+WORD = re.compile(r"\(?[A-Za-z][a-z]*([-'/][A-Za-z]+)*\)?[.,;:!?]*\)?[.,]?")
+COMMON = frozenset(
+    "a an and are as be by can for from has have if in is it its not of on or that the this to"
+    " was when which will with you".split()
+)
+MINIMUM_WORDS = 6
+
+
+def load_installed_docs(cache_dir: Path) -> dict[str, list[str]]:
+    """Returns the prose of the docstrings of TensorFlow, Keras, KerasHub and NumPy.
+
+    The packages are parsed, not imported. This takes some seconds once; the result is kept under a
+    fingerprint of the packages' versions.
+
+    Args:
+        cache_dir: Where the result is kept.
+
+    Returns:
+        Paragraphs, one line each and none twice, by split ("train", "valid", "test": about 90/5/5,
+        decided by a hash of the module's path).
+
+    Raises:
+        DataError: One of the packages is not installed.
+    """
+    roots = {package: _root(package) for package in PACKAGES}
+    versions = " ".join(f"{package} {_version(package, roots[package])}" for package in PACKAGES)
+    fingerprint = hashlib.sha256(f"{RULES_VERSION} {versions}".encode()).hexdigest()[:16]
+    folder = Path(cache_dir) / f"installed-docs-{fingerprint}"
+
+    def build(temporary: Path) -> None:
+        splits = extract_prose(roots)
+        temporary.mkdir()
+        for split, paragraphs in splits.items():
+            (temporary / f"{split}.txt").write_text("\n".join(paragraphs) + "\n", "utf-8")
+
+    cache.build_once(folder, build, "reading the docstrings of the installed packages")
+    return {
+        split: [line for line in (folder / f"{split}.txt").read_text("utf-8").split("\n") if line]
+        for split in ("train", "valid", "test")
+    }
+
+
+def extract_prose(roots: dict[str, Path]) -> dict[str, list[str]]:
+    """Collects the prose of all docstrings below some packages' folders.
+
+    Args:
+        roots: Folders by package name.
+
+    Returns:
+        Paragraphs by split, in the order of packages, paths and lines.
+    """
+    files = [
+        (f"{package}/{path.relative_to(root).as_posix()}", path)
+        for package, root in roots.items()
+        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix())
+        if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+        and not GENERATED_NAME.fullmatch(path.name)
+    ]
+    splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    seen = set()
+    bar = tqdm(files, desc="docstrings", unit=" files", leave=False, disable=None)
+    if bar.disable and len(files) > 100:
+        print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
+    for module, path in bar:
+        for docstring in _docstrings(path):
+            for paragraph in prose(docstring):
+                # Copies that differ in case, spaces or punctuation alone are repeats, too.
+                key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
+                if key not in seen:
+                    seen.add(key)
+                    splits[split_of(module)].append(paragraph)
+    return splits
+
+
+def hash_of(text: str) -> int:
+    """Returns 64 bits that are the same on every machine (unlike `hash`)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def split_of(text: str) -> str:
+    """Returns "train", "valid" or "test" for 90, 5 and 5 percent of all texts, by their hash."""
+    percent = hash_of(text) % 100
+    return "train" if percent < 90 else "valid" if percent < 95 else "test"
+
+
+def _root(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            f"installed-docs: the package {package!r} is not installed; expected"
+            f" {', '.join(PACKAGES)}"
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def _version(package: str, root: Path) -> str:
+    # The distribution may have another name, such as tensorflow-cpu.
+    for name in (package, f"{package}-cpu", f"{package}-macos", f"tf-nightly-{package}"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return hashlib.sha256((root / "__init__.py").read_bytes()).hexdigest()
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """Yields a module's docstrings in the order of their lines."""
+    source = path.read_text("utf-8", errors="replace")
+    if GENERATED_MARK.search(source[:2000]):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Invalid escapes in other people's strings.
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            return
+    for node in [tree, *_statements(tree.body)]:
+        docstring = None
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            # NumPy attaches the docstrings of what is written in C: add_newdoc("module", "name",
+            # "docstring"), the last one also as ("method", "docstring").
+            if getattr(node.value.func, "id", "") == "add_newdoc" and node.value.args:
+                last = node.value.args[-1]
+                last = last.elts[-1] if isinstance(last, ast.Tuple) else last
+                if isinstance(last, ast.Constant) and isinstance(last.value, str):
+                    docstring = inspect.cleandoc(last.value)
+        if docstring:
+            yield docstring
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields statements and what is nested in them, in order; expressions are not looked into."""
+    for node in body:
+        yield node
+        for field in ("body", "handlers", "orelse", "finalbody"):
+            yield from _statements(getattr(node, field, []))
+
+
+def prose(docstring: str) -> Iterator[str]:
+    """Yields the paragraphs of a docstring that read as English, each as one line.
+
+    Code, tables, headings, lists of names and short fragments are dropped. What describes an
+    argument is kept without the argument's name.
+
+    Args:
+        docstring: A docstring without its indentation.
+    """
+    for block in _blocks(docstring):
+        if sum(bool(CODE.match(line.strip())) for line in block) * 3 > len(block):
+            continue
+        for paragraph in _paragraphs(block):
+            text = _plain(paragraph)
+            if _reads_as_english(text):
+                yield text
+
+
+def _blocks(docstring: str) -> Iterator[list[str]]:
+    """Yields the lines between empty lines, without fenced code, doctests and literal blocks."""
+    block: list[str] = []
+    fenced = False
+    doctest = False  # Lasts until an empty line.
+    literal = -1  # Indentation of the line that announced a literal block, or -1.
+    for line in [*docstring.expandtabs().splitlines(), ""]:
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if text.startswith("```"):
+            fenced = not fenced and text.count("```") == 1
+            continue
+        doctest = bool(text) and (doctest or text.startswith(">>>"))
+        if fenced or doctest:
+            continue
+        if text and literal >= 0:
+            if indent > literal:
+                continue
+            literal = -1
+        if text.startswith(".. "):
+            literal = indent
+            continue
+        if text.endswith("::"):
+            literal = indent
+            line = line.rstrip().removesuffix(":")
+        if text:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+
+
+def _paragraphs(block: list[str]) -> Iterator[str]:
+    """Splits a block where an item of a list begins or the indentation falls back."""
+    paragraph: list[str] = []
+    start = 0
+    for line in block:
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if HEADING.fullmatch(text) or RULE.fullmatch(text) or NUMPY_ARGUMENT.fullmatch(text):
+            yield " ".join(paragraph)
+            paragraph = []
+            continue
+        item = BULLET.match(text) or ARGUMENT.match(text)
+        if item or indent < start:
+            yield " ".join(paragraph)
+            paragraph = []
+        if not paragraph:
+            start = indent
+        paragraph.append(text[item.end() :] if item else text)
+    yield " ".join(paragraph)
+
+
+def _plain(text: str) -> str:
+    """Removes what marks up: roles, links, backticks, asterisks."""
+    text = re.sub(r":[a-z:]+:`~?([^`<]*)[^`]*`", r"\1", text)
+    text = re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", text)
+    text = re.sub(r"`([^`<]*) <[^`>]*>`_+", r"\1", text)
+    text = re.sub(r"\*\*|`+_*", "", text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _reads_as_english(text: str) -> bool:
+    parts = text.split()
+    if len(parts) < MINIMUM_WORDS or not text.endswith((".", "!", "?", ":", ".)", '."')):
+        return False
+    words = sum(bool(WORD.fullmatch(part)) for part in parts)
+    common = sum(part.lower().strip("(,.;:)") in COMMON for part in parts)
+    return words >= 0.7 * len(parts) and common >= 0.1 * len(parts)

@@ -1,0 +1,279 @@
+"""Text: WikiText by name, the installed packages' docstrings, or files of one's own."""
+
+import dataclasses
+import glob
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from data import cache, download, installed_docs
+from data.errors import DataError
+
+SPLITS = ("train", "valid", "test")
+
+# `auto` may look for a mirror this long; the rest of its ten seconds is left to the machine.
+AUTO_SECONDS = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Lines of text by split.
+
+    A line is a paragraph without its newline; empty lines are dropped. WikiText keeps its headings
+    and its `<unk>`.
+    """
+
+    name: str  # A known data set, or the path that was given.
+    splits: dict[str, list[str]]  # Keys "train", "valid" and "test".
+    english_wikitext: bool  # Decides whether a pretrained English preset is tried.
+    note: str | None = None  # One line where something else than the first choice is used, and why.
+
+
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """A zip archive: where to get it, and what it must be."""
+
+    urls: tuple[str, ...]
+    sha256: str
+
+
+def _smerity(name: str) -> tuple[str, str]:
+    # Plain http as well, for machines on which the certificate does not pass: what is trusted is
+    # the hash.
+    return f"https://wikitext.smerity.com/{name}", f"http://wikitext.smerity.com/{name}"
+
+
+def wikitext_archives() -> dict[str, Archive]:
+    """Returns the WikiText archives by data set name."""
+    hugging_face = "https://huggingface.co/datasets"
+    ggml = f"{hugging_face}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9"
+    return {
+        "wikitext-2": Archive(
+            _smerity("wikitext-2-v1.zip"),
+            "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        ),
+        "wikitext-2-raw": Archive(
+            (f"{ggml}/wikitext-2-raw-v1.zip", *_smerity("wikitext-2-raw-v1.zip")),
+            "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+        ),
+        "wikitext-103": Archive(
+            _smerity("wikitext-103-v1.zip"),
+            "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        ),
+        "wikitext-103-raw": Archive(
+            (
+                *_smerity("wikitext-103-raw-v1.zip"),
+                f"{hugging_face}/segyges/wikitext-103/resolve/main/wikitext-103-raw-v1.zip",
+            ),
+            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+        ),
+    }
+
+
+def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None = None) -> Text:
+    """Loads a text and its three splits.
+
+    Args:
+        dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`;
+            `installed-docs`; `auto` (`wikitext-2` where it is cached or a mirror answers, otherwise
+            `installed-docs`); or a path: a folder with train, valid and test files, one text file
+            or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text
+            files may be compressed (`.gz`).
+        cache_dir: Where downloads and parsed docstrings are kept.
+        mirrors: Archives that replace those of `wikitext_archives()`, by name.
+
+    Returns:
+        The text; no split is empty.
+
+    Raises:
+        DataError: There is no such data set or path, no mirror delivers, a file is empty, binary
+            or not UTF-8, or a split is missing.
+    """
+    archives = {**wikitext_archives(), **(mirrors or {})}
+    if dataset == "auto":
+        try:
+            return _load_wikitext("wikitext-2", archives, cache_dir, AUTO_SECONDS)
+        except DataError as error:
+            note = f"the installed packages' docstrings are used, because {error}"
+            return dataclasses.replace(_load_installed_docs(cache_dir), note=note)
+    if dataset == "installed-docs":
+        return _load_installed_docs(cache_dir)
+    if dataset in archives:
+        return _load_wikitext(dataset, archives, cache_dir)
+    path = Path(dataset).expanduser()
+    if dataset and path.is_dir():
+        return _load_folder(dataset, path)
+    if dataset and path.is_file():
+        return _load_zip(dataset, path) if _is_zip(path) else _load_files(dataset, [path])
+    if glob.has_magic(dataset):
+        found = sorted(glob.glob(os.path.expanduser(dataset), recursive=True))
+        files = [Path(name) for name in found if os.path.isfile(name)]
+        if not files:
+            raise DataError(f"no file matches {dataset!r}")
+        return _load_files(dataset, files)
+    known = ", ".join(["auto", "installed-docs", *archives])
+    raise DataError(
+        f"{dataset!r} is neither a known data set ({known}) nor an existing file or folder"
+    )
+
+
+def text_sha256(text: Text) -> str:
+    """Returns a fingerprint of the lines and of the splits that they are in (hex)."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        lines = text.splits[split]
+        digest.update(f"{split} {len(lines)}\n".encode())
+        # In pieces, so that half a gigabyte of text is not copied at once.
+        for start in range(0, len(lines), 10_000):
+            digest.update(("\n".join(lines[start : start + 10_000]) + "\n").encode())
+    return digest.hexdigest()
+
+
+def _load_installed_docs(cache_dir: Path) -> Text:
+    splits = installed_docs.load_installed_docs(cache_dir)
+    return Text("installed-docs", splits, english_wikitext=False)
+
+
+def _load_wikitext(
+    name: str, archives: dict[str, Archive], cache_dir: Path, answer_within: float | None = None
+) -> Text:
+    folder = Path(cache_dir) / name
+
+    def build(temporary: Path) -> None:
+        temporary.mkdir()
+        archive = temporary / f"{name}.zip"
+        download.fetch(
+            archives[name].urls, archives[name].sha256, archive, 30.0, name, answer_within
+        )
+        unpacked = temporary / "unpacked"
+        download.unpack_zip(archive, unpacked)
+        for split, file in _find_splits(_names(unpacked), archive.name).items():
+            kind = Path(file).suffix
+            os.replace(unpacked / file, temporary / f"wiki.{split}{kind}")
+        shutil.rmtree(unpacked)
+        archive.unlink()
+
+    cache.build_once(folder, build, name)
+    return dataclasses.replace(_load_folder(name, folder), english_wikitext=True)
+
+
+def _load_folder(name: str, folder: Path) -> Text:
+    found = _find_splits([path.name for path in folder.iterdir() if path.is_file()], name)
+    splits = {split: _read_file(folder / file) for split, file in found.items()}
+    return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
+
+
+def _load_zip(name: str, path: Path) -> Text:
+    try:
+        with zipfile.ZipFile(path) as members:
+            download.check_members(members, name)
+            found = _find_splits(members.namelist(), name)
+            splits = {}
+            for split, member in found.items():
+                with members.open(member) as stream:
+                    splits[split] = _read_lines(stream, f"{name}/{member}")
+    # RuntimeError: encrypted. NotImplementedError, one of its kind: unknown compression.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise DataError(f"{name}: damaged zip archive ({error})") from error
+    return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
+
+
+def _load_files(name: str, files: list[Path]) -> Text:
+    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for file in files:
+        for line in _read_file(file):
+            splits[installed_docs.split_of(line)].append(line)
+    for split, lines in splits.items():
+        if not lines:
+            total = sum(map(len, splits.values()))
+            raise DataError(
+                f"{name}: too small to be split 90/5/5: of {total} lines none falls to {split};"
+                " expected a longer text, or a folder with train, valid and test files"
+            )
+    return Text(name, splits, english_wikitext=_is_wikitext(str(file) for file in files))
+
+
+def _names(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def _is_zip(path: Path) -> bool:
+    return path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)
+
+
+def _is_wikitext(names: Iterable[str]) -> bool:
+    pattern = r"wiki\.(train|valid|test)\.(tokens|raw)(\.gz)?"
+    return all(re.fullmatch(pattern, os.path.basename(name)) for name in names)
+
+
+def _find_splits(names: list[str], where: str) -> dict[str, str]:
+    """Picks the file of each split by name; the surest kind of name that has all three wins."""
+    patterns = (
+        r"wiki\.{}\.tokens",
+        r"wiki\.{}\.raw",
+        r"{}\.txt",
+        r"(.*[^a-z])?{}([^a-z].*)?\.txt",
+        r".*{}.*\.txt",
+    )
+    words = {"train": "train", "valid": "valid(?:ation)?", "test": "test"}
+    seen: dict[str, set[str]] = {split: set() for split in SPLITS}
+    for pattern in patterns:
+        found = {}
+        for split, word in words.items():
+            compiled = re.compile(pattern.format(word) + r"(\.gz)?", re.IGNORECASE)
+            matches = [name for name in names if compiled.fullmatch(os.path.basename(name))]
+            seen[split].update(matches)
+            if len(matches) == 1:
+                found[split] = matches[0]
+        if len(set(found.values())) == len(SPLITS):
+            return found
+    missing = [split for split in SPLITS if not seen[split]]
+    if missing:
+        raise DataError(
+            f"{where}: no {' and no '.join(missing)} file; expected train, valid and test files"
+            " called wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
+        )
+    choices = ", ".join(sorted(set.union(*seen.values())))
+    raise DataError(f"{where}: it is not clear which of {choices} are train, valid and test")
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
+            return _read_lines(stream, str(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _read_lines(stream: BinaryIO, name: str) -> list[str]:
+    # Line by line, so that half a gigabyte of text does not lie in memory three times over.
+    binary = DataError(f"{name}: a binary file (it holds NUL bytes); expected UTF-8 text")
+    if b"\0" in stream.read(65536):
+        raise binary
+    stream.seek(0)
+    lines = []
+    for number, raw in enumerate(stream, 1):
+        try:
+            line = raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8"
+            ) from error
+        if "\0" in line:
+            raise binary
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+        if line.strip():
+            lines.append(line)
+    if not lines:
+        raise DataError(f"{name}: empty; expected lines of text")
+    return lines

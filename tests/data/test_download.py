@@ -1,0 +1,222 @@
+import hashlib
+import http.server
+import io
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data import download
+from data.errors import DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+BODY = bytes(range(256)) * 400
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get("User-Agent")))
+        if self.path == "/slow":
+            self.server.stopped.wait(10)
+            return
+        if self.path in ("/403", "/404"):
+            self.send_error(int(self.path[1:]))
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(BODY)))
+        self.end_headers()
+        if self.path == "/cut":
+            self.wfile.write(BODY[:50_000])
+        elif self.path == "/stalled":
+            self.wfile.write(BODY[:50_000])
+            self.wfile.flush()
+            self.server.stopped.wait(10)
+        elif self.path == "/wrong":
+            self.wfile.write(BODY[::-1])
+        else:
+            self.wfile.write(BODY)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests = []
+    server.stopped = threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.stopped.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def fetch(server, paths, target, **options):
+    urls = [f"{server.url}/{path}" for path in paths]
+    download.fetch(urls, SHA256, target, **{"timeout": 5.0, "what": "the file", **options})
+
+
+def test_a_good_answer(server, tmp_path, capfd):
+    fetch(server, ["good"], tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert os.listdir(tmp_path) == ["file"]
+    assert server.requests == [("/good", download.USER_AGENT)]
+    assert not download.USER_AGENT.startswith("python")
+    assert f"downloaded from {server.url}/good" in capfd.readouterr().err
+
+
+def test_what_is_there_is_not_asked_for_again(server, tmp_path):
+    (tmp_path / "file").write_bytes(BODY)
+    fetch(server, ["good"], tmp_path / "file")
+    assert server.requests == []
+
+
+FAILURES = {
+    "403": "answered 403 Forbidden",
+    "404": "answered 404 Not Found",
+    "slow": "sent no data within 0.5 s",
+    "stalled": "stopped sending after",
+    "cut": "cut the file off",
+    "wrong": "sent something else: 102400 bytes",
+}
+
+
+@pytest.mark.parametrize("path", FAILURES)
+def test_the_next_mirror_is_tried_and_a_broken_download_is_thrown_away(server, tmp_path, path):
+    fetch(server, [path, "good"], tmp_path / "file", timeout=0.5)
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert [asked for asked, _ in server.requests] == [f"/{path}", "/good"]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_all_mirrors_fail(server, tmp_path):
+    with socket.socket() as closed:  # A port on which nobody listens.
+        closed.bind(("127.0.0.1", 0))
+        refused = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
+        urls = [*(f"{server.url}/{path}" for path in FAILURES), refused, "http://[broken"]
+        with pytest.raises(DataError) as error:
+            download.fetch(urls, SHA256, tmp_path / "file", timeout=0.5, what="the file")
+    message = str(error.value)
+    assert "\n" not in message
+    for path, reason in FAILURES.items():
+        assert f"{server.url}/{path} {reason}" in message
+    assert f"{refused} cannot be reached (Connection refused)" in message
+    assert "http://[broken failed" in message
+    assert os.listdir(tmp_path) == []
+
+
+def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(DataError):
+        fetch(server, ["slow"] * 3, tmp_path / "file", answer_within=0.6)
+    assert 0.5 < time.monotonic() - begun < 2
+    assert len(server.requests) == 3, "each mirror gets its share of the time"
+
+
+def test_a_name_that_cannot_be_looked_up_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(3))
+    begun = time.monotonic()
+    with pytest.raises(DataError, match="sent no data within 0.3 s"):
+        download.fetch(["http://mirror.invalid/file"], SHA256, tmp_path / "file", answer_within=0.3)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_full_disk_is_not_blamed_on_a_mirror(server, tmp_path, monkeypatch):
+    def write(self, chunk):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(download._Sink, "write", write)
+    with pytest.raises(DataError, match="No space left on device"):
+        fetch(server, ["good", "good"], tmp_path / "file")
+    assert len(server.requests) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_two_processes_download_once(server, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from data import download;"
+        "download.fetch([sys.argv[1]], sys.argv[2], Path(sys.argv[3]))"
+    )
+    arguments = [sys.executable, "-c", code, f"{server.url}/good", SHA256, str(tmp_path / "file")]
+    processes = [subprocess.Popen(arguments, cwd=ROOT) for _ in range(2)]
+    assert [process.wait(timeout=30) for process in processes] == [0, 0]
+    assert len(server.requests) == 1
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_unpack_zip(tmp_path):
+    make_zip(tmp_path / "a.zip", {"folder/one": "1", "two": "2"})
+    download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
+    assert (tmp_path / "out" / "folder" / "one").read_text() == "1"
+    assert (tmp_path / "out" / "two").read_text() == "2"
+    assert sorted(os.listdir(tmp_path)) == ["a.zip", "out"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../climbs", "folder/../../climbs", "/absolute", "..\\climbs", "C:\\absolute"]
+)
+def test_a_path_that_climbs_out_is_refused(tmp_path, name):
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    make_zip(folder / "a.zip", {"good": "1", name: "2"})
+    with pytest.raises(DataError, match="leaves its folder"):
+        download.unpack_zip(folder / "a.zip", folder / "out")
+    assert os.listdir(folder) == ["a.zip"]
+    assert os.listdir(tmp_path) == ["deep"]
+
+
+def test_a_symbolic_link_is_refused(tmp_path):
+    link = zipfile.ZipInfo("link")
+    link.external_attr = 0o120777 << 16
+    make_zip(tmp_path / "a.zip", {link: "/etc"})
+    with pytest.raises(DataError, match="symbolic link"):
+        download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
+    assert os.listdir(tmp_path) == ["a.zip"]
+
+
+def test_damaged_archives(tmp_path):
+    buffer = io.BytesIO()
+    make_zip(buffer, {"good": os.urandom(1000)})
+    damaged = bytearray(buffer.getvalue())
+    damaged[200] ^= 0xFF
+    for content in (bytes(damaged), buffer.getvalue()[:500], b"no archive", b""):
+        (tmp_path / "a.zip").write_bytes(content)
+        with pytest.raises(DataError, match="cannot be unpacked"):
+            download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
+        assert os.listdir(tmp_path) == ["a.zip"]
+
+
+def test_a_killed_download_leaves_nothing_in_place(server, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from data import download;"
+        "download.fetch([sys.argv[1]], sys.argv[2], Path(sys.argv[3]))"
+    )
+    arguments = [sys.executable, "-c", code, f"{server.url}/stalled", SHA256]
+    process = subprocess.Popen([*arguments, str(tmp_path / "file")], cwd=ROOT)
+    deadline = time.monotonic() + 20
+    while not server.requests and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "file").exists()
+    fetch(server, ["good"], tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert os.listdir(tmp_path) == ["file"]

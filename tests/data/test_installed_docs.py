@@ -1,0 +1,158 @@
+import os
+
+import pytest
+
+from data import installed_docs
+from data.errors import DataError
+
+MODULE = '''"""Tools that turn words into numbers
+and numbers into words, for those who need it.
+
+Example:
+
+```python
+words = tools.read(path)
+
+print(words)
+```
+"""
+
+class Reader:
+    r"""Reads a file of words \\d and keeps them in memory for later use.
+
+    A reader is closed when the block ends, also in the case of an error::
+
+        with the reader as it is in this code for the test:
+            pass
+
+    Args:
+        path: The `path` of the file which is read when the
+            reader is opened.
+        size (int): An integer.
+        *others: Files that are read after the first one is done.
+
+    | name | what it is for the reader and the file |
+    |------|----------------------------------------|
+
+    - The first item of a list is a sentence, see [the site](https://x.org/a).
+    * The second item is one too, with a :func:`~tools.read` in the text.
+
+    >>> reader = Reader("the file that is to be read in this test.")
+    a line that is printed by the reader and that is no prose.
+
+    Parameters
+    ----------
+    shape : tuple of int, which is the shape of the array to be made
+        The shape of the array that is made by the reader.
+    """
+
+    def read(self):
+        """Tools that turn words into numbers and numbers into words, for those who need it!"""
+
+    async def close(self):
+        """Closes it."""
+
+add_newdoc("numpy", "array", ("sort", """
+    sort(axis=-1)
+
+    Sorts the array in place, which is faster than to make a copy.
+    """))
+'''
+
+PROSE = [
+    "Tools that turn words into numbers and numbers into words, for those who need it.",
+    r"Reads a file of words \d and keeps them in memory for later use.",
+    "A reader is closed when the block ends, also in the case of an error:",
+    "The path of the file which is read when the reader is opened.",
+    "Files that are read after the first one is done.",
+    "The first item of a list is a sentence, see the site.",
+    "The second item is one too, with a tools.read in the text.",
+    "The shape of the array that is made by the reader.",
+    "Sorts the array in place, which is faster than to make a copy.",
+]
+
+
+def make_package(folder):
+    folder.mkdir()
+    (folder / "__init__.py").write_text(MODULE)
+    hidden = '"""This is a sentence which must not be seen by the reader."""'
+    for name in ("gen_ops.py", "x_pb2.py", "x_test.py", "_api/a.py", "tests/a.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(hidden)
+    (folder / "made.py").write_text(f"# Machine generated, do not edit.\n{hidden}")
+    (folder / "broken.py").write_text(f"{hidden}\ndef def")
+    (folder / "bytes.py").write_bytes(b'"""Not all that is in a file is \xff UTF-8."""')
+    for number in range(100):
+        (folder / f"m{number}.py").write_text(f'"""This is the docstring of module {number}."""')
+    return folder
+
+
+def test_prose_is_extracted(tmp_path):
+    root = make_package(tmp_path / "package")
+    splits = installed_docs.extract_prose({"package": root})
+    split = splits[installed_docs.split_of("package/__init__.py")]
+    assert [line for line in split if "docstring of module" not in line][: len(PROSE)] == PROSE
+    lines = sum(splits.values(), [])
+    assert len(lines) == len(set(lines)) == len(PROSE) + 101
+    assert not any("must not be seen" in line for line in lines)
+    assert all(splits.values()) and len(splits["train"]) > 80
+    assert splits == installed_docs.extract_prose({"package": root})
+
+
+def test_the_same_paragraph_is_kept_once_over_packages(tmp_path):
+    roots = {name: make_package(tmp_path / name) for name in ("one", "two")}
+    one = installed_docs.extract_prose({"one": roots["one"]})
+    assert installed_docs.extract_prose(roots) == one
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Returns it.",
+        "x = the_value_of(that) if this is not in the list.",
+        ".. code-block:: python\n\n    the code that is in this block is not prose.",
+        "-----------------------------\n=============================",
+        "one   two   three   four\nthe   end   of   it.",
+        "tf.add tf.sub tf.mul tf.div tf.abs tf.neg tf.exp.",
+    ],
+)
+def test_what_is_no_prose(docstring):
+    assert list(installed_docs.prose(docstring)) == []
+
+
+def test_the_split_is_the_same_on_every_machine():
+    assert installed_docs.hash_of("keras/src/models/model.py") == 18098391734310996729
+    counts = {"train": 0, "valid": 0, "test": 0}
+    for number in range(2000):
+        counts[installed_docs.split_of(f"module {number}")] += 1
+    assert counts["train"] > 1700 and min(counts.values()) > 60
+
+
+def test_the_result_is_cached(tmp_path, monkeypatch):
+    roots = {name: make_package(tmp_path / name) for name in installed_docs.PACKAGES}
+    monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
+    cache_dir = tmp_path / "cache"
+    first = installed_docs.load_installed_docs(cache_dir)
+    assert first == installed_docs.extract_prose(roots)
+    assert len(os.listdir(cache_dir)) == 1
+
+    def fail(roots):
+        raise AssertionError("parsed twice")
+
+    monkeypatch.setattr(installed_docs, "extract_prose", fail)
+    assert installed_docs.load_installed_docs(cache_dir) == first
+
+    monkeypatch.setattr(installed_docs, "_version", lambda package, root: "another")
+    with pytest.raises(AssertionError, match="parsed twice"):
+        installed_docs.load_installed_docs(cache_dir)
+    assert len(os.listdir(cache_dir)) == 1
+
+
+def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(installed_docs, "PACKAGES", ("no_such_package",))
+    with pytest.raises(DataError, match="'no_such_package' is not installed"):
+        installed_docs.load_installed_docs(tmp_path)
+
+
+def test_the_real_packages_are_found_without_being_imported():
+    assert all((installed_docs._root(name) / "__init__.py").exists() for name in ("keras", "numpy"))
