@@ -1,0 +1,367 @@
+"""Small images of ten classes: MNIST, Fashion-MNIST, digits, or a folder of IDX files."""
+
+import dataclasses
+import gzip
+import hashlib
+import os
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from data.errors import DataError
+
+DIGITS = tuple("0123456789")
+CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+# Where keras.datasets downloads from.
+ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+# Keras's own hash of MNIST; the md5 sums of Fashion-MNIST are those its authors publish, and Keras
+# does not check them.
+MNIST_HASHES = {
+    "mnist.npz": "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+}
+FASHION_MNIST_HASHES = {
+    "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+}
+
+LOOK_SECONDS = 10.0  # how long a look whether the source answers may take, all in all
+STALL_SECONDS = 30.0  # how long a download may stand still
+MOST_VALID = 5_000  # validation images taken from a training split, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Images of ten classes in three splits.
+
+    Attributes:
+        name: "mnist", "fashion_mnist", "digits" or the path that was given.
+        splits: "train", "valid" and "test", each a pair of pixels, float32 of shape (n, 28, 28, 1)
+            in [0, 1], and labels, int32 of shape (n,) in 0..9.
+        classes: The names of the ten classes, in the order of the labels.
+        note: One line saying what is used instead of the default and why, or None.
+    """
+
+    name: str
+    splits: dict[str, tuple[np.ndarray, np.ndarray]]
+    classes: tuple[str, ...]
+    note: str | None = None
+
+
+def load_images(dataset: str, cache_dir: Path) -> Images:
+    """Loads a set of 28x28 images.
+
+    MNIST, Fashion-MNIST and a folder come as training and test images: the last tenth of the
+    training images, at most 5,000, becomes the validation split.
+
+    Args:
+        dataset: "mnist" or "fashion_mnist" (downloaded once), "digits" (part of scikit-learn),
+            "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
+            folder that holds the four standard IDX files, plain or as .gz.
+        cache_dir: Where this package keeps its downloads. Nothing is written there: MNIST and
+            Fashion-MNIST are Keras's, and live in Keras's own cache (`~/.keras`, or what the
+            environment variable `KERAS_HOME` names), shared with everything else that uses them.
+
+    Returns:
+        The images. The same call gives the same arrays in the same order.
+
+    Raises:
+        DataError: A file is missing, damaged or not what it should be, or a source does not answer.
+    """
+    del cache_dir
+    if dataset == "auto":
+        try:
+            images = _mnist()
+        except DataError as error:
+            note = f"using scikit-learn's digits instead of mnist: {error}"
+            images = dataclasses.replace(_digits(), note=note)
+    elif dataset == "mnist":
+        images = _mnist()
+    elif dataset == "fashion_mnist":
+        images = _fashion_mnist()
+    elif dataset == "digits":
+        images = _digits()
+    else:
+        images = _folder(dataset)
+    _check(images)
+    return images
+
+
+def _mnist() -> Images:
+    import keras
+
+    _fetch(MNIST_HASHES, "datasets")
+    train, test = keras.datasets.mnist.load_data()
+    return Images("mnist", _three_splits(train, test), DIGITS)
+
+
+def _fashion_mnist() -> Images:
+    import keras
+
+    _fetch(FASHION_MNIST_HASHES, "datasets/fashion-mnist")
+    train, test = keras.datasets.fashion_mnist.load_data()
+    return Images("fashion_mnist", _three_splits(train, test), CLOTHES)
+
+
+def _digits() -> Images:
+    """Scikit-learn's 1,797 handwritten digits, in 1,297, 200 and 300, as many of a class in each.
+
+    Each of the 8x8 pixels (0 to 16) becomes a square of 3x3, and the 24x24 image gets a border of
+    two: nothing is invented, and the strokes end before the edge as they do in MNIST. All splits
+    hold digits by the same 13 writers, so this is easier than reading a stranger's hand.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    pixels = (digits.images / 16).astype(np.float32).repeat(3, axis=1).repeat(3, axis=2)
+    pixels = np.pad(pixels, ((0, 0), (2, 2), (2, 2)))[..., np.newaxis]
+    labels = digits.target.astype(np.int32)
+
+    # One split for every run, whatever its seed: results are compared on the same test images.
+    rest, test = train_test_split(
+        np.arange(len(labels)), test_size=300, random_state=0, stratify=labels
+    )
+    train, valid = train_test_split(rest, test_size=200, random_state=0, stratify=labels[rest])
+    indices = {"train": train, "valid": valid, "test": test}
+    splits = {split: (pixels[chosen], labels[chosen]) for split, chosen in indices.items()}
+    return Images("digits", splits, DIGITS)
+
+
+def _folder(dataset: str) -> Images:
+    folder = Path(dataset).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
+            "a folder with the four IDX files of MNIST"
+        )
+    names = [name.removesuffix(".gz") for name in FASHION_MNIST_HASHES]
+    paths = {}
+    for name in names:
+        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        paths[name] = found[0] if found else None
+    missing = [name for name in names if paths[name] is None]
+    if missing:
+        raise DataError(f"{folder}: no {', '.join(missing)}; expected each, plain or as .gz")
+
+    halves = []
+    for half in ("train", "t10k"):
+        images_path, labels_path = (
+            paths[f"{half}-images-idx3-ubyte"],
+            paths[f"{half}-labels-idx1-ubyte"],
+        )
+        pixels = _read_idx(images_path, (28, 28))
+        labels = _read_idx(labels_path, ())
+        if len(pixels) != len(labels):
+            raise DataError(
+                f"{labels_path}: {len(labels)} labels, expected {len(pixels)}, one for each image "
+                f"in {images_path.name}"
+            )
+        if labels.max() > 9:
+            at = int(np.argmax(labels > 9))
+            raise DataError(f"{labels_path}: label {labels[at]} at position {at}, expected 0 to 9")
+        halves.append((pixels, labels))
+    if len(halves[0][1]) < 2:
+        raise DataError(
+            f"{folder}: 1 training image, expected at least 2: one for training, one for validation"
+        )
+    return Images(dataset, _three_splits(*halves), DIGITS)
+
+
+def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes.
+
+    The format: two zero bytes, a type (8 for unsigned bytes), the number of dimensions, each
+    dimension's size as a big-endian 32-bit integer, then the values.
+
+    Args:
+        path: The file; one that ends in .gz is decompressed.
+        shape: What one item should measure: (28, 28) for images, () for labels.
+
+    Returns:
+        uint8 of shape (count, *shape), at least one item.
+
+    Raises:
+        DataError: The file is not that.
+    """
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                content = file.read()
+        else:
+            content = path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged ({error}), expected a whole gzip file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+    dimensions = 1 + len(shape)
+    expected = bytes([0, 0, 8, dimensions])
+    if content[:4] != expected:
+        found = content[:4].hex(" ") or "nothing"
+        raise DataError(
+            f"{path}: begins with {found}, expected {expected.hex(' ')} (IDX, unsigned bytes, "
+            f"{dimensions} dimensions)"
+        )
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise DataError(f"{path}: cut short: {len(content)} bytes, expected a header of {header}")
+    count, *sizes = struct.unpack(f">{dimensions}I", content[4:header])
+    if tuple(sizes) != shape:
+        raise DataError(
+            f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
+            f"{'x'.join(map(str, shape))}"
+        )
+    length = header + count * int(np.prod(shape, dtype=np.int64))
+    if len(content) != length:
+        fault = "cut short" if len(content) < length else "too long"
+        raise DataError(
+            f"{path}: {fault}: {len(content):,} bytes, expected {length:,} for {count:,} items"
+        )
+    if count == 0:
+        raise DataError(f"{path}: holds 0 items, expected at least 1")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
+
+
+def _three_splits(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Scales bytes to [0, 1] and takes the end of the training images for validation."""
+
+    def scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
+
+    pixels, labels = scaled(*train)
+    kept = len(labels) - min(max(len(labels) // 10, 1), MOST_VALID)
+    return {
+        "train": (pixels[:kept], labels[:kept]),
+        "valid": (pixels[kept:], labels[kept:]),
+        "test": scaled(*test),
+    }
+
+
+def _check(images: Images) -> None:
+    """Holds every source to the promise that `Images` makes."""
+    for split, (pixels, labels) in images.splits.items():
+        where = f"{images.name}, {split} split"
+        if pixels.dtype != np.float32 or pixels.shape[1:] != (28, 28, 1) or not len(pixels):
+            raise DataError(
+                f"{where}: pixels are {pixels.dtype} of shape {pixels.shape}, expected float32 of "
+                "shape (n, 28, 28, 1)"
+            )
+        # Written so that NaN fails, too.
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise DataError(
+                f"{where}: pixels from {pixels.min()} to {pixels.max()}, expected values in [0, 1]"
+            )
+        if labels.dtype != np.int32 or labels.shape != (len(pixels),):
+            raise DataError(
+                f"{where}: labels are {labels.dtype} of shape {labels.shape}, expected int32 of "
+                f"shape ({len(pixels)},)"
+            )
+        if labels.min() < 0 or labels.max() > 9:
+            raise DataError(
+                f"{where}: labels from {labels.min()} to {labels.max()}, expected 0 to 9"
+            )
+
+
+def _keras_cache() -> Path:
+    """Keras's own cache folder, by Keras's own rule; Keras has no public name for it."""
+    import keras  # noqa: F401  creates the folder where there is none
+
+    home = os.environ.get("KERAS_HOME", os.path.join(os.path.expanduser("~"), ".keras"))
+    home = os.path.expanduser(home)
+    return Path(home if os.access(home, os.W_OK) else "/tmp/.keras")
+
+
+def _fetch(hashes: dict[str, str], subfolder: str) -> None:
+    """Sees to it that files with the right hashes lie where keras.datasets looks for them.
+
+    Keras's own download has no timeout, writes to the final name (another worker may read half a
+    file), and checks no hash of Fashion-MNIST. Pooch moves a file there once its hash is right.
+
+    Args:
+        hashes: "algorithm:hexadecimal digest" of each file, by name.
+        subfolder: Where below Keras's cache folder they go.
+
+    Raises:
+        DataError: The source does not answer, or what came has another hash; it is removed.
+    """
+    folder = _keras_cache() / subfolder
+    missing = []
+    removed = ""
+    try:
+        for name, expected in hashes.items():
+            path = folder / name
+            if not path.is_file():
+                missing.append(name)
+                continue
+            algorithm, digest = expected.split(":")
+            found = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+            if found != digest:
+                path.unlink(missing_ok=True)  # another worker may have been first
+                missing.append(name)
+                removed += f"{path}: {algorithm} {found}, expected {digest}, removed; "
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read or replaced ({error.strerror})") from error
+    if not missing:
+        return
+
+    import pooch
+
+    reason = _why_unreachable(ORIGIN + missing[0])
+    if reason:
+        raise DataError(f"{removed}{ORIGIN}{missing[0]} does not answer ({reason})")
+    for name in missing:
+        try:
+            pooch.retrieve(
+                ORIGIN + name,
+                known_hash=hashes[name],
+                fname=name,
+                path=folder,
+                downloader=pooch.HTTPDownloader(timeout=STALL_SECONDS),
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{ORIGIN}{name}: download failed: {' '.join(str(error).split())}"
+            ) from error
+
+
+def _why_unreachable(url: str) -> str | None:
+    """Asks for a file's header; says in one line why there was no good answer, or returns None."""
+    import requests
+
+    reasons: list[str | None] = []
+
+    def look() -> None:
+        try:
+            requests.head(url, timeout=LOOK_SECONDS, allow_redirects=True).raise_for_status()
+            reasons.append(None)
+        except requests.HTTPError as error:
+            reasons.append(f"HTTP {error.response.status_code}")
+        except requests.RequestException as error:
+            # The whole message names the address three times; the kind says enough.
+            reasons.append(type(error).__name__)
+
+    # A thread, because the timeout of a request covers neither looking up the name nor the sum of
+    # several tries; a daemon, because a hanging one must not keep the process alive.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(LOOK_SECONDS)
+    return reasons[0] if reasons else f"nothing within {LOOK_SECONDS:.0f} seconds"

@@ -1,0 +1,347 @@
+import gzip
+import hashlib
+import struct
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from data import images
+from data.errors import DataError
+from data.images import load_images
+
+TRAIN_IMAGES = "train-images-idx3-ubyte"
+TRAIN_LABELS = "train-labels-idx1-ubyte"
+TEST_IMAGES = "t10k-images-idx3-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+
+
+def idx(array, kind=8):
+    return (
+        bytes([0, 0, kind, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + bytes(array)
+    )
+
+
+def some_images(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, 28, 28), np.uint8), (np.arange(count) % 10).astype(np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of 40 training and 10 test images."""
+    for half, count in (("train", 40), ("t10k", 10)):
+        pixels, labels = some_images(count)
+        (tmp_path / f"{half}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (tmp_path / f"{half}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return tmp_path
+
+
+@pytest.fixture
+def keras_cache(tmp_path, monkeypatch):
+    """An empty cache of Keras, and a source that does not answer."""
+    monkeypatch.setattr(images, "_keras_cache", lambda: tmp_path)
+    monkeypatch.setattr(images, "_why_unreachable", lambda url: "no network in tests")
+    return tmp_path
+
+
+def fault(folder):
+    """The message of loading a folder, which has to be a single line."""
+    with pytest.raises(DataError) as caught:
+        load_images(str(folder), folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_promise(loaded):
+    assert list(loaded.splits) == ["train", "valid", "test"]
+    assert len(loaded.classes) == 10
+    for pixels, labels in loaded.splits.values():
+        assert pixels.dtype == np.float32 and pixels.shape == (len(labels), 28, 28, 1)
+        assert labels.dtype == np.int32 and labels.ndim == 1
+        assert pixels.min() >= 0 and pixels.max() <= 1
+        assert labels.min() >= 0 and labels.max() <= 9
+
+
+def test_folder(folder):
+    loaded = load_images(str(folder), folder)
+    assert_promise(loaded)
+    assert loaded.name == str(folder) and loaded.note is None
+    pixels, labels = some_images(40)
+    # The last tenth of the training images is the validation split.
+    np.testing.assert_array_equal(loaded.splits["train"][1], labels[:36])
+    np.testing.assert_array_equal(loaded.splits["valid"][1], labels[36:])
+    np.testing.assert_array_equal(loaded.splits["valid"][0][..., 0] * 255, pixels[36:])
+    assert loaded.splits["test"][0].max() == 1 and len(loaded.splits["test"][1]) == 10
+
+
+def test_gz_equals_plain(folder):
+    plain = load_images(str(folder), folder)
+    for path in list(folder.iterdir()):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    packed = load_images(str(folder), folder)
+    for split, arrays in plain.splits.items():
+        for a, b in zip(arrays, packed.splits[split], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_most_of_the_training_split_is_kept(monkeypatch):
+    monkeypatch.setattr(images, "MOST_VALID", 3)
+    splits = images._three_splits(some_images(100), some_images(10))
+    assert [len(labels) for _, labels in splits.values()] == [97, 3, 10]
+
+
+def test_no_such_folder(tmp_path):
+    message = fault(tmp_path / "nowhere")
+    assert "no such folder" in message and "fashion_mnist" in message
+
+
+def test_missing_file(folder):
+    (folder / TEST_LABELS).unlink()
+    assert TEST_LABELS in (message := fault(folder)) and TRAIN_LABELS not in message
+
+
+@pytest.mark.parametrize("removed", [1, 100])
+def test_cut_short(folder, removed):
+    path = folder / TRAIN_IMAGES
+    path.write_bytes(path.read_bytes()[:-removed])
+    message = fault(folder)
+    assert TRAIN_IMAGES in message and "cut short" in message
+    assert f"{16 + 40 * 784 - removed:,}" in message and f"{16 + 40 * 784:,}" in message
+
+
+def test_header_cut_short(folder):
+    path = folder / TRAIN_IMAGES
+    path.write_bytes(path.read_bytes()[:10])
+    assert "10 bytes, expected a header of 16" in fault(folder)
+
+
+def test_too_long(folder):
+    path = folder / TEST_LABELS
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert TEST_LABELS in (message := fault(folder)) and "too long" in message
+
+
+def test_empty_file(folder):
+    (folder / TRAIN_IMAGES).write_bytes(b"")
+    assert "begins with nothing, expected 00 00 08 03" in fault(folder)
+
+
+def test_no_images(folder):
+    (folder / TEST_IMAGES).write_bytes(idx(np.zeros((0, 28, 28), np.uint8)))
+    assert "0 items" in fault(folder)
+
+
+def test_other_type(folder):
+    (folder / TRAIN_IMAGES).write_bytes(idx(some_images(40)[0], kind=0x0D))
+    assert "begins with 00 00 0d 03, expected 00 00 08 03" in fault(folder)
+
+
+def test_labels_in_place_of_images(folder):
+    (folder / TRAIN_IMAGES).write_bytes((folder / TRAIN_LABELS).read_bytes())
+    assert "begins with 00 00 08 01, expected 00 00 08 03" in fault(folder)
+
+
+def test_other_size(folder):
+    (folder / TRAIN_IMAGES).write_bytes(idx(np.zeros((40, 32, 30), np.uint8)))
+    assert "32x30 pixels, expected 28x28" in fault(folder)
+
+
+def test_unequal_counts(folder):
+    (folder / TRAIN_LABELS).write_bytes(idx(some_images(39)[1]))
+    assert f"39 labels, expected 40, one for each image in {TRAIN_IMAGES}" in fault(folder)
+
+
+def test_label_outside(folder):
+    labels = some_images(40)[1]
+    labels[7] = 12
+    (folder / TRAIN_LABELS).write_bytes(idx(labels))
+    assert "label 12 at position 7, expected 0 to 9" in fault(folder)
+
+
+def test_one_training_image(folder):
+    pixels, labels = some_images(1)
+    (folder / TRAIN_IMAGES).write_bytes(idx(pixels))
+    (folder / TRAIN_LABELS).write_bytes(idx(labels))
+    assert "1 training image, expected at least 2" in fault(folder)
+
+
+@pytest.mark.parametrize("content", ["plain", "cut", "broken"])
+def test_bad_gzip(folder, content):
+    path = folder / TRAIN_IMAGES
+    packed = gzip.compress(path.read_bytes())
+    bad = {
+        "plain": path.read_bytes(),
+        "cut": packed[: len(packed) // 2],
+        "broken": packed[:20] + bytes(100) + packed[120:],
+    }
+    path.unlink()
+    path.with_name(path.name + ".gz").write_bytes(bad[content])
+    assert "expected a whole gzip file" in (message := fault(folder)) and TRAIN_IMAGES in message
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "words"),
+    [
+        (np.zeros((2, 28, 28), np.float32), np.zeros(2, np.int32), "shape (2, 28, 28)"),
+        (np.zeros((2, 28, 28, 1), np.float64), np.zeros(2, np.int32), "pixels are float64"),
+        (np.full((2, 28, 28, 1), 255, np.float32), np.zeros(2, np.int32), "to 255.0"),
+        (np.full((2, 28, 28, 1), np.nan, np.float32), np.zeros(2, np.int32), "from nan"),
+        (np.zeros((2, 28, 28, 1), np.float32), np.zeros(2, np.int64), "labels are int64"),
+        (np.zeros((2, 28, 28, 1), np.float32), np.zeros(3, np.int32), "shape (3,)"),
+        (np.zeros((2, 28, 28, 1), np.float32), np.full(2, 10, np.int32), "from 10 to 10"),
+    ],
+)
+def test_the_promise_is_checked(pixels, labels, words):
+    with pytest.raises(DataError, match="x, test split") as caught:
+        images._check(images.Images("x", {"test": (pixels, labels)}, images.DIGITS))
+    assert words in str(caught.value)
+
+
+def test_digits(tmp_path):
+    loaded = load_images("digits", tmp_path)
+    assert_promise(loaded)
+    assert loaded.name == "digits" and loaded.note is None
+    assert [len(labels) for _, labels in loaded.splits.values()] == [1297, 200, 300]
+    # Stratified, the same for every call, and no image in two splits by position.
+    assert np.bincount(loaded.splits["test"][1]).min() >= 29
+    again = load_images("digits", tmp_path)
+    np.testing.assert_array_equal(loaded.splits["train"][0], again.splits["train"][0])
+    total = sum(pixels.sum(dtype=np.float64) for pixels, _ in loaded.splits.values())
+    from sklearn.datasets import load_digits
+
+    assert total == pytest.approx(load_digits().images.sum() / 16 * 9)
+    # The border stays empty.
+    assert not loaded.splits["train"][0][:, :2].any()
+
+
+def test_auto_falls_back_aloud(keras_cache):
+    loaded = load_images("auto", keras_cache)
+    assert loaded.name == "digits"
+    assert "instead of mnist" in loaded.note and "no network in tests" in loaded.note
+    assert "\n" not in loaded.note
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_by_name_is_used_or_refused(keras_cache, name):
+    with pytest.raises(DataError, match="does not answer \\(no network in tests\\)"):
+        load_images(name, keras_cache)
+
+
+def put_in_cache(monkeypatch, folder, table):
+    """Puts files under the hashes that they have into the cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (hashes := getattr(images, table)):
+        (folder / name).write_bytes(name.encode())
+    known = {name: "md5:" + hashlib.md5(name.encode()).hexdigest() for name in hashes}
+    monkeypatch.setattr(images, table, known)
+
+
+def test_auto_takes_a_cached_mnist(keras_cache, monkeypatch):
+    put_in_cache(monkeypatch, keras_cache / "datasets", "MNIST_HASHES")
+    monkeypatch.setattr(
+        keras.datasets.mnist, "load_data", lambda: (some_images(20), some_images(10))
+    )
+    loaded = load_images("auto", keras_cache)
+    assert_promise(loaded)
+    assert loaded.name == "mnist" and loaded.note is None
+
+
+def test_fashion_mnist_from_the_cache(keras_cache, monkeypatch):
+    put_in_cache(monkeypatch, keras_cache / "datasets" / "fashion-mnist", "FASHION_MNIST_HASHES")
+    monkeypatch.setattr(
+        keras.datasets.fashion_mnist, "load_data", lambda: (some_images(20), some_images(10))
+    )
+    loaded = load_images("fashion_mnist", keras_cache)
+    assert_promise(loaded)
+    assert loaded.classes[9] == "Ankle boot"
+
+
+def test_a_damaged_cached_file_is_removed(keras_cache, monkeypatch):
+    cache = keras_cache / "datasets" / "fashion-mnist"
+    put_in_cache(monkeypatch, cache, "FASHION_MNIST_HASHES")
+    damaged = cache / "t10k-labels-idx1-ubyte.gz"
+    damaged.write_bytes(b"something else")
+    with pytest.raises(DataError, match="md5 .*, expected .*, removed") as caught:
+        load_images("fashion_mnist", keras_cache)
+    assert str(damaged) in str(caught.value)
+    assert not damaged.exists() and len(list(cache.iterdir())) == 3
+
+
+def test_a_download_with_another_hash_is_refused(keras_cache, monkeypatch):
+    import pooch
+
+    def serve(self, url, output_file, pooch, check_only=False):
+        with open(output_file, "wb") as file:
+            file.write(b"<html>please log in</html>")
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", serve)
+    monkeypatch.setattr(images, "_why_unreachable", lambda url: None)
+    with pytest.raises(DataError, match="download failed.*does not match") as caught:
+        load_images("fashion_mnist", keras_cache)
+    assert "train-images" in str(caught.value) and "\n" not in str(caught.value)
+    assert not any(path.is_file() for path in keras_cache.rglob("*"))
+
+
+def test_a_download_lands_where_keras_looks(keras_cache, monkeypatch):
+    import pooch
+
+    content = b"the right bytes"
+    monkeypatch.setattr(
+        images, "MNIST_HASHES", {"mnist.npz": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+    )
+
+    def serve(self, url, output_file, pooch, check_only=False):
+        assert url == images.ORIGIN + "mnist.npz"
+        with open(output_file, "wb") as file:
+            file.write(content)
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", serve)
+    monkeypatch.setattr(images, "_why_unreachable", lambda url: None)
+    monkeypatch.setattr(
+        keras.datasets.mnist, "load_data", lambda: (some_images(20), some_images(10))
+    )
+    assert load_images("auto", keras_cache).name == "mnist"
+    assert (keras_cache / "datasets" / "mnist.npz").read_bytes() == content
+
+
+def test_the_cache_is_the_one_of_keras(tmp_path):
+    # What Keras itself does with a file: it lands in the folder where ours are put.
+    (tmp_path / "source").write_bytes(b"x")
+    expected = images._keras_cache() / "datasets" / "recipes-cache-probe"
+    try:
+        found = keras.utils.get_file("recipes-cache-probe", origin=f"file://{tmp_path}/source")
+        assert found == str(expected)
+    finally:
+        expected.unlink(missing_ok=True)
+
+
+def test_a_look_ends_in_time(monkeypatch):
+    import requests
+
+    monkeypatch.setattr(images, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(requests, "head", lambda *args, **kwargs: time.sleep(2))
+    started = time.monotonic()
+    assert "nothing within" in images._why_unreachable("https://example.invalid/")
+    assert time.monotonic() - started < 1
+
+
+def test_a_look_says_why(monkeypatch):
+    import requests
+
+    def refuse(*args, **kwargs):
+        raise requests.ConnectionError("a long story")
+
+    monkeypatch.setattr(requests, "head", refuse)
+    assert images._why_unreachable("https://example.invalid/") == "ConnectionError"
+
+    answer = requests.Response()
+    monkeypatch.setattr(requests, "head", lambda *args, **kwargs: answer)
+    answer.status_code = 403
+    assert images._why_unreachable("https://example.invalid/") == "HTTP 403"
+    answer.status_code = 200
+    assert images._why_unreachable("https://example.invalid/") is None
