@@ -1,0 +1,100 @@
+"""Two hosts on one machine: network namespaces joined by a virtual cable (Linux, root).
+
+    def test_something(two_hosts):
+        first, second = two_hosts
+        process = first.start([sys.executable, "-m", "distribution.launch", ...])
+
+A test file makes the fixture known with `pytest_plugins = ["tests.distribution.namespaces"]`.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+
+@dataclasses.dataclass
+class Host:
+    """A network namespace. It has its own loopback, its own ports, and one link to the other."""
+
+    name: str
+    address: str
+
+    def start(self, command: list[str], **options) -> subprocess.Popen:
+        """Starts a command there; `options` are those of `subprocess.Popen`.
+
+        `ip` replaces itself by the command: signals reach the command itself.
+        """
+        return subprocess.Popen(["ip", "netns", "exec", self.name, *command], **options)
+
+    def processes(self) -> list[int]:
+        """The processes that run there."""
+        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def received_bytes(self) -> int:
+        """What came in over the link so far."""
+        counter = "/sys/class/net/wire/statistics/rx_bytes"
+        found = subprocess.run(
+            ["ip", "netns", "exec", self.name, "cat", counter],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(found.stdout)
+
+
+def why_not() -> str | None:
+    """The reason why there can be no namespaces here; None if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the `ip` command"
+    return None
+
+
+@contextlib.contextmanager
+def joined_hosts() -> Iterator[tuple[Host, Host]]:
+    """Makes two hosts that reach each other and nothing else, and removes them afterwards.
+
+    Names and addresses hold the process id, so that two test runs do not meet.
+    """
+    pid = os.getpid()
+    net = f"10.77.{pid % 256}"
+    hosts = tuple(Host(f"recipes-{pid}-{i}", f"{net}.{i + 1}") for i in range(2))
+
+    def ip(*arguments: str) -> None:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+    try:
+        for host in hosts:
+            ip("netns", "add", host.name)
+        first, second = (host.name for host in hosts)
+        peer = ["type", "veth", "peer", "name", "wire", "netns", second]
+        ip("link", "add", "name", "wire", "netns", first, *peer)
+        for host in hosts:
+            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "wire")
+            ip("-n", host.name, "link", "set", "lo", "up")
+            ip("-n", host.name, "link", "set", "wire", "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            for process in host.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, 9)
+            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts joined by a link; without root or `ip` the test is skipped."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with joined_hosts() as hosts:
+        yield hosts
