@@ -1,0 +1,276 @@
+"""Checkpoints that are whole or not there, and from which a run goes on at the very next batch.
+
+A checkpoint is a folder `step-00000500` with `model.weights.h5` (weights and optimizer, as Keras
+writes them), `state.json` (step, dropout seeds, running metrics, history) and `SHA256SUMS`. It is
+written under another name, synced, and renamed.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+
+from callbacks.steps import StepCallback
+
+log = logging.getLogger("recipes")
+
+WEIGHTS, STATE, SUMS = "model.weights.h5", "state.json", "SHA256SUMS"
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and ends behind the batch in which it learned of it."""
+
+
+class CannotSave(Exception):
+    """A checkpoint could not be written; the ones before it are as they were."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk whose checksums were right.
+
+    Attributes:
+        folder: where it lies.
+        step: updates of the weights that are done.
+        epochs_done: epochs that are done, validation included.
+        in_epoch: updates of the weights of the epoch that is not done.
+        state: everything of `state.json`.
+    """
+
+    folder: Path
+    step: int
+    epochs_done: int
+    in_epoch: int
+    state: dict
+
+
+def newest(folder: str | Path) -> Saved | None:
+    """The newest checkpoint that is whole; damaged ones are named and passed over.
+
+    Args:
+        folder: a run's `checkpoints` folder, which need not exist.
+    """
+    for candidate in sorted(_all(Path(folder)), reverse=True):
+        fault = damage(candidate)
+        if fault is None:
+            return read(candidate)
+        log.warning("checkpoint %s is damaged (%s): the one before it is used", candidate, fault)
+    return None
+
+
+def read(folder: Path) -> Saved:
+    """What a checkpoint says of itself, without its weights."""
+    state = json.loads((folder / STATE).read_text())
+    return Saved(folder, state["step"], state["epochs_done"], state["in_epoch"], state)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        lines = (folder / SUMS).read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as fault:
+        return f"{SUMS}: {fault}"
+    sums = dict(reversed(line.split("  ", 1)) for line in lines if "  " in line)
+    if set(sums) != {WEIGHTS, STATE}:
+        return f"{SUMS} does not name its two files"
+    for name, wanted in sums.items():
+        try:
+            if _sha256(folder / name) != wanted:
+                return f"{name} does not match its checksum"
+        except OSError as fault:
+            return f"{name}: {fault}"
+    return None
+
+
+def _all(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step-*") if path.is_dir()]
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
+    """The states of the model's seed generators, which Keras's weights file does not hold."""
+    return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+
+
+class Checkpoint(StepCallback):
+    """Saves every so many steps and at each epoch's end, and when the run is asked to stop.
+
+    Stands last among the callbacks, so that it saves what the others have logged.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        steps_per_epoch: updates of the weights in an epoch.
+        every: steps between two checkpoints.
+        keep: how many are kept; older ones are removed.
+        is_chief: only the chief writes; all workers read the metrics together.
+        asked_to_stop: tells, on all workers alike, whether the run shall stop.
+        with_state: callbacks whose `get_state()` belongs into a checkpoint, by name.
+        best: metric of the validation split by which the best checkpoint is kept too, or None.
+        restored: the checkpoint that this run goes on from, or None.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        steps_per_epoch: int,
+        every: int,
+        keep: int = 5,
+        is_chief: bool = True,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+        with_state: dict[str, StepCallback] | None = None,
+        best: str | None = None,
+        restored: Saved | None = None,
+    ):
+        super().__init__(steps_per_epoch)
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = keep
+        self.is_chief = is_chief
+        self.asked_to_stop = asked_to_stop
+        self.with_state = with_state or {}
+        self.best = best
+        self.best_value = restored.state["best"] if restored else None
+        self.epochs_done = restored.epochs_done if restored else 0
+        self.step = restored.step if restored else 0
+        self.saved_step = self.step
+        self._epoch_logs: dict[str, float] | None = (
+            restored.state["epoch_logs"] if restored else None
+        )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """A new epoch has no metrics yet."""
+        super().on_epoch_begin(epoch)
+        if self.step <= epoch * self.steps_per_epoch:
+            self._epoch_logs = None
+
+    def on_step_end(self, step, logs):
+        """Saves where it is due; the last step of an epoch waits for the validation."""
+        in_epoch = step - self.epoch * self.steps_per_epoch
+        if in_epoch == self.steps_per_epoch or self.model.stop_training:
+            results = self.model.get_metrics_result()
+            self._epoch_logs = {name: float(value) for name, value in results.items()}
+        if self.asked_to_stop():
+            raise Stopped
+        if self.is_due(self.every) and self._epoch_logs is None:
+            self.save()
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Gives up an evaluation; a run that goes on does it again."""
+        if self.asked_to_stop():
+            raise Stopped
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves the end of the epoch, and the best one."""
+        self.epochs_done, self._epoch_logs = epoch + 1, None
+        better = False
+        if self.best is not None and self.best in (logs or {}):
+            value = float(logs[self.best])
+            better = self.best_value is None or _better(self.best, value, self.best_value)
+            if better:
+                self.best_value = value
+        self.save(finished=self.model.stop_training)
+        if better and self.is_chief:
+            _copy_aside(self.folder / _name(self.step), self.folder.parent / "best")
+
+    def newest_name(self) -> str | None:
+        """The path of the newest checkpoint, or None."""
+        found = sorted(_all(self.folder))
+        return str(found[-1]) if found else None
+
+    def save(self, finished: bool = False) -> None:
+        """Writes a checkpoint of this very moment.
+
+        Args:
+            finished: no step will follow.
+
+        Raises:
+            CannotSave: the disk is full or the folder not writable.
+        """
+        # Reading a metric may sum over the workers: all of them must do it.
+        metrics = [keras.ops.convert_to_numpy(v).tolist() for v in self.model.metrics_variables]
+        seeds = [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(self.model)]
+        self.saved_step = self.step
+        if not self.is_chief:
+            return
+        state = {
+            "step": self.step,
+            "epochs_done": self.epochs_done,
+            "in_epoch": 0
+            if self.epochs_done > self.epoch
+            else self.step - self.epochs_done * self.steps_per_epoch,
+            "finished": finished,
+            "metrics": metrics,
+            "epoch_logs": self._epoch_logs,
+            "dropout_seeds": seeds,
+            "best": self.best_value,
+            "callbacks": {name: c.get_state() for name, c in self.with_state.items()},
+        }
+        target = self.folder / _name(self.step)
+        temporary = self.folder / f".{target.name}.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".step-*"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            temporary.mkdir()
+            self.model.save_weights(temporary / WEIGHTS)
+            (temporary / STATE).write_text(json.dumps(state))
+            sums = "".join(f"{_sha256(temporary / n)}  {n}\n" for n in (WEIGHTS, STATE))
+            (temporary / SUMS).write_text(sums)
+            for name in (WEIGHTS, STATE, SUMS):
+                _sync(temporary / name)
+            _sync(temporary)
+            replaced = None
+            if target.exists():  # the end of an epoch whose last step was saved without validation
+                replaced = self.folder / f".{target.name}.{os.getpid()}.old"
+                os.rename(target, replaced)
+            os.rename(temporary, target)
+            _sync(self.folder)
+            if replaced is not None:
+                shutil.rmtree(replaced, ignore_errors=True)
+        except OSError as fault:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise CannotSave(
+                f"the checkpoint of step {self.step} cannot be written to {self.folder}: {fault}; "
+                f"the last good one is {self.newest_name() or 'not there'}"
+            ) from fault
+        for old in sorted(_all(self.folder))[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _better(metric: str, value: float, best: float) -> bool:
+    return value > best if "accuracy" in metric else value < best
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_aside(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(temporary, target)
+    shutil.rmtree(old, ignore_errors=True)

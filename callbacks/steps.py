@@ -1,0 +1,69 @@
+"""What every callback here starts from: it counts steps, which are updates of the weights."""
+
+import keras
+
+
+class StepCallback(keras.callbacks.Callback):
+    """A callback that is told the step of the run, counted from 1 over all epochs.
+
+    Subclasses implement `on_step_end(step, logs)`, which is called after each execution (with
+    `steps_per_execution` above 1, after its last step). What must survive a stop stands in
+    `get_state()` and is handed to `set_state()` when a run goes on.
+
+    Args:
+        steps_per_epoch: updates of the weights in an epoch.
+    """
+
+    def __init__(self, steps_per_epoch: int):
+        super().__init__()
+        self.steps_per_epoch = steps_per_epoch
+        self.epoch = 0
+        self.step = 0
+        self._previous = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Remembers the epoch."""
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Turns the batch of the epoch into the step of the run."""
+        self._previous, self.step = self.step, self.epoch * self.steps_per_epoch + batch + 1
+        self.on_step_end(self.step, logs or {})
+
+    def on_step_end(self, step: int, logs: dict) -> None:
+        """Called after a step with the step of the run and the running means of its epoch."""
+
+    def is_due(self, every: int | None) -> bool:
+        """Whether a multiple of `every` lies in the steps of the last execution."""
+        return bool(every) and self.step // every > self._previous // every
+
+    def get_state(self) -> dict:
+        """What a checkpoint must hold of this callback; JSON values."""
+        return {}
+
+    def set_state(self, state: dict) -> None:
+        """Takes back what `get_state()` returned."""
+
+
+class StepLoss:
+    """The loss of the steps since the last call, out of Keras's running mean over the epoch.
+
+    Each step counts the same in the loss tracker, so the mean of the steps (a, b] is
+    (b * mean_b - a * mean_a) / (b - a).
+    """
+
+    def __init__(self):
+        self.steps, self.mean = 0, 0.0
+
+    def since_last(self, steps: int, mean: float) -> float:
+        """The mean loss since the last call.
+
+        Args:
+            steps: steps of the epoch so far; an epoch's first call starts anew.
+            mean: the epoch's running mean.
+        """
+        if steps <= self.steps:
+            self.steps, self.mean = 0, 0.0
+        loss = (steps * mean - self.steps * self.mean) / (steps - self.steps)
+        self.steps, self.mean = steps, mean
+        return loss

@@ -1,0 +1,62 @@
+"""Ends `fit()` when the loss is no longer a number."""
+
+import logging
+import math
+
+import keras
+
+from callbacks.learning_rate import used_learning_rate
+from callbacks.steps import StepCallback
+
+log = logging.getLogger("recipes")
+
+
+class BadLoss(Exception):
+    """The loss is not finite; the message names step, learning rate and last good checkpoint."""
+
+
+class StopOnBadLoss(StepCallback):
+    """Raises `BadLoss` when the loss is not finite.
+
+    A step that `LossScaleOptimizer` skipped (its scale was lowered) is no bad loss: the weights did
+    not change. If the loss itself was not finite then, the epoch's metrics begin anew.
+
+    Args:
+        steps_per_epoch: updates of the weights in an epoch.
+        last_checkpoint: returns the name of the newest checkpoint, or None.
+    """
+
+    def __init__(self, steps_per_epoch: int, last_checkpoint=lambda: None):
+        super().__init__(steps_per_epoch)
+        self.last_checkpoint = last_checkpoint
+        self._scale = None
+
+    def on_train_begin(self, logs=None):
+        """Remembers the loss scale."""
+        self._scale = self._loss_scale()
+
+    def _loss_scale(self) -> float | None:
+        scale = getattr(self.model.optimizer, "dynamic_scale", None)
+        return None if scale is None else float(keras.ops.convert_to_numpy(scale))
+
+    def on_step_end(self, step, logs):
+        """Looks at the running mean: it stays bad once it is."""
+        if math.isfinite(float(logs["loss"])):
+            if self._scale is not None:
+                self._scale = self._loss_scale()
+            return
+        before, self._scale = self._scale, self._loss_scale()
+        if before is not None and self._scale < before and self._scale >= 1.0:
+            log.warning(
+                "step %d: the loss overflowed in half precision; the step was skipped, the loss "
+                "scale is now %g and the epoch's metrics begin anew",
+                *(step, self._scale),
+            )
+            self.model.reset_metrics()
+            return
+        rate = used_learning_rate(self.model.optimizer)
+        checkpoint = self.last_checkpoint()
+        raise BadLoss(
+            f"the loss is {float(logs['loss'])} at step {step} (learning rate {rate:.3g}); "
+            + (f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint yet")
+        )

@@ -1,0 +1,137 @@
+"""Which examples a batch holds: a function of the seed, the step and the global batch size alone.
+
+Position p of epoch e is example `permutation(seed, e)[p]`, and step s holds the positions
+`[s * G, (s + 1) * G)` of its epoch, G being the global batch. So the number of replicas, workers
+or restarts changes nothing that a model sees, and a run goes on at any step at once.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+# The epoch that validation and test data are drawn with: their masks never change.
+EVALUATION_EPOCH = -1
+
+
+def stream_seed(seed: int, name: str) -> int:
+    """A seed of its own for each use of randomness; non-negative, 31 bits.
+
+    Args:
+        seed: the run's seed.
+        name: what the randomness is used for, for instance "shuffle" or "train masks".
+    """
+    return zlib.crc32(f"{seed}/{name}".encode()) & 0x7FFFFFFF
+
+
+def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> tf.Tensor:
+    """The examples at these positions of an epoch.
+
+    Args:
+        positions: int64 tensor of shape (batch,), each in [0, count).
+        seed: the run's seed.
+        epoch: int64 scalar.
+        count: number of examples.
+
+    Returns:
+        int64 tensor of shape (batch,); over a whole epoch each example appears once.
+    """
+    key = tf.stack([tf.constant(stream_seed(seed, "shuffle"), tf.int64), epoch])
+    return tf.random.experimental.index_shuffle(positions, tf.cast(key, tf.int32), count - 1)
+
+
+def training_batches(
+    count: int,
+    batch_size: int,
+    seed: int,
+    make_batch: Callable,
+    *,
+    batches_per_epoch: int | None = None,
+    first_batch: int = 0,
+) -> tf.data.Dataset:
+    """Endless global batches for training.
+
+    Args:
+        count: number of examples.
+        batch_size: examples of a global batch.
+        seed: the run's seed.
+        make_batch: maps (examples, epoch), int64 of shape (batch,) and (), to what `fit()` takes.
+        batches_per_epoch: where an epoch ends; all full batches by default. (With accumulation an
+            epoch ends at a multiple of the accumulated batches.)
+        first_batch: the batch of the run that comes first: a resumed run starts there.
+
+    Returns:
+        A data set without end; the incomplete last batch of each epoch is dropped. It is split over
+        the workers by data, each of which computes the whole global batch and keeps its part.
+    """
+    per_epoch = (batches_per_epoch or count // batch_size) * batch_size
+
+    def batch_at(positions):
+        epoch = positions[0] // per_epoch
+        return make_batch(permuted(positions % per_epoch, seed, epoch, count), epoch)
+
+    dataset = tf.data.Dataset.range(first_batch * batch_size, np.iinfo(np.int64).max)
+    dataset = dataset.batch(batch_size, drop_remainder=True)
+    dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return _split_by_data(dataset)
+
+
+def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.data.Dataset:
+    """Every example once, in order; the last batch is padded with examples of weight zero.
+
+    Args:
+        count: number of examples.
+        batch_size: examples of a global batch.
+        make_batch: maps (examples, epoch) to (x, y, sample_weight); `epoch` is `EVALUATION_EPOCH`.
+    """
+    total = -(-count // batch_size) * batch_size
+
+    def batch_at(positions):
+        epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
+        x, y, weights = make_batch(tf.minimum(positions, count - 1), epoch)
+        real = tf.cast(positions < count, weights.dtype)
+        return x, y, weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
+
+    dataset = tf.data.Dataset.range(total).batch(batch_size, drop_remainder=True)
+    dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return _split_by_data(dataset)
+
+
+def _split_by_data(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+# splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def uniform(seed: int, *keys: tf.Tensor) -> tf.Tensor:
+    """Random numbers that are a function of the seed and of integer keys alone.
+
+    TensorFlow's stateless generators take one seed a tensor; the masks of an example must not
+    depend on the batch that it is in, so each number has keys of its own (splitmix64 over them).
+
+    Args:
+        seed: non-negative integer.
+        keys: int64 tensors that broadcast against each other, for instance epoch, example, place.
+
+    Returns:
+        float32 tensor of the broadcast shape, in [0, 1), with 24 random bits.
+    """
+    state = tf.constant(seed, tf.uint64)
+    for key in keys:
+        state = _mixed(state ^ tf.cast(key, tf.uint64))
+    bits = tf.bitwise.right_shift(state, tf.constant(40, tf.uint64))
+    return tf.cast(tf.cast(bits, tf.int64), tf.float32) * 2.0**-24
+
+
+def _mixed(state: tf.Tensor) -> tf.Tensor:
+    state += tf.constant(_GAMMA, tf.uint64)
+    for shift, factor in _MIX:
+        state ^= tf.bitwise.right_shift(state, tf.constant(shift, tf.uint64))
+        state *= tf.constant(factor, tf.uint64)
+    return state ^ tf.bitwise.right_shift(state, tf.constant(31, tf.uint64))

@@ -1,0 +1,233 @@
+"""Masked language modelling: sequences of token ids in, batches with masked positions out."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from data import batches
+from data.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """The ids of BERT's special tokens, which are never masked and never predicted."""
+
+    pad: int
+    unknown: int
+    cls: int
+    sep: int
+    mask: int
+
+    def all(self) -> tuple[int, ...]:
+        """The five ids."""
+        return dataclasses.astuple(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """How positions are chosen and replaced (Devlin et al., arXiv 1810.04805, section 3.1).
+
+    Attributes:
+        special: ids that are never chosen and never put in.
+        vocabulary_size: random replacements are drawn from [0, vocabulary_size).
+        probability: share of an example's tokens that are predicted.
+        slots: predictions that each example has room for; what is not filled weighs zero.
+        seed: the run's seed.
+    """
+
+    special: SpecialTokens
+    vocabulary_size: int
+    probability: float
+    slots: int
+    seed: int
+
+
+def packed_sequences(
+    ids: np.ndarray, offsets: np.ndarray, length: int, special: SpecialTokens
+) -> np.ndarray:
+    """Joins lines by [SEP] and cuts them into full sequences, [CLS] first.
+
+    Args:
+        ids: int32 of shape (tokens,), all lines behind each other.
+        offsets: int64 of shape (lines + 1,), where each line begins.
+        length: tokens of a sequence, [CLS] counted.
+        special: the ids of the special tokens.
+
+    Returns:
+        int32 of shape (sequences, length); the incomplete last sequence is dropped.
+    """
+    lengths = np.diff(offsets)
+    kept = lengths > 0
+    ends = np.cumsum(lengths[kept] + 1) - 1
+    stream = np.full(int(lengths.sum() + kept.sum()), special.sep, np.int32)
+    is_text = np.ones(len(stream), bool)
+    is_text[ends] = False
+    stream[is_text] = ids
+    body = length - 1
+    count = len(stream) // body
+    sequences = np.full((count, length), special.cls, np.int32)
+    sequences[:, 1:] = stream[: count * body].reshape(count, body)
+    return sequences
+
+
+def line_sequences(
+    ids: np.ndarray, offsets: np.ndarray, length: int, special: SpecialTokens
+) -> np.ndarray:
+    """One line per sequence: [CLS], the line cut to fit, [SEP], padding.
+
+    Args and Returns as `packed_sequences`.
+    """
+    lengths = np.minimum(np.diff(offsets), length - 2)
+    starts = offsets[:-1][lengths > 0]
+    lengths = lengths[lengths > 0]
+    place = np.arange(length - 2)
+    inside = place[None, :] < lengths[:, None]
+    sequences = np.full((len(starts), length), special.pad, np.int32)
+    sequences[:, 0] = special.cls
+    source = np.minimum(starts[:, None] + place[None, :], max(len(ids) - 1, 0))
+    sequences[:, 1:-1] = np.where(inside, ids[source] if len(ids) else 0, special.pad)
+    sequences[np.arange(len(starts)), lengths + 1] = special.sep
+    return sequences
+
+
+def mask_batch(
+    token_ids: tf.Tensor, examples: tf.Tensor, epoch: tf.Tensor, masking: Masking, stream: str
+) -> tuple:
+    """Chooses positions and replaces 80 % by [MASK], 10 % by a random piece, 10 % by nothing.
+
+    What is chosen depends on (seed, epoch, example) alone.
+
+    Args:
+        token_ids: int32 of shape (batch, length).
+        examples: int64 of shape (batch,).
+        epoch: int64 scalar.
+        masking: how to mask.
+        stream: "train", "valid" or "test": each has masks of its own.
+
+    Returns:
+        (x, labels, weights) as `BertMaskedLM` takes them: x has int32 `token_ids`, `segment_ids`
+        and `padding_mask` of shape (batch, length) and `mask_positions` of shape (batch, slots);
+        labels are int32 and weights float32 of shape (batch, slots).
+    """
+    length = token_ids.shape[1]
+    seed = functools.partial(batches.stream_seed, masking.seed)
+    place = tf.range(length, dtype=tf.int64)[None, :]
+    example = examples[:, None]
+
+    eligible = tf.ones_like(token_ids, tf.bool)
+    for token in masking.special.all():
+        eligible &= token_ids != token
+    padding_mask = tf.cast(token_ids != masking.special.pad, tf.int32)
+
+    # The eligible places with the smallest random numbers are chosen; a place that is not eligible
+    # comes last. Ties (24 bits) go to the lower place.
+    score = batches.uniform(seed(f"{stream} places"), epoch, example, place)
+    score = tf.where(eligible, score, 2.0)
+    negated, positions = tf.math.top_k(-score, masking.slots)
+    tokens = tf.reduce_sum(padding_mask, axis=1, keepdims=True)
+    wanted = tf.round(masking.probability * tf.cast(tokens, tf.float32))
+    wanted = tf.maximum(tf.cast(wanted, tf.int32), 1)
+    chosen = (negated > -1.5) & (tf.range(masking.slots)[None, :] < wanted)
+
+    labels = tf.gather(token_ids, positions, batch_dims=1)
+    slot = tf.cast(positions, tf.int64)
+    kind = batches.uniform(seed(f"{stream} kinds"), epoch, example, slot)
+    ordinary = np.setdiff1d(np.arange(masking.vocabulary_size), masking.special.all())
+    draw = batches.uniform(seed(f"{stream} pieces"), epoch, example, slot)
+    draw = tf.cast(draw * float(len(ordinary)), tf.int32)
+    random_piece = tf.gather(tf.constant(ordinary, tf.int32), draw)
+    replaced = tf.where(
+        kind < 0.8, masking.special.mask, tf.where(kind < 0.9, random_piece, labels)
+    )
+    replaced = tf.where(chosen, replaced, labels)
+
+    rows = tf.repeat(tf.range(tf.shape(token_ids)[0]), masking.slots)
+    where = tf.stack([rows, tf.reshape(positions, [-1])], axis=1)
+    masked = tf.tensor_scatter_nd_update(token_ids, where, tf.reshape(replaced, [-1]))
+    x = {
+        "token_ids": masked,
+        "segment_ids": tf.zeros_like(token_ids),
+        # int32, not bool: Keras averages the first batch over the replicas to learn its shape.
+        "padding_mask": padding_mask,
+        "mask_positions": tf.where(chosen, positions, 0),
+    }
+    return x, tf.where(chosen, labels, 0), tf.cast(chosen, tf.float32)
+
+
+def training_data(
+    sequences: np.ndarray,
+    masking: Masking,
+    batch_size: int,
+    *,
+    batches_per_epoch: int | None = None,
+    first_batch: int = 0,
+) -> tf.data.Dataset:
+    """Endless global batches, shuffled and masked anew in each epoch (see `data.batches`)."""
+    table = tf.constant(sequences)
+
+    def make_batch(examples, epoch):
+        return mask_batch(tf.gather(table, examples), examples, epoch, masking, "train")
+
+    return batches.training_batches(
+        len(sequences),
+        batch_size,
+        masking.seed,
+        make_batch,
+        batches_per_epoch=batches_per_epoch,
+        first_batch=first_batch,
+    )
+
+
+def evaluation_data(
+    sequences: np.ndarray, masking: Masking, batch_size: int, stream: str
+) -> tf.data.Dataset:
+    """Every sequence once, with the masks that the seed fixes for this split."""
+    table = tf.constant(sequences)
+
+    def make_batch(examples, epoch):
+        return mask_batch(tf.gather(table, examples), examples, epoch, masking, stream)
+
+    return batches.evaluation_batches(len(sequences), batch_size, make_batch)
+
+
+def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
+    """How full sequences and prediction slots are.
+
+    Returns:
+        The share of positions that are padding, and the share of slots that get a prediction.
+    """
+    is_text = sequences != masking.special.pad
+    eligible = ~np.isin(sequences, masking.special.all())
+    wanted = np.maximum(np.rint(masking.probability * is_text.sum(1)), 1)
+    filled = np.minimum(np.minimum(wanted, masking.slots), eligible.sum(1))
+    return 1.0 - is_text.mean(), filled.sum() / (len(sequences) * masking.slots)
+
+
+def baselines(
+    train: np.ndarray, test: np.ndarray, special: SpecialTokens, vocabulary_size: int
+) -> dict[str, float]:
+    """What a model without context reaches: an add-0.1 unigram model of the training text.
+
+    Args:
+        train: int32 token ids of the training text, any shape.
+        test: int32 token ids of the test text, any shape.
+        special: ids that are left out of both.
+        vocabulary_size: number of word pieces.
+
+    Returns:
+        `unigram_cross_entropy` in nats per token, and `most_frequent_accuracy`: the share of test
+        tokens that are the training text's most frequent one.
+    """
+    counts = np.bincount(train.ravel(), minlength=vocabulary_size).astype(np.float64)
+    seen = np.bincount(test.ravel(), minlength=vocabulary_size).astype(np.float64)
+    ordinary = np.setdiff1d(np.arange(vocabulary_size), special.all())
+    counts, seen = counts[ordinary], seen[ordinary]
+    if not seen.sum():
+        raise DataError("the test text holds no word piece that could be predicted")
+    log_probability = np.log(counts + 0.1) - np.log((counts + 0.1).sum())
+    return {
+        "unigram_cross_entropy": float(-(seen * log_probability).sum() / seen.sum()),
+        "most_frequent_accuracy": float(seen[counts.argmax()] / seen.sum()),
+    }

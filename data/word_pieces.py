@@ -1,0 +1,228 @@
+"""WordPiece: a vocabulary learned from text, and text turned into token ids once, for all runs.
+
+Keras's own `BertTokenizer` does the tokenising, so that training, `fill_mask` and the saved preset
+agree to the letter. It works on each distinct word once, which makes it quick.
+"""
+
+import collections
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tqdm
+
+from data import cache
+from data.errors import DataError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNKNOWN_IN_TEXT = "<unk>"  # what WikiText puts for a rare word
+
+
+def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
+    """Learns word pieces from text: lower case, accents stripped.
+
+    The `tokenizers` trainer numbers characters in the order of a hash map and breaks ties by these
+    numbers, so it gives another vocabulary on each run. With all characters among the special
+    tokens their numbers are fixed, and with them the result.
+
+    Args:
+        lines: the training text.
+        size: number of pieces wanted, the five special ones included.
+
+    Returns:
+        At most `size` pieces, special tokens first; the same ones for the same text.
+
+    Raises:
+        DataError: the size has no room for the characters of the text.
+    """
+    import tokenizers
+
+    words = _count_words(lines)
+    counts = collections.Counter()
+    for word, count in words.items():
+        for character in set(word):
+            counts[character] += count
+    # Rare characters (a sixteenth of the pieces at most are first characters) become [UNK].
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    alphabet = sorted(ranked[: max(26, size // 16)])
+    known = set(alphabet)
+    words = {word: count for word, count in words.items() if known.issuperset(word)}
+    inner = sorted({character for word in words for character in word[1:]})
+    fixed = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in inner)]
+    if len(fixed) >= size:
+        raise DataError(
+            f"--vocabulary-size {size} has no room for the text's characters: "
+            f"take at least {len(fixed) + 1}"
+        )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=fixed, show_progress=False
+    )
+    repeated = (" ".join([word] * count) for word, count in sorted(words.items()))
+    tokenizer.train_from_iterator(repeated, trainer)
+    pieces = tokenizer.get_vocab()
+    return sorted(pieces, key=pieces.get)
+
+
+def vocabulary_once(text, size: int, cache_dir: Path) -> list[str]:
+    """Learns the vocabulary of a text's training split, or takes it from the cache.
+
+    Args:
+        text: a `data.text.Text`.
+        size: number of pieces wanted.
+        cache_dir: where `vocabularies/` lies.
+    """
+    from data.text import text_sha256
+
+    target = Path(cache_dir) / "vocabularies" / f"{text_sha256(text)[:24]}-{size}.txt"
+
+    def build(path: Path) -> None:
+        pieces = learn_vocabulary(
+            _with_progress(text.splits["train"], "learning the vocabulary"), size
+        )
+        path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+
+    cache.build_once(target, build, "vocabulary")
+    return read_vocabulary(target)
+
+
+def _with_progress(lines: Sequence[str], what: str):
+    # Without a terminal there is no bar.
+    return tqdm.tqdm(lines, desc=what, unit=" lines", disable=None)
+
+
+def _count_words(lines: Iterable[str]) -> dict[str, int]:
+    """Counts words as BERT splits them: lower case, accents stripped, punctuation apart."""
+    import tokenizers
+
+    chunks = collections.Counter()
+    for line in lines:
+        chunks.update(line.split())
+    chunks.pop(UNKNOWN_IN_TEXT, None)
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words = collections.Counter()
+    for chunk, count in chunks.items():
+        for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
+            words[word] += count
+    return words
+
+
+def read_vocabulary(path: str | Path) -> list[str]:
+    """Reads a vocabulary file: UTF-8, one piece a line.
+
+    Raises:
+        DataError: no such file, not UTF-8, a piece that stands twice, or a special token missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"--vocabulary {path}: no such file")
+    try:
+        pieces = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as fault:
+        raise DataError(f"--vocabulary {path}: not UTF-8 at byte {fault.start}") from fault
+    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+    if missing:
+        raise DataError(
+            f"--vocabulary {path}: lacks {', '.join(missing)}; a BERT vocabulary has one piece a "
+            f"line and holds {', '.join(SPECIAL_TOKENS)}"
+        )
+    if len(set(pieces)) != len(pieces):
+        twice = next(p for p, n in collections.Counter(pieces).items() if n > 1)
+        raise DataError(f"--vocabulary {path}: the piece {twice!r} stands there twice")
+    return pieces
+
+
+def vocabulary_sha256(pieces: Sequence[str]) -> str:
+    """The checksum of a vocabulary, as its file with one piece a line has it."""
+    return hashlib.sha256("".join(f"{piece}\n" for piece in pieces).encode()).hexdigest()
+
+
+def tokenize(
+    lines: Sequence[str], tokenizer, progress: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turns lines into token ids with Keras's tokenizer, each distinct word once.
+
+    Words are what stands between white space; `<unk>` becomes [UNK].
+
+    Args:
+        lines: the text.
+        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        progress: what the progress bar says, or None for no bar.
+
+    Returns:
+        ids, int32 of shape (tokens,), all lines behind each other, and offsets, int64 of shape
+        (lines + 1,), where each line begins.
+    """
+    import tensorflow as tf
+
+    number: dict[str, int] = {}
+    word_of: list[np.ndarray] = []
+    words_in_line = np.zeros(len(lines), np.int64)
+    for index, line in enumerate(_with_progress(lines, progress) if progress else lines):
+        words = line.split()
+        word_of.append(
+            np.fromiter((number.setdefault(w, len(number)) for w in words), np.int32, len(words))
+        )
+        words_in_line[index] = len(words)
+    distinct = list(number)
+    pieces, ends = [], []
+    for start in range(0, len(distinct), 50_000):
+        rows = tokenizer(tf.constant(distinct[start : start + 50_000]))
+        ends.append(np.fromiter((len(row) for row in rows), np.int64, len(rows)))
+        pieces.append(np.fromiter((id for row in rows for id in row), np.int32, ends[-1].sum()))
+    pieces = np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+    sizes = np.concatenate(ends) if ends else np.zeros(0, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    if UNKNOWN_IN_TEXT in number:
+        # [UNK] takes the place of the pieces "<", "unk" and ">".
+        at = number[UNKNOWN_IN_TEXT]
+        pieces[starts[at]] = tokenizer.token_to_id("[UNK]")
+        sizes[at] = 1
+    words = np.concatenate(word_of) if word_of else np.zeros(0, np.int32)
+    word_sizes = sizes[words]
+    word_ends = np.cumsum(word_sizes)
+    total = int(word_ends[-1]) if len(word_ends) else 0
+    within = np.arange(total) - np.repeat(word_ends - word_sizes, word_sizes)
+    ids = pieces[np.repeat(starts[words], word_sizes) + within]
+    ends_of_lines = np.concatenate([[0], np.cumsum(words_in_line)])
+    offsets = np.concatenate([[0], word_ends])[ends_of_lines]
+    return ids.astype(np.int32), offsets.astype(np.int64)
+
+
+def tokenize_once(
+    splits: dict[str, Sequence[str]], tokenizer, fingerprint: dict, cache_dir: Path
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Tokenises all splits, or takes them from the cache.
+
+    Args:
+        splits: lines by split.
+        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        fingerprint: what the ids depend on: text, vocabulary, settings; JSON values.
+        cache_dir: where `tokens/` lies.
+
+    Returns:
+        (ids, offsets) by split, see `tokenize`.
+    """
+    key = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:24]
+    target = Path(cache_dir) / "tokens" / key
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        for split, lines in splits.items():
+            ids, offsets = tokenize(lines, tokenizer, progress=f"tokenising {split}")
+            np.save(folder / f"{split}-ids.npy", ids)
+            np.save(folder / f"{split}-offsets.npy", offsets)
+        (folder / "made-from.json").write_text(json.dumps(fingerprint, indent=1, sort_keys=True))
+
+    cache.build_once(target, build, "tokens")
+    return {
+        split: (
+            np.load(target / f"{split}-ids.npy", mmap_mode="r"),
+            np.load(target / f"{split}-offsets.npy", mmap_mode="r"),
+        )
+        for split in splits
+    }

@@ -1,0 +1,179 @@
+"""What Keras lacks for tf.distribute: the only file that touches private names of Keras.
+
+Each piece says what breaks, names the upstream thread where there is one, and what it does.
+`make check-upstream` tells which pieces the installed Keras no longer needs. Tested with Keras
+3.15.1 and TensorFlow 2.21.
+"""
+
+import functools
+import threading
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.random import seed_generator
+from keras.src.trainers import epoch_iterator
+
+
+def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
+    """Installs the pieces that `fit()` and `evaluate()` need under this strategy."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        build_from_local_batch()
+        take_local_logs()
+    if isinstance(
+        strategy,
+        (
+            tf.distribute.experimental.CentralStorageStrategy,
+            tf.distribute.ParameterServerStrategy,
+        ),
+    ):
+        share_dropout_seeds()
+
+
+def build_from_local_batch() -> None:
+    """Lets `fit()` build a model under MultiWorkerMirroredStrategy.
+
+    Breaks: `_maybe_symbolic_build` hands `PerReplica` values to code that wants tensors
+    (keras-team/keras#20585, open). Does: builds from this worker's first local batch; only its
+    shapes and dtypes matter.
+    """
+    stock = tf_trainer.TensorFlowTrainer._maybe_symbolic_build
+    if getattr(stock, "is_ours", False):
+        return
+
+    @functools.wraps(stock)
+    def maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if iterator is not None and self._distribute_strategy is not None:
+            for _, _, batches in iterator:
+                data_batch = _first_local(self.distribute_strategy, next(batches))
+                break
+            iterator = None
+        return stock(self, iterator=iterator, data_batch=data_batch)
+
+    maybe_symbolic_build.is_ours = True
+    tf_trainer.TensorFlowTrainer._maybe_symbolic_build = maybe_symbolic_build
+
+
+def take_local_logs() -> None:
+    """Lets `fit()` return its logs under MultiWorkerMirroredStrategy.
+
+    Breaks: `reduce_per_replica("auto")` takes the mean over axis 0 of scalars
+    (keras-team/keras#20585, open). Does: takes the local value; metrics sum their updates over all
+    replicas, so each worker holds the same numbers.
+    """
+    stock = tf_trainer.reduce_per_replica
+    if getattr(stock, "is_ours", False):
+        return
+
+    @functools.wraps(stock)
+    def reduce_per_replica(values, strategy, reduction):
+        if reduction == "auto" and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return _first_local(strategy, values)
+        return stock(values, strategy, reduction)
+
+    reduce_per_replica.is_ours = True
+    tf_trainer.reduce_per_replica = reduce_per_replica
+
+
+def _first_local(strategy, values):
+    return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
+
+
+def share_dropout_seeds() -> None:
+    """Lets dropout run under CentralStorageStrategy and ParameterServerStrategy.
+
+    Breaks: the seed variable has `aggregation="none"`, which these strategies refuse to assign
+    in a replica. Does: creates it with `aggregation="only_first_replica"`.
+    """
+    stock = seed_generator.SeedGenerator.__init__
+    if getattr(stock, "is_ours", False):
+        return
+
+    @functools.wraps(stock)
+    def init(self, *args, **kwargs):
+        backend = kwargs.pop("backend", None) or keras.src.backend
+        shim = _Backend(backend)
+        stock(self, *args, backend=shim, **kwargs)
+        self.backend = backend
+
+    init.is_ours = True
+    seed_generator.SeedGenerator.__init__ = init
+
+
+class _Backend:
+    """Keras's backend module with variables that follow the first replica."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def Variable(self, *args, **kwargs):  # noqa: N802 (Keras's name)
+        kwargs["aggregation"] = "only_first_replica"
+        return self._backend.Variable(*args, **kwargs)
+
+
+def reduce_before_all_else(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Orders a step as: reduce over replicas, finite?, unscale, clip, apply.
+
+    Breaks: Keras reduces last. So `global_clipnorm` clips each replica's own gradient (step norm
+    0.1 on one replica, 0.17 on two), and `LossScaleOptimizer` looks for an overflow on replica 0
+    only: one on another replica goes into the weights. Does: sums the gradients over the replicas
+    at the outermost `apply()`, and leaves out the sum at the innermost.
+
+    Args:
+        optimizer: an optimizer, or a `LossScaleOptimizer` around one; changed in place.
+
+    Returns:
+        The same optimizer.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    reduce = inner._all_reduce_sum_gradients
+    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    apply = optimizer.apply
+
+    def reduced_apply(grads, trainable_variables=None):
+        # Sums IndexedSlices too; None stays None.
+        places = (
+            list(trainable_variables) if trainable_variables is not None else [None] * len(grads)
+        )
+        reduced = [gradient for gradient, _ in reduce(list(zip(grads, places, strict=True)))]
+        return apply(reduced, trainable_variables)
+
+    optimizer.apply = reduced_apply
+    return optimizer
+
+
+_first_epoch = threading.local()
+
+
+def start_in_mid_epoch(batch: int) -> None:
+    """Makes the next epoch of `fit()` count from a batch other than 0.
+
+    Breaks: `fit(initial_epoch=...)` starts at an epoch's first batch only, and so
+    `BackupAndRestore` repeats the epoch that it was killed in. Does: drops the first counts of the
+    epoch; the data set must begin at that batch. Called in a callback's `on_epoch_begin`.
+
+    Args:
+        batch: how many batches of the epoch are done.
+    """
+    stock = epoch_iterator.EpochIterator._enumerate_iterator
+    if not getattr(stock, "is_ours", False):
+
+        @functools.wraps(stock)
+        def enumerate_iterator(self):
+            done = getattr(_first_epoch, "done", 0)
+            _first_epoch.done = 0
+            for begin, end, iterator in stock(self):
+                if begin >= done:
+                    yield begin, end, iterator
+
+        enumerate_iterator.is_ours = True
+        epoch_iterator.EpochIterator._enumerate_iterator = enumerate_iterator
+    _first_epoch.done = batch
+
+
+def logs_of_replicas(strategy: tf.distribute.Strategy, values):
+    """What `strategy.run` returned, as one value a name, as `fit()` does it."""
+    return tf_trainer.reduce_per_replica(values, strategy, "auto")

@@ -1,0 +1,74 @@
+"""Runs recipes under one strategy, in a process of its own: the subject of the equality tests.
+
+    python tests/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
+
+Each run's options lie in RUNS below; OUTPUT_FOLDER/<run> is its run folder. With TF_CONFIG set the
+process is one of several workers.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import recipes  # noqa: E402, F401 (picks the backend)
+
+TINY_TEXT = dict(
+    preset="scratch",
+    vocabulary_size=120,
+    layers=2,
+    heads=2,
+    width=16,
+    sequence_length=16,
+    epochs=2,
+    max_steps=20,
+    base_learning_rate=0.01,
+    warmup_steps=2,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    quiet=True,
+)
+TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=3)
+
+RUNS = {
+    "bert_packed": ("bert_mlm", TINY_TEXT),
+    "bert_lines": ("bert_mlm", TINY_TEXT | dict(text_mode="lines", sequence_length=32)),
+    "bert_together": ("bert_mlm", TINY_TEXT | TOGETHER),
+}
+
+
+def write_text(path: Path) -> None:
+    """A small text in which words follow from each other, with some unknown words."""
+    words = "the loss of a step is the mean over all replicas and batches of tokens".split()
+    lines = []
+    for number in range(260):
+        count = 18 + number % 23
+        line = [
+            words[(number * 7 + place * (1 + number % 3)) % len(words)] for place in range(count)
+        ]
+        if number % 5 == 0:
+            line[3] = "<unk>"
+        lines.append(" ".join(line) + f" {number} .")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(chosen: dict, output: Path) -> None:
+    import importlib
+
+    which = chosen.pop("runs", None) or list(RUNS)
+    for name in which:
+        module, options = RUNS[name]
+        recipe = importlib.import_module(f"recipes.{module}")
+        extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
+        if module == "bert_mlm":
+            extra["dataset"] = str(output.parent / "text.txt")
+        results = recipe.main(recipe.Options(**(options | extra | chosen)))
+        if results and os.environ.get("STRATEGY_RUN_PRINT"):
+            print(name, json.dumps(results["test"]), results["weights_sha256"][:12])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
