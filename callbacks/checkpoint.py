@@ -17,6 +17,7 @@ from pathlib import Path
 import keras
 
 from callbacks.steps import StepCallback
+from distribution.metric_states import MetricStates
 
 log = logging.getLogger("recipes")
 
@@ -197,8 +198,8 @@ class Checkpoint(StepCallback):
         Raises:
             CannotSave: the disk is full or the folder not writable.
         """
-        # Reading a metric may sum over the workers: all of them must do it.
-        metrics = [keras.ops.convert_to_numpy(v).tolist() for v in self.model.metrics_variables]
+        # Metrics are read by all workers together.
+        metrics = MetricStates.of(self.model).read()
         seeds = [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(self.model)]
         self.saved_step = self.step
         if not self.is_chief:

@@ -6,6 +6,7 @@ import keras
 
 from callbacks.run_log import RunLog, with_perplexity
 from callbacks.steps import StepCallback
+from distribution.metric_states import MetricStates
 
 log = logging.getLogger("recipes")
 
@@ -63,10 +64,10 @@ class EvaluateEvery(StepCallback):
 
 def evaluate_aside(model: keras.Model, data, callbacks: list) -> dict[str, float]:
     """`model.evaluate(data)` that leaves the model's metrics as they were."""
-    kept = [keras.ops.convert_to_numpy(v) for v in model.metrics_variables]
+    states = MetricStates.of(model)
+    kept = states.read()
     try:
         logs = model.evaluate(data, verbose=0, return_dict=True, callbacks=callbacks)
     finally:
-        for variable, value in zip(model.metrics_variables, kept, strict=True):
-            variable.assign(value)
+        states.write(kept)
     return {name: float(value) for name, value in logs.items()}

@@ -5,6 +5,7 @@ import keras
 from callbacks.checkpoint import WEIGHTS, Saved, dropout_seeds
 from callbacks.steps import StepCallback
 from distribution import keras_compat
+from distribution.metric_states import MetricStates
 
 
 class Restore(keras.callbacks.Callback):
@@ -40,9 +41,7 @@ class Restore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Puts back the metrics of the epoch that was under way, and where it stood."""
         if self._is_under_way(epoch):
-            values = self.saved.state["metrics"]
-            for variable, value in zip(self.model.metrics_variables, values, strict=True):
-                variable.assign(value)
+            MetricStates.of(self.model).write(self.saved.state["metrics"])
             keras_compat.start_in_mid_epoch(self.saved.in_epoch)
 
     def on_epoch_end(self, epoch, logs=None):

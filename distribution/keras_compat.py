@@ -19,7 +19,7 @@ def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
     """Installs the pieces that `fit()` and `evaluate()` need under this strategy."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         build_from_local_batch()
-        take_local_logs()
+        average_logs()
     if isinstance(
         strategy,
         (
@@ -28,6 +28,7 @@ def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
         ),
     ):
         share_dropout_seeds()
+        add_in_place()
 
 
 def build_from_local_batch() -> None:
@@ -54,12 +55,12 @@ def build_from_local_batch() -> None:
     tf_trainer.TensorFlowTrainer._maybe_symbolic_build = maybe_symbolic_build
 
 
-def take_local_logs() -> None:
+def average_logs() -> None:
     """Lets `fit()` return its logs under MultiWorkerMirroredStrategy.
 
     Breaks: `reduce_per_replica("auto")` takes the mean over axis 0 of scalars
-    (keras-team/keras#20585, open). Does: takes the local value; metrics sum their updates over all
-    replicas, so each worker holds the same numbers.
+    (keras-team/keras#20585, open). Does: takes the mean over all replicas, as Keras does under
+    MirroredStrategy, in one all-reduce; so each worker logs the same numbers.
     """
     stock = tf_trainer.reduce_per_replica
     if getattr(stock, "is_ours", False):
@@ -68,15 +69,56 @@ def take_local_logs() -> None:
     @functools.wraps(stock)
     def reduce_per_replica(values, strategy, reduction):
         if reduction == "auto" and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            return _first_local(strategy, values)
+            return _mean_over_replicas(strategy, values)
         return stock(values, strategy, reduction)
 
     reduce_per_replica.is_ours = True
     tf_trainer.reduce_per_replica = reduce_per_replica
 
 
+def _mean_over_replicas(strategy, values):
+    stacked = strategy.run(
+        lambda logs: tf.stack(
+            [tf.cast(v, keras.config.floatx()) for v in keras.tree.flatten(logs)]
+        ),
+        args=(values,),
+    )
+    mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
+    return keras.tree.pack_sequence_as(values, tf.unstack(mean))
+
+
 def _first_local(strategy, values):
     return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
+
+
+def add_in_place() -> None:
+    """Lets metrics and counters add up under CentralStorage- and ParameterServerStrategy.
+
+    Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`. Where all replicas share one
+    copy, the sum over n replicas counts the old value n times, and workers that do not wait for
+    each other lose updates. Does: adds in place.
+    """
+    variable_class = type_of_variables()
+    if getattr(variable_class.assign_add, "is_ours", False):
+        return
+    stock = variable_class.assign_add
+
+    @functools.wraps(stock)
+    def assign_add(self, value):
+        if self._value is None:
+            return stock(self, value)
+        self._value.assign_add(tf.cast(value, self._value.dtype))
+        return None
+
+    assign_add.is_ours = True
+    variable_class.assign_add = assign_add
+
+
+def type_of_variables() -> type:
+    """Keras's class of variables on TensorFlow."""
+    from keras.src.backend.tensorflow.core import Variable
+
+    return Variable
 
 
 def share_dropout_seeds() -> None:

@@ -121,6 +121,12 @@ def build_model(options: Options, vocabulary_size: int, preset: str | None):
     """
     if preset is not None:
         model = presets.load_model(preset, options.dropout)
+        longest = model.backbone.max_sequence_length
+        if options.sequence_length > longest:
+            raise DataError(
+                f"--sequence-length {options.sequence_length}: the preset {preset} takes at most "
+                f"{longest} tokens"
+            )
     else:
         backbone = keras_nlp.models.BertBackbone(
             vocabulary_size=vocabulary_size,
@@ -216,7 +222,8 @@ def main(options: Options) -> dict:
                 plan.learning_rate,
                 warmup_steps,
                 keras.optimizers.schedules.PolynomialDecay(
-                    initial_learning_rate=plan.learning_rate,
+                    # A plain float would be rounded to float32, also in float64 runs.
+                    initial_learning_rate=np.float64(plan.learning_rate),
                     decay_steps=plan.total_steps - warmup_steps,
                     end_learning_rate=0.0,
                 ),

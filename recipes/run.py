@@ -104,6 +104,7 @@ class Run:
         self.results: dict | None = None
         self.resolved: dict = {}
         self._lock = None
+        self._made: list[Path] = []
         self._begun = time.perf_counter()
         self._log_file: logging.Handler | None = None
 
@@ -124,6 +125,9 @@ class Run:
             RunError: not writable, used by another process, or holding a run of other options.
         """
         try:
+            # What this process makes, the outermost first.
+            absent = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+            self._made = absent[::-1]
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.is_chief:
                 self._lock = open(self.folder / ".lock", "a")  # noqa: SIM115 (held until close())
@@ -133,6 +137,7 @@ class Run:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as fault:
+                self._made = []  # the other run's, after all
                 raise RunError(
                     f"--run-dir {self.folder}: another run is using this folder"
                 ) from fault
@@ -345,6 +350,17 @@ class Run:
             print(f"results  {self.folder / 'results.json'}", flush=True)
         return results
 
+    def discard(self) -> None:
+        """Removes the folder again if this process made it and nothing was trained in it."""
+        if not self.is_chief or self.folder not in self._made:
+            return
+        if (self.folder / "checkpoints").exists():
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in reversed(self._made[:-1]):
+            with contextlib.suppress(OSError):  # something else lies there by now
+                path.rmdir()
+
     def close(self) -> None:
         """Leaves together with the other workers, and lets go of the folder."""
         if self._log_file is not None:
@@ -362,6 +378,9 @@ def open_run(recipe: str, options: SharedOptions, strategy: tf.distribute.Strate
         run.open()
         yield run
         run.agreement.barrier()
+    except (OptionsError, DataError, DistributionError, RunError, StopRequested):
+        run.discard()
+        raise
     finally:
         run.close()
 
@@ -420,7 +439,7 @@ def command_line(options_type: type, main) -> None:
     status = 0
     try:
         options = parse(options_type, prog=f"python -m recipes.{recipe}")
-        configure_log(options.quiet)
+        configure_log(getattr(options, "quiet", False))
         main(options)
     except (OptionsError, DataError, DistributionError, RunError) as fault:
         lines = str(fault).splitlines()
@@ -443,7 +462,7 @@ def command_line(options_type: type, main) -> None:
         )
         status = 1
     sys.stdout.flush()
-    if status == STOPPED and options is not None:
+    if status == STOPPED and isinstance(options, SharedOptions):
         print(f"stopped; this goes on:\n  {command(recipe, options)}", file=sys.stderr)
     sys.exit(status)
 

@@ -55,6 +55,16 @@ def write_text(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_data(folder: Path) -> None:
+    """Writes the data sets of all runs."""
+    write_text(folder / "text.txt")
+
+
+def data_options(module: str, folder: Path) -> dict:
+    """Where a recipe's data lie in the folder that `write_data` filled."""
+    return {"dataset": str(folder / {"bert_mlm": "text.txt"}[module])}
+
+
 def main(chosen: dict, output: Path) -> None:
     import importlib
 
@@ -63,8 +73,7 @@ def main(chosen: dict, output: Path) -> None:
         module, options = RUNS[name]
         recipe = importlib.import_module(f"recipes.{module}")
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
-        if module == "bert_mlm":
-            extra["dataset"] = str(output.parent / "text.txt")
+        extra |= data_options(module, output.parent)
         results = recipe.main(recipe.Options(**(options | extra | chosen)))
         if results and os.environ.get("STRATEGY_RUN_PRINT"):
             print(name, json.dumps(results["test"]), results["weights_sha256"][:12])
