@@ -111,6 +111,7 @@ class Checkpoint(StepCallback):
     Args:
         folder: the run's `checkpoints` folder.
         steps_per_epoch: updates of the weights in an epoch.
+        total_steps: updates of the weights in the run.
         every: steps between two checkpoints.
         keep: how many are kept; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
@@ -125,6 +126,7 @@ class Checkpoint(StepCallback):
         folder: str | Path,
         *,
         steps_per_epoch: int,
+        total_steps: int,
         every: int,
         keep: int = 5,
         is_chief: bool = True,
@@ -133,7 +135,7 @@ class Checkpoint(StepCallback):
         best: str | None = None,
         restored: Saved | None = None,
     ):
-        super().__init__(steps_per_epoch)
+        super().__init__(steps_per_epoch, total_steps)
         self.folder = Path(folder)
         self.every = every
         self.keep = keep

@@ -27,7 +27,7 @@ class EvaluateEvery(StepCallback):
     """
 
     def __init__(self, run_log: RunLog, data, split: str, every: int | None, callbacks=()):
-        super().__init__(run_log.steps_per_epoch)
+        super().__init__(run_log.steps_per_epoch, run_log.total_steps)
         self.run_log = run_log
         self.data = data
         self.split = split

@@ -16,20 +16,20 @@ class Restore(keras.callbacks.Callback):
     Args:
         saved: the checkpoint, or None: then nothing is done.
         with_state: the callbacks that were given to `Checkpoint` as `with_state`.
+        data: what `fit()` trains on.
     """
 
-    def __init__(self, saved: Saved | None, with_state: dict[str, StepCallback]):
+    def __init__(self, saved: Saved | None, with_state: dict[str, StepCallback], data):
         super().__init__()
         self.saved = saved
+        self.data = data
         self.with_state = with_state
 
     def on_train_begin(self, logs=None):
         """Loads weights, optimizer, dropout seeds and the callbacks' states."""
         if self.saved is None:
             return
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
+        keras_compat.build(self.model, self.data)
         self.model.load_weights(self.saved.folder / WEIGHTS)
         seeds = self.saved.state["dropout_seeds"]
         for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):

@@ -43,9 +43,8 @@ class RunLog(StepCallback):
         log_every: int = 50,
         perplexity_of: str | None = None,
     ):
-        super().__init__(steps_per_epoch)
+        super().__init__(steps_per_epoch, total_steps)
         self.folder = Path(folder) if folder is not None else None
-        self.total_steps = total_steps
         self.examples_per_step = examples_per_step
         self.tokens_per_example = tokens_per_example
         self.log_every = log_every

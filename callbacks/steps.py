@@ -12,11 +12,13 @@ class StepCallback(keras.callbacks.Callback):
 
     Args:
         steps_per_epoch: updates of the weights in an epoch.
+        total_steps: updates of the weights in the run; an execution never goes beyond them.
     """
 
-    def __init__(self, steps_per_epoch: int):
+    def __init__(self, steps_per_epoch: int, total_steps: int | None = None):
         super().__init__()
         self.steps_per_epoch = steps_per_epoch
+        self.total_steps = total_steps
         self.epoch = 0
         self.step = 0
         self._previous = 0
@@ -27,7 +29,10 @@ class StepCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Turns the batch of the epoch into the step of the run."""
-        self._previous, self.step = self.step, self.epoch * self.steps_per_epoch + batch + 1
+        step = self.epoch * self.steps_per_epoch + min(batch + 1, self.steps_per_epoch)
+        if self.total_steps is not None:
+            step = min(step, self.total_steps)
+        self._previous, self.step = self.step, step
         self.on_step_end(self.step, logs or {})
 
     def on_step_end(self, step: int, logs: dict) -> None:

@@ -12,7 +12,7 @@ class StopAtStep(StepCallback):
     """
 
     def __init__(self, steps_per_epoch: int, last_step: int):
-        super().__init__(steps_per_epoch)
+        super().__init__(steps_per_epoch, last_step)
         self.last_step = last_step
 
     def on_step_end(self, step, logs):

@@ -14,7 +14,7 @@ class Agreement:
         self.alone = workers == 1 or not isinstance(
             strategy, tf.distribute.MultiWorkerMirroredStrategy
         )
-        self.workers = workers
+        self.workers = 1 if self.alone else workers
         self.is_chief = is_chief
         self._add_up = None
 

@@ -20,6 +20,8 @@ def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         build_from_local_batch()
         average_logs()
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        build_from_local_batch()
     if isinstance(
         strategy,
         (
@@ -121,6 +123,33 @@ def type_of_variables() -> type:
     return Variable
 
 
+def leave_data_on_coordinator() -> None:
+    """Lets `fit()` iterate over a data set under ParameterServerStrategy.
+
+    Breaks: `TFEpochIterator` hands the data set to `experimental_distribute_dataset`, which that
+    strategy refuses (keras-team/keras#18624). Does: iterates on the coordinator.
+    """
+    stock = tf_trainer.TFEpochIterator.__init__
+    if getattr(stock, "is_ours", False):
+        return
+
+    class Local:
+        """Stands for the strategy while the iterator is made."""
+
+        @staticmethod
+        def experimental_distribute_dataset(dataset):
+            return dataset
+
+    @functools.wraps(stock)
+    def init(self, distribute_strategy=None, *args, **kwargs):
+        if isinstance(distribute_strategy, tf.distribute.ParameterServerStrategy):
+            distribute_strategy = Local
+        stock(self, distribute_strategy, *args, **kwargs)
+
+    init.is_ours = True
+    tf_trainer.TFEpochIterator.__init__ = init
+
+
 def share_dropout_seeds() -> None:
     """Lets dropout run under CentralStorageStrategy and ParameterServerStrategy.
 
@@ -214,6 +243,20 @@ def start_in_mid_epoch(batch: int) -> None:
         enumerate_iterator.is_ours = True
         epoch_iterator.EpochIterator._enumerate_iterator = enumerate_iterator
     _first_epoch.done = batch
+
+
+def build(model: keras.Model, data: tf.data.Dataset) -> None:
+    """Builds the optimizer and the metrics of a compiled model before `fit()`.
+
+    Breaks: without a strategy Keras builds them while it traces the first step, which is too late
+    to put a checkpoint's numbers into them. Does: builds them from the data set's specification.
+
+    Args:
+        model: a compiled model.
+        data: what `fit()` will get.
+    """
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=data.element_spec)
 
 
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):

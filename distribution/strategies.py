@@ -214,14 +214,35 @@ def _multi_worker() -> tf.distribute.Strategy:
 
 
 def workers(strategy: tf.distribute.Strategy) -> int:
-    """Processes that train together."""
+    """Processes that train together; with parameter servers, those that compute gradients."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return len(cluster_spec()["cluster"].get("worker", []))
+    return max(1, sum(len(tasks) for tasks in _cluster(strategy).values()))
+
+
+def _cluster(strategy: tf.distribute.Strategy) -> dict:
     resolver = strategy.cluster_resolver
-    if resolver is None:
-        return 1
-    cluster = resolver.cluster_spec().as_dict()
-    if cluster.get("ps"):
-        return len(cluster.get("worker", []))
-    return max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", [])))
+    return resolver.cluster_spec().as_dict() if resolver is not None else {}
+
+
+def replicas(strategy: tf.distribute.Strategy) -> int:
+    """Replicas in all workers; with parameter servers each worker is one."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return workers(strategy)
+    return strategy.num_replicas_in_sync
+
+
+def name_of(strategy: tf.distribute.Strategy) -> str:
+    """The name, one of `NAMES`, of a strategy."""
+    for kind, name in (
+        (tf.distribute.MultiWorkerMirroredStrategy, "multi_worker"),
+        (tf.distribute.MirroredStrategy, "mirrored"),
+        (tf.distribute.experimental.CentralStorageStrategy, "central_storage"),
+        (tf.distribute.ParameterServerStrategy, "parameter_server"),
+    ):
+        if isinstance(strategy, kind):
+            return name
+    return "none"
 
 
 def serves_others(strategy: tf.distribute.Strategy | None) -> bool:
@@ -236,13 +257,13 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """This process's rank among those that train together; the chief's is 0."""
+    cluster = _cluster(strategy)
+    if not cluster or isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return 0
     resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.cluster_spec().as_dict():
+    if resolver.task_type == "chief":
         return 0
-    if resolver.task_type == "chief" or resolver.cluster_spec().as_dict().get("ps"):
-        return 0
-    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
-    return chiefs + int(resolver.task_id or 0)
+    return len(cluster.get("chief", [])) + int(resolver.task_id or 0)
 
 
 def all_reduce_in_use(strategy: tf.distribute.Strategy) -> str:

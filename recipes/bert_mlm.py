@@ -28,7 +28,6 @@ from data import cache, masked_lm, word_pieces
 from data import text as text_sources
 from data.errors import DataError
 from distribution import strategies
-from distribution.accumulate import accumulate
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import in_order
 from distribution.scaling import make_plan
@@ -173,7 +172,7 @@ def main(options: Options) -> dict:
         if base_rate is None:
             base_rate = 2e-3 if preset is None and options.init_from is None else 1e-4
         plan = make_plan(
-            replicas=strategy.num_replicas_in_sync,
+            replicas=strategies.replicas(strategy),
             examples=len(sequences["train"]),
             batch_size_per_replica=options.batch_size_per_replica
             or (32 if options.global_batch_size is None else None),
@@ -245,10 +244,9 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
                 jit_compile={"auto": "auto", "on": True, "off": False}[options.jit],
-                steps_per_execution=options.steps_per_execution,
+                steps_per_execution=run.steps_per_execution(plan),
             )
-            if plan.accumulate_steps > 1:
-                accumulate(model, plan.accumulate_steps)
+        run.drive(model, plan)
         run.require_space(model, options.keep_checkpoints)
 
         # Training.
@@ -277,7 +275,7 @@ def main(options: Options) -> dict:
                 verbose=0,
                 shuffle=False,  # the data are shuffled already
                 callbacks=[
-                    Restore(run.saved, saver.with_state),
+                    Restore(run.saved, saver.with_state, train_data),
                     StopAtStep(plan.steps_per_epoch, plan.total_steps),
                     StopOnBadLoss(plan.steps_per_epoch, saver.newest_name),
                     run_log,

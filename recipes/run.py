@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -23,7 +24,8 @@ from callbacks import checkpoint
 from callbacks.run_log import RunLog
 from callbacks.stop_on_bad_loss import BadLoss
 from data.errors import DataError
-from distribution import strategies
+from distribution import parameter_server, strategies
+from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from distribution.scaling import Plan
@@ -275,11 +277,45 @@ class Run:
         if self.saved:
             log.info("goes on at step %d from %s", self.saved.step, self.saved.folder)
 
+    def steps_per_execution(self, plan: Plan) -> int:
+        """Steps of one call of the training function: with parameter servers, of a window.
+
+        Raises:
+            OptionsError: executions would run over the end of an epoch.
+        """
+        steps = self.options.steps_per_execution
+        if strategies.name_of(self.strategy) == "parameter_server":
+            return steps if steps > 1 else parameter_server.WINDOW
+        lengths = {plan.steps_per_epoch, plan.total_steps % plan.steps_per_epoch} - {0}
+        if any(length % steps for length in lengths):
+            common = math.gcd(*lengths)
+            fits = [n for n in range(1, common + 1) if common % n == 0]
+            raise OptionsError(
+                f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
+                f"run {plan.total_steps}; {', '.join(map(str, fits[:12]))} would fit"
+            )
+        return steps
+
+    def drive(self, model: keras.Model, plan: Plan) -> None:
+        """Replaces the training function where Keras's own cannot do it: accumulation, servers."""
+        if plan.accumulate_steps > 1:
+            with self.strategy.scope():
+                accumulate(model, plan.accumulate_steps)
+        parameter_server.drive(
+            model,
+            self.strategy,
+            window=self.steps_per_execution(plan),
+            steps_per_epoch=plan.steps_per_epoch,
+            total_steps=plan.total_steps,
+            steps_done=self.steps_done,
+        )
+
     def checkpoints(self, plan: Plan, run_log: RunLog) -> checkpoint.Checkpoint:
         """The callback that saves this run's checkpoints as the options say."""
         return checkpoint.Checkpoint(
             self.folder / "checkpoints",
             steps_per_epoch=plan.steps_per_epoch,
+            total_steps=plan.total_steps,
             every=self.options.checkpoint_every,
             keep=self.options.keep_checkpoints,
             is_chief=self.is_chief,
@@ -331,10 +367,8 @@ class Run:
         results = {
             "recipe": self.recipe,
             **results,
-            "strategy": type(self.strategy).__name__
-            if self.strategy.num_replicas_in_sync > 1 or self.workers > 1
-            else "none",
-            "replicas": self.strategy.num_replicas_in_sync,
+            "strategy": strategies.name_of(self.strategy),
+            "replicas": strategies.replicas(self.strategy),
             "workers": self.workers,
             "precision": self.options.precision,
             "seed": self.options.seed,
