@@ -179,6 +179,10 @@ class Run:
         self._refuse_differences(saved)
         self.saved = checkpoint.newest(self.folder / "checkpoints")
         self.resolved = there["resolved"] if self.saved else {}
+        if self.saved is None and self.is_chief:
+            # Stopped before its first checkpoint: what it logged will be logged again.
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "logs", ignore_errors=True)
         results = self.folder / "results.json"
         if results.exists() and self.options.resume != "extend":
             self.results = json.loads(results.read_text())

@@ -1,6 +1,6 @@
 """The custom training loop of TensorFlow's tutorials, which `fit()` is compared with.
 
-    python tests/oracle.py RUN OUTPUT_FOLDER REPLICAS
+    python tests/oracle.py RUN,RUN,... OUTPUT_FOLDER REPLICAS
 
 Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas. It shares the recipe's
 options, data and `build_model`, and nothing of what distributes: no `fit()`, no loss, optimizer
@@ -48,7 +48,7 @@ def train(strategy, model, optimizer, dataset, steps, rate, example_losses, weig
     return losses
 
 
-def bert(options, strategy, output):
+def bert(options, strategy):
     import keras
 
     from data import masked_lm, text
@@ -89,28 +89,29 @@ def bert(options, strategy, output):
     return model, losses
 
 
-def main(run: str, output: Path, replicas: int) -> None:
+def main(names: list[str], output: Path, replicas: int) -> None:
     import importlib
 
     import numpy as np
 
     from recipes import run as runs
 
-    module, values = strategy_run.RUNS[run]
-    recipe = importlib.import_module(f"recipes.{module}")
-    options = recipe.Options(
-        **values,
-        **strategy_run.data_options(module, output.parent),
-        cache_dir=output.parent / "cache",
-        strategy="mirrored",
-        replicas=replicas,
-    )
-    strategy = runs.prepare(options)
-    model, losses = globals()[module.split("_")[0]](options, strategy, output)
     output.mkdir(parents=True, exist_ok=True)
-    weights = {v.path: v.value.numpy() for v in model.trainable_variables}
-    np.savez(output / f"{run}.npz", losses=np.array(losses), **weights)
+    for name in names:
+        module, values = strategy_run.RUNS[name]
+        recipe = importlib.import_module(f"recipes.{module}")
+        options = recipe.Options(
+            **values,
+            **strategy_run.data_options(module, output.parent),
+            cache_dir=output.parent / "cache",
+            strategy="mirrored",
+            replicas=replicas,
+        )
+        strategy = runs.prepare(options)
+        model, losses = globals()[module.split("_")[0]](options, strategy)
+        weights = {v.path: v.value.numpy() for v in model.trainable_variables}
+        np.savez(output / f"{name}.npz", losses=np.array(losses), **weights)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1].split(","), Path(sys.argv[2]), int(sys.argv[3]))

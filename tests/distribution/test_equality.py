@@ -1,0 +1,83 @@
+"""The same numbers wherever it runs: every recipe, every synchronous strategy, float64.
+
+A process per strategy and replica count, all recipes in it; each is compared with one device, and
+one device with the custom training loop of the tutorials.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import processes, strategy_run
+
+PLAIN = [name for name in strategy_run.RUNS if not name.endswith("_together")]
+SYNCHRONOUS = {
+    "mirrored x 2": (1, {"strategy": "mirrored", "replicas": 2}),
+    "mirrored x 4": (1, {"strategy": "mirrored", "replicas": 4}),
+    "central storage x 2": (1, {"strategy": "central_storage", "replicas": 2}),
+    "2 workers x 1": (2, {"strategy": "multi_worker"}),
+    "2 workers x 2": (2, {"strategy": "multi_worker", "replicas": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("equality")
+    strategy_run.write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_device(folder):
+    options = json.dumps({"strategy": "none"})
+    processes.run("tests/strategy_run.py", options, str(folder / "none"), timeout=600)
+    return folder / "none"
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_fit_is_equal_under_every_strategy(name, folder, one_device):
+    workers, options = SYNCHRONOUS[name]
+    output = folder / name.replace(" ", "-")
+    words = (json.dumps(options), str(output))
+    if workers == 1:
+        processes.run("tests/strategy_run.py", *words, timeout=600)
+    else:
+        processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
+    for run in strategy_run.RUNS:
+        ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
+        assert ours.keys() == theirs.keys()
+        for tensor, value in ours.items():
+            processes.assert_equal(value, theirs[tensor], f"{run}: {tensor}")
+        ours, theirs = processes.results(one_device / run), processes.results(output / run)
+        assert theirs["replicas"] == workers * options.get("replicas", 1)
+        assert ours["steps"] == theirs["steps"] == 20
+        for group in ("history", "test"):
+            assert ours[group].keys() == theirs[group].keys()
+            for metric, value in ours[group].items():
+                processes.assert_equal(
+                    np.array(value), np.array(theirs[group][metric]), f"{run}: {metric}"
+                )
+        ours, theirs = processes.records(one_device / run), processes.records(output / run)
+        assert [record["event"] for record in ours] == [record["event"] for record in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-9, abs=1e-9)
+
+
+def test_fit_is_equal_to_the_custom_loop(folder, one_device):
+    processes.run("tests/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600)
+    for run in PLAIN:
+        fitted = processes.tensors(one_device / run)
+        fitted = [value for name, value in fitted.items() if "optimizer" not in name]
+        with np.load(folder / "oracle" / f"{run}.npz") as oracle:
+            names = [name for name in oracle.files if name != "losses"]
+            for name in names:
+                # Keras's file has other names: the tensor of this shape that is nearest.
+                same = [value for value in fitted if value.shape == oracle[name].shape]
+                nearest = min(same, key=lambda value: np.abs(value - oracle[name]).max())
+                processes.assert_equal(oracle[name], nearest, f"{run}: {name}")
+            losses = [
+                r["loss"] for r in processes.records(one_device / run) if r["event"] == "step"
+            ]
+            assert len(losses) == 20
+            np.testing.assert_allclose(losses, oracle["losses"], rtol=1e-9)
