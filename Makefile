@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting test lint check-long clean
+.PHONY: help bert_mlm mnist dna_melting test lint check-long check-upstream clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -13,6 +13,7 @@ help:
 	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA oligos"
 	@echo "make test                    lint and the test suite"
 	@echo "make check-long              the tests that take minutes"
+	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make clean                   remove .venv"
 
 .venv/installed: requirements.lock pyproject.toml
@@ -34,6 +35,9 @@ test: lint
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+check-upstream: .venv/installed
+	@$(BIN)/python -m distribution.check_upstream
 
 clean:
 	rm -rf .venv
