@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting test lint check-long check-upstream clean
+.PHONY: help bert_mlm mnist dna_melting test lint check-long check-upstream soak bench clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -14,6 +14,8 @@ help:
 	@echo "make test                    lint and the test suite"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
+	@echo "make soak                    kill runs at random moments and compare"
+	@echo "make bench                   measure what the README claims"
 	@echo "make clean                   remove .venv"
 
 .venv/installed: requirements.lock pyproject.toml
@@ -31,13 +33,20 @@ lint: .venv/installed
 	@$(BIN)/ruff format --check .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(ARGS)
+	@echo "left out: make check-long (trainings of minutes, two hosts), make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m distribution.check_upstream
+
+soak: .venv/installed
+	@$(BIN)/python tests/soak.py $(ARGS)
+
+bench: .venv/installed
+	@for benchmark in benchmarks/*.py; do echo $$benchmark; $(BIN)/python $$benchmark; done
 
 clean:
 	rm -rf .venv

@@ -5,12 +5,12 @@ import gzip
 import hashlib
 import os
 import struct
-import threading
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from data.download import fetch
 from data.errors import DataError
 
 DIGITS = tuple("0123456789")
@@ -29,19 +29,23 @@ CLOTHES = (
 
 # Where keras.datasets downloads from.
 ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
-# Keras's own hash of MNIST; the md5 sums of Fashion-MNIST are those its authors publish, and Keras
-# does not check them.
+# SHA-256. That of MNIST is Keras's own; Keras checks none of Fashion-MNIST, whose authors publish
+# the md5 sums of these same files.
 MNIST_HASHES = {
-    "mnist.npz": "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+    "mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
 }
 FASHION_MNIST_HASHES = {
-    "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+    "train-images-idx3-ubyte.gz": (
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
+    ),
+    "train-labels-idx1-ubyte.gz": (
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
+    ),
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 
-LOOK_SECONDS = 10.0  # how long a look whether the source answers may take, all in all
+LOOK_SECONDS = 10.0  # how long the source may take to begin to answer
 STALL_SECONDS = 30.0  # how long a download may stand still
 MOST_VALID = 5_000  # validation images taken from a training split, at most
 
@@ -294,74 +298,26 @@ def _fetch(hashes: dict[str, str], subfolder: str) -> None:
     """Sees to it that files with the right hashes lie where keras.datasets looks for them.
 
     Keras's own download has no timeout, writes to the final name (another worker may read half a
-    file), and checks no hash of Fashion-MNIST. Pooch moves a file there once its hash is right.
+    file), and checks no hash of Fashion-MNIST.
 
     Args:
-        hashes: "algorithm:hexadecimal digest" of each file, by name.
+        hashes: SHA-256 of each file, by name.
         subfolder: Where below Keras's cache folder they go.
 
     Raises:
         DataError: The source does not answer, or what came has another hash; it is removed.
     """
-    folder = _keras_cache() / subfolder
-    missing = []
     removed = ""
-    try:
-        for name, expected in hashes.items():
-            path = folder / name
-            if not path.is_file():
-                missing.append(name)
-                continue
-            algorithm, digest = expected.split(":")
-            found = hashlib.new(algorithm, path.read_bytes()).hexdigest()
-            if found != digest:
+    for name, expected in hashes.items():
+        path = _keras_cache() / subfolder / name
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else expected
+            if found != expected:
                 path.unlink(missing_ok=True)  # another worker may have been first
-                missing.append(name)
-                removed += f"{path}: {algorithm} {found}, expected {digest}, removed; "
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read or replaced ({error.strerror})") from error
-    if not missing:
-        return
-
-    import pooch
-
-    reason = _why_unreachable(ORIGIN + missing[0])
-    if reason:
-        raise DataError(f"{removed}{ORIGIN}{missing[0]} does not answer ({reason})")
-    for name in missing:
+                removed += f"{path}: sha256 {found}, expected {expected}, removed; "
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read or replaced ({error.strerror})") from error
         try:
-            pooch.retrieve(
-                ORIGIN + name,
-                known_hash=hashes[name],
-                fname=name,
-                path=folder,
-                downloader=pooch.HTTPDownloader(timeout=STALL_SECONDS),
-            )
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{ORIGIN}{name}: download failed: {' '.join(str(error).split())}"
-            ) from error
-
-
-def _why_unreachable(url: str) -> str | None:
-    """Asks for a file's header; says in one line why there was no good answer, or returns None."""
-    import requests
-
-    reasons: list[str | None] = []
-
-    def look() -> None:
-        try:
-            requests.head(url, timeout=LOOK_SECONDS, allow_redirects=True).raise_for_status()
-            reasons.append(None)
-        except requests.HTTPError as error:
-            reasons.append(f"HTTP {error.response.status_code}")
-        except requests.RequestException as error:
-            # The whole message names the address three times; the kind says enough.
-            reasons.append(type(error).__name__)
-
-    # A thread, because the timeout of a request covers neither looking up the name nor the sum of
-    # several tries; a daemon, because a hanging one must not keep the process alive.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(LOOK_SECONDS)
-    return reasons[0] if reasons else f"nothing within {LOOK_SECONDS:.0f} seconds"
+            fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)
+        except DataError as error:
+            raise DataError(f"{removed}{error}") from error

@@ -80,7 +80,7 @@ def load_model(preset: str, dropout: float | None):
     backbone = _load(
         keras_nlp.models.BertBackbone, preset, dtype=keras.config.dtype_policy(), **changes
     )
-    model = keras_nlp.models.BertMaskedLM(backbone=backbone)
+    model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
     if (Path(preset) / "task.weights.h5").exists():
         model.load_task_weights(Path(preset) / "task.weights.h5")
     return model
@@ -107,7 +107,8 @@ def load_weights(model, source: Path) -> None:
         )
     try:
         if found.name == "task.weights.h5":
-            model.load_task_weights(found)
+            model.load_task_weights(found)  # the head alone
+            model.backbone.load_weights(found.with_name("model.weights.h5"))
         else:
             model.load_weights(found)
     except (ValueError, OSError, KeyError) as fault:
@@ -127,10 +128,12 @@ def save(model, tokenizer, masking: masked_lm.Masking, length: int, folder: Path
         mask_selection_rate=masking.probability,
         mask_selection_length=masking.slots,
     )
+    # Keras would put the optimizer's state, twice the size of the weights, beside the head.
+    optimizer, model.optimizer = model.optimizer, None
     try:
         model.save_to_preset(str(temporary))
     finally:
-        model.preprocessor = None
+        model.preprocessor, model.optimizer = None, optimizer
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

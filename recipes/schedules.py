@@ -40,3 +40,32 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         """Rebuilds the schedule from `get_config()`."""
         after = keras.optimizers.schedules.deserialize(config["after"])
         return cls(config["peak"], config["warmup_steps"], after)
+
+
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """Grows linearly, then falls with the square root of the step.
+
+    The schedule of "Attention Is All You Need" (Vaswani et al., arXiv 1706.03762, section 5.3):
+    factor * width^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), its steps counted from 1. The
+    peak, at the end of the warm-up, is factor * (width * warmup_steps)^-0.5.
+
+    Args:
+        factor: what the paper's rate is multiplied by; 1 there.
+        width: width of the model.
+        warmup_steps: steps of the warm-up, at least 1.
+    """
+
+    def __init__(self, factor: float, width: int, warmup_steps: int):
+        self.factor = factor
+        self.width = width
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step):
+        """The learning rate of a step that is counted from 0; scalar."""
+        step = keras.ops.cast(step, keras.config.floatx()) + 1.0
+        warm = step * self.warmup_steps**-1.5
+        return self.factor * self.width**-0.5 * keras.ops.minimum(keras.ops.rsqrt(step), warm)
+
+    def get_config(self):
+        """The arguments."""
+        return {"factor": self.factor, "width": self.width, "warmup_steps": self.warmup_steps}

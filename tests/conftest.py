@@ -1,7 +1,129 @@
 """Every test runs on the CPU, with the TensorFlow backend, and without a network."""
 
+import json
+import logging
 import os
+import sys
+import types
+
+import pytest
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+# A run of recipes.bert_mlm that takes a few seconds: 40 steps in 2 epochs, float32, with dropout.
+TINY_RUN = dict(
+    strategy="none",
+    preset="scratch",
+    vocabulary_size=120,
+    layers=1,
+    heads=2,
+    width=16,
+    dropout=0.1,
+    sequence_length=16,
+    max_examples=160,
+    epochs=2,
+    global_batch_size=8,
+    base_learning_rate=0.01,
+    warmup_steps=2,
+    log_every=1,
+    quiet=True,
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_session(tmp_path_factory):
+    """No test reads or writes the cache of the person who runs it."""
+    before = os.environ.get("RECIPES_CACHE_DIR")
+    os.environ["RECIPES_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["RECIPES_CACHE_DIR"]
+    else:
+        os.environ["RECIPES_CACHE_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def float32_again():
+    """A test in another precision leaves nothing behind."""
+    yield
+    if "keras" in sys.modules:
+        import keras
+
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tmp_path_factory):
+    """A text file in which words follow from each other."""
+    from tests.strategy_run import write_text
+
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    write_text(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_bert(tiny_text):
+    """Runs recipes.bert_mlm in this process: the tiny run, with other options where given.
+
+    Returns its folder, results, options, model, and the lines of its log.
+    """
+    import recipes.bert_mlm
+
+    def run(folder, **changes):
+        models = []
+        stock = recipes.bert_mlm.build_model
+
+        def build_model(*arguments):
+            models.append(stock(*arguments))
+            return models[-1]
+
+        logger = logging.getLogger("recipes")
+        level = logger.level
+        logger.setLevel(logging.INFO)
+        recipes.bert_mlm.build_model = build_model
+        try:
+            options = recipes.bert_mlm.Options(
+                **(TINY_RUN | dict(dataset=str(tiny_text), run_dir=folder) | changes)
+            )
+            results = recipes.bert_mlm.main(options)
+        finally:
+            recipes.bert_mlm.build_model = stock
+            logger.setLevel(level)
+        return types.SimpleNamespace(
+            folder=folder,
+            results=results,
+            options=options,
+            model=models[0] if models else None,
+            log=(folder / "worker-0.log").read_text(),
+            records=[json.loads(line) for line in open(folder / "metrics.jsonl")],
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_run(run_bert, tmp_path_factory):
+    """The tiny run, done once; its folder must not be changed."""
+    return run_bert(tmp_path_factory.mktemp("tiny") / "run")
+
+
+@pytest.fixture
+def command_line(monkeypatch, capsys):
+    """Runs a recipe as its command line does, in this process: (exit status, stdout, stderr)."""
+    from recipes import run as runs
+
+    def call(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        monkeypatch.setattr(runs.signals, "install", lambda: None)
+        monkeypatch.setattr(runs, "configure_log", lambda quiet: None)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            runs.command_line(module.Options, module.main)
+        captured = capsys.readouterr()
+        return left.value.code, captured.out, captured.err
+
+    return call

@@ -15,7 +15,10 @@ import signal
 import sys
 from pathlib import Path
 
-import strategy_run
+try:
+    import strategy_run  # beside this file, when it is run
+except ModuleNotFoundError:
+    from tests import strategy_run
 
 # 9 steps an epoch; the run ends in the middle of the third.
 SMALL = dict(

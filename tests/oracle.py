@@ -89,6 +89,70 @@ def bert(options, strategy):
     return model, losses
 
 
+def mnist(options, strategy):
+    import keras
+
+    from data import batches, images
+    from recipes import mnist as recipe
+
+    pixels, labels = images.load_images(options.dataset, options.cache_dir).splits["train"]
+    dataset = batches.training_batches(
+        len(labels), options.global_batch_size, options.seed, recipe.gather_from(pixels, labels)
+    )
+    with strategy.scope():
+        model = recipe.build_model(options)
+        optimizer = keras.optimizers.Adam(0.0)
+    assert model.losses, "the oracle's L2 penalty"
+
+    def example_losses(y, logits, weights):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+        return losses * tf.cast(weights, losses.dtype)
+
+    def rate(number):
+        return options.base_learning_rate * (1 - number / options.max_steps)
+
+    steps = options.max_steps
+    losses = train(strategy, model, optimizer, dataset, steps, rate, example_losses, _examples)
+    return model, losses
+
+
+def dna(options, strategy):
+    import keras
+    import numpy as np
+
+    from data import batches, oligos
+    from recipes import dna_melting as recipe
+
+    ids, temperatures = oligos.load_oligos(options.dataset, options.seed, options.oligos).splits[
+        "train"
+    ]
+    dataset = batches.training_batches(
+        len(ids), options.global_batch_size, options.seed, recipe.gather_from(ids, temperatures)
+    )
+    mean, deviation = (float(f(temperatures, dtype=np.float64)) for f in (np.mean, np.std))
+    with strategy.scope():
+        model = recipe.build_model(options, mean, deviation)
+        optimizer = keras.optimizers.Adam(0.0, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
+
+    def example_losses(y, prediction, weights):
+        error = tf.abs(tf.reshape(y, [-1]) - tf.reshape(prediction, [-1]))
+        losses = tf.where(error <= 1.0, 0.5 * error**2, error - 0.5)  # Huber, delta 1
+        return losses * tf.cast(tf.reshape(weights, [-1]), losses.dtype)
+
+    def rate(number):
+        warmup = options.warmup_steps
+        peaks_share = min((number + 1) ** -0.5, (number + 1) * warmup**-1.5) * warmup**0.5
+        return options.base_learning_rate * peaks_share
+
+    steps = options.max_steps
+    losses = train(strategy, model, optimizer, dataset, steps, rate, example_losses, _examples)
+    return model, losses
+
+
+def _examples(weights):
+    return tf.cast(tf.reduce_sum(weights), tf.int32)
+
+
 def main(names: list[str], output: Path, replicas: int) -> None:
     import importlib
 

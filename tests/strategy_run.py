@@ -29,6 +29,33 @@ TINY_TEXT = dict(
     lr_scaling="none",
     precision="float64",
     global_batch_size=8,
+    log_every=1,
+    quiet=True,
+)
+TINY_IMAGES = dict(
+    dropout=0.0,
+    l2=0.01,
+    epochs=2,
+    max_steps=20,
+    base_learning_rate=0.002,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    log_every=1,
+    quiet=True,
+)
+TINY_OLIGOS = dict(
+    layers=1,
+    heads=2,
+    width=8,
+    epochs=2,
+    max_steps=20,
+    base_learning_rate=0.003,
+    warmup_steps=5,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    log_every=1,
     quiet=True,
 )
 TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=3)
@@ -37,6 +64,10 @@ RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),
     "bert_lines": ("bert_mlm", TINY_TEXT | dict(text_mode="lines", sequence_length=32)),
     "bert_together": ("bert_mlm", TINY_TEXT | TOGETHER),
+    "mnist": ("mnist", TINY_IMAGES),
+    "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
+    "dna": ("dna_melting", TINY_OLIGOS),
+    "dna_together": ("dna_melting", TINY_OLIGOS | TOGETHER),
 }
 
 
@@ -55,14 +86,47 @@ def write_text(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_images(folder: Path, train: int = 101, test: int = 37) -> None:
+    """Four IDX files: a bright square whose place tells the class, in noise."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for half, count in (("train", train), ("t10k", test)):
+        labels = (np.arange(count) * 7 % 10).astype(np.uint8)
+        images = rng.integers(0, 128, (count, 28, 28), np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            top, left = 4 + 5 * (label // 3), 4 + 7 * (label % 3)
+            image[top : top + 5, left : left + 5] = 255
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{half}-{name}-ubyte").write_bytes(head + array.tobytes())
+
+
+def write_oligos(path: Path, count: int = 130) -> None:
+    """A CSV of oligos with temperatures that follow from length and GC share."""
+    import random
+
+    rng = random.Random(0)
+    lines = ["sequence,tm"]
+    for _ in range(count):
+        oligo = "".join(rng.choices("ACGT", k=rng.randint(8, 60)))
+        strong = sum(oligo.count(base) for base in "CG") / len(oligo)
+        lines.append(f"{oligo},{81.5 + 41 * strong - 500 / len(oligo) - 20:.2f}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write_data(folder: Path) -> None:
     """Writes the data sets of all runs."""
     write_text(folder / "text.txt")
+    write_images(folder / "images")
+    write_oligos(folder / "oligos.csv")
 
 
 def data_options(module: str, folder: Path) -> dict:
     """Where a recipe's data lie in the folder that `write_data` filled."""
-    return {"dataset": str(folder / {"bert_mlm": "text.txt"}[module])}
+    names = {"bert_mlm": "text.txt", "mnist": "images", "dna_melting": "oligos.csv"}
+    return {"dataset": str(folder / names[module])}
 
 
 def main(chosen: dict, output: Path) -> None:

@@ -1,0 +1,216 @@
+"""Evaluate a trained masked language model on another text.
+
+    python -m recipes.evaluate RUN_DIR --dataset my_text.txt
+    python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --split valid --json
+
+RUN_DIR is the folder of a finished run of `recipes.bert_mlm`. The text is cut into sequences and
+masked as the run did it, with masks that the run's seed fixes, so the run's own data set (the
+default) gives the numbers of its `results.json` again. Runs on one device.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+import keras
+import keras_nlp
+import numpy as np
+import tyro
+
+from callbacks.run_log import perplexity
+from data import cache, masked_lm, word_pieces
+from data import text as text_sources
+from data.errors import DataError
+from distribution.global_loss import GlobalMean
+from recipes import presets
+from recipes import run as runs
+from recipes.options import SharedOptions, check, positive
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """Options of `recipes.evaluate`."""
+
+    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
+    """Folder of a finished run."""
+    dataset: str | None = None
+    """As for the recipe: a name, a path or a glob (default: the run's own data set)."""
+    split: Literal["train", "valid", "test", "all"] = "test"
+    """Which part of the text; all takes every line."""
+    batch_size: int = 32
+    """Examples of a batch."""
+    cache_dir: Path | None = None
+    """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
+    json: bool = False
+    """Prints the numbers as one JSON object."""
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values."""
+        return positive("batch_size", self.batch_size)
+
+
+def main(options: Options) -> dict:
+    """Evaluates a run's model, prints the metrics and returns what `--json` prints."""
+    check(options)
+    there, results = read_run(options.run_dir)
+    settings, resolved = there["options"], there["resolved"]
+    runs.prepare(SharedOptions(strategy="none", precision=settings["precision"]))
+
+    # The text, tokenised with the run's word pieces.
+    cache_dir = options.cache_dir or cache.default_cache_dir()
+    text = text_sources.load_text(options.dataset or resolved["dataset"], cache_dir)
+    preset = str(options.run_dir / "model")
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
+    special = masked_lm.SpecialTokens(
+        *(tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS)
+    )
+    splits = split_tokens(text, settings, tokenizer, cache_dir)
+    sequences = cut(splits, options.split, settings, special)
+    if not len(sequences):
+        raise DataError(
+            f"{text.name}: the {options.split} split gives no sequence of "
+            f"{settings['sequence_length']} tokens"
+        )
+
+    # What a model without context reaches that has counted the run's training text.
+    training_text = text
+    if text_sources.text_sha256(text) != resolved["text_sha256"]:
+        training_text = load_training_text(resolved, cache_dir)
+    if training_text is not None:
+        if training_text is not text:
+            splits = split_tokens(training_text, settings, tokenizer, cache_dir)
+        counted, whose = cut(splits, "train", settings, special), "the run's training text"
+        counted = counted[: settings["max_examples"]]
+    else:
+        counted, whose = cut(splits, "train", settings, special), "this text's train split"
+    vocabulary_size = len(tokenizer.vocabulary)
+    baseline = masked_lm.baselines(counted, sequences, special, vocabulary_size)
+
+    # The model, and the metrics that the run reported.
+    length, share = settings["sequence_length"], settings["mlm_probability"]
+    masking = masked_lm.Masking(
+        special, vocabulary_size, share, max(1, int(np.rint(share * length))), settings["seed"]
+    )
+    model = presets.load_model(preset, dropout=None)
+    model.compile(
+        loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+            keras.metrics.SparseCategoricalAccuracy("accuracy"),
+        ],
+    )
+    data = masked_lm.evaluation_data(sequences, masking, options.batch_size, options.split)
+    found = model.evaluate(data, return_dict=True, verbose=0)
+
+    evaluated = {
+        "run_dir": str(options.run_dir),
+        "steps": results["steps"],
+        "dataset": text.name,
+        "note": text.note,
+        "split": options.split,
+        "sequences": len(sequences),
+        "cross_entropy": found["cross_entropy"],
+        "perplexity": perplexity(found["cross_entropy"]),
+        "accuracy": found["accuracy"],
+        "baseline": baseline,
+        "baseline_of": whose,
+    }
+    if options.json:
+        print(json.dumps(evaluated))
+    else:
+        print_table(evaluated, length)
+    return evaluated
+
+
+def read_run(folder: Path) -> tuple[dict, dict]:
+    """What a finished run wrote into `options.json` and `results.json`.
+
+    Raises:
+        RunError: no such run, one that is not finished, or one of another recipe.
+    """
+    if not (folder / "options.json").is_file():
+        raise runs.RunError(f"{folder}: holds no run; the folder of a finished one is expected")
+    there = json.loads((folder / "options.json").read_text())
+    if there["recipe"] != "bert_mlm":
+        raise runs.RunError(
+            f"{folder}: a run of {there['recipe']}; this evaluates runs of bert_mlm (the test "
+            "metrics of other runs are in their results.json)"
+        )
+    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
+        raise runs.RunError(f"{folder}: the run there is not finished, it has no model yet")
+    return there, json.loads((folder / "results.json").read_text())
+
+
+def split_tokens(text, settings: dict, tokenizer, cache_dir: Path) -> dict:
+    """(ids, offsets) of the text by split, from the cache that the recipe fills as well."""
+    splits = text.splits
+    if settings["text_mode"] == "lines":
+        splits = {
+            split: [line for line in lines if len(line.encode()) > 100]
+            for split, lines in splits.items()
+        }
+    fingerprint = {
+        "text": text_sources.text_sha256(text),
+        "lines": settings["text_mode"] == "lines",
+        "vocabulary": word_pieces.vocabulary_sha256(tokenizer.vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "strip_accents": tokenizer.strip_accents,
+        "split_on_cjk": tokenizer.split_on_cjk,
+        "version": 1,
+    }
+    return word_pieces.tokenize_once(splits, tokenizer, fingerprint, cache_dir)
+
+
+def cut(tokens: dict, split: str, settings: dict, special) -> np.ndarray:
+    """Sequences of one split, or of all, as the run cut them; int32 of shape (n, length)."""
+    chosen = [tokens[name] for name in (text_sources.SPLITS if split == "all" else (split,))]
+    ids = np.concatenate([ids for ids, _ in chosen])
+    lengths = np.concatenate([np.diff(offsets) for _, offsets in chosen])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    cutters = {"packed": masked_lm.packed_sequences, "lines": masked_lm.line_sequences}
+    return cutters[settings["text_mode"]](ids, offsets, settings["sequence_length"], special)
+
+
+def load_training_text(resolved: dict, cache_dir: Path):
+    """The text that the run was trained on, or None where it is not there any more.
+
+    Nothing is downloaded for it.
+    """
+    name = resolved["dataset"]
+    if name in text_sources.wikitext_archives() and not (cache_dir / name).is_dir():
+        return None
+    try:
+        text = text_sources.load_text(name, cache_dir)
+    except DataError:
+        return None
+    return text if text_sources.text_sha256(text) == resolved["text_sha256"] else None
+
+
+def print_table(evaluated: dict, length: int) -> None:
+    """Prints the numbers, a line each."""
+    baseline = evaluated["baseline"]
+    if evaluated["note"]:
+        print(evaluated["note"])
+    rows = (
+        ("run", f"{evaluated['run_dir']}, {evaluated['steps']:,} steps"),
+        (
+            "text",
+            f"{evaluated['dataset']}, {evaluated['split']}: {evaluated['sequences']:,} sequences "
+            f"of {length} tokens",
+        ),
+        ("cross-entropy", f"{evaluated['cross_entropy']:.4f}"),
+        ("perplexity", f"{evaluated['perplexity']:.2f}"),
+        ("accuracy", f"{evaluated['accuracy']:.2%}"),
+        (
+            "unigram model",
+            f"cross-entropy {baseline['unigram_cross_entropy']:.4f}, most frequent piece "
+            f"{baseline['most_frequent_accuracy']:.2%} ({evaluated['baseline_of']})",
+        ),
+    )
+    for name, value in rows:
+        print(f"{name:14} {value}")
+
+
+if __name__ == "__main__":
+    runs.command_line(Options, main)

@@ -1,0 +1,183 @@
+"""Fill in the [MASK]s of a text with a trained masked language model.
+
+    python -m recipes.fill_mask RUN_DIR "the loss is [MASK] over the global batch"
+    python -m recipes.fill_mask path/to/a/preset "first [MASK] text" "second [MASK] text" --top 3
+
+RUN_DIR is the folder of a finished run of `recipes.bert_mlm`; the folder of a BERT preset with a
+masked language model's head does as well. Prints, for each [MASK], the likeliest fills with their
+probabilities, each as the text with the fill in its place. Special tokens are no fills: the
+probabilities are those over all other word pieces.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import keras
+import keras_nlp
+import numpy as np
+import tyro
+
+from recipes import run as runs
+from recipes.options import OptionsError, check, positive
+
+MASK = "[MASK]"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """Options of `recipes.fill_mask`."""
+
+    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
+    """Folder of a finished run, or of a preset."""
+    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts, each with one [MASK] or more."""
+    top: int = 5
+    """Fills that are printed for each [MASK]."""
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values."""
+        found = positive("top", self.top)
+        if not self.texts:
+            found.append(f"no text: give one or more with {MASK}, each in quotation marks")
+        found += [f"no {MASK} in {text[:60]!r}" for text in self.texts if MASK not in text]
+        return found
+
+
+def main(options: Options) -> list[dict]:
+    """Prints the fills and returns them.
+
+    Returns:
+        For each text a dict with `text` and `masks`: for each [MASK] a list of dicts with `piece`,
+        `probability` and `text`, the likeliest first.
+    """
+    check(options)
+    folder = preset_folder(options.run_dir)
+    # The precision of the training is of no use here.
+    model = keras_nlp.models.BertMaskedLM.from_preset(str(folder), dtype="float32", compile=False)
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(
+        str(folder), special_tokens_in_strings=True
+    )
+    # Behind the length that the model was trained on its positions are noise.
+    longest = min(model.preprocessor.sequence_length, model.backbone.max_sequence_length)
+    token_ids = [encode(tokenizer, text) for text in options.texts]
+    found = [
+        f"{len(ids)} tokens with [CLS] and [SEP], the model takes {longest}: {text[:60]!r}"
+        for text, ids in zip(options.texts, token_ids, strict=True)
+        if len(ids) > longest
+    ]
+    if found:
+        raise OptionsError("\n".join(found))
+
+    filled = []
+    for text, ids in zip(options.texts, token_ids, strict=True):
+        probabilities = predict(model, tokenizer, ids)
+        masks = [
+            best_fills(text, place, row, tokenizer, options.top)
+            for place, row in enumerate(probabilities)
+        ]
+        filled.append({"text": text, "masks": masks})
+        print(text)
+        for place, fills in enumerate(masks):
+            if len(masks) > 1:
+                print(f"  {MASK} {place + 1} of {len(masks)}")
+            for fill in fills:
+                print(f"  {fill['probability']:6.1%}  {fill['text']}")
+    return filled
+
+
+def preset_folder(folder: Path) -> Path:
+    """The preset of a run's folder, or the folder itself where it is a preset.
+
+    Raises:
+        RunError: there is none, or it has no masked language model's head.
+    """
+    if not folder.is_dir():
+        raise runs.RunError(f"{folder}: no such folder; a finished run or a preset is expected")
+    if (folder / "options.json").exists():
+        recipe = json.loads((folder / "options.json").read_text())["recipe"]
+        if recipe != "bert_mlm":
+            raise runs.RunError(f"{folder}: a run of {recipe}; one of bert_mlm is expected")
+        if not (folder / "results.json").exists():
+            raise runs.RunError(f"{folder}: the run there is not finished, it has no model yet")
+        folder = folder / "model"
+    missing = [n for n in ("task.json", "task.weights.h5") if not (folder / n).is_file()]
+    if missing:
+        raise runs.RunError(
+            f"{folder}: lacks {' and '.join(missing)}; a finished run of bert_mlm is expected, "
+            "or a preset with a masked language model's head"
+        )
+    kind = json.loads((folder / "task.json").read_text()).get("class_name")
+    if kind != "BertMaskedLM":
+        raise runs.RunError(f"{folder}: a preset of {kind}; one of BertMaskedLM is expected")
+    return folder
+
+
+def encode(tokenizer, text: str) -> np.ndarray:
+    """[CLS], the pieces of the text, [SEP]; int32 of shape (tokens,). `<unk>` becomes [UNK]."""
+    ids = [tokenizer.cls_token_id]
+    for number, part in enumerate(re.split(r"(?<!\S)<unk>(?!\S)", text)):
+        if number:
+            ids.append(tokenizer.token_to_id("[UNK]"))
+        ids.extend(tokenizer(part))
+    return np.asarray([*ids, tokenizer.sep_token_id], np.int32)
+
+
+def predict(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
+    """Probabilities of all word pieces at each [MASK].
+
+    Args:
+        model: a `BertMaskedLM`.
+        tokenizer: its tokenizer.
+        token_ids: int32 of shape (tokens,).
+
+    Returns:
+        float array of shape (masks, vocabulary size); special tokens have probability 0.
+    """
+    places = np.flatnonzero(token_ids == tokenizer.mask_token_id).astype(np.int32)
+    inputs = {
+        "token_ids": token_ids[None],
+        "segment_ids": np.zeros_like(token_ids)[None],
+        "padding_mask": np.ones_like(token_ids)[None],
+        "mask_positions": places[None],
+    }
+    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK)
+    logits[:, [tokenizer.token_to_id(token) for token in special]] = -np.inf
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def best_fills(text: str, place: int, probabilities: np.ndarray, tokenizer, top: int) -> list[dict]:
+    """The likeliest pieces for one [MASK], and the text with each of them.
+
+    Args:
+        text: the text as it was given.
+        place: which [MASK], from 0; the others stay.
+        probabilities: of all pieces, shape (vocabulary size,).
+        tokenizer: gives the pieces.
+        top: how many fills; word pieces of probability zero are none.
+    """
+    mask = list(re.finditer(re.escape(MASK), text))[place]
+    best = np.argsort(-probabilities, kind="stable")[:top]
+    fills = []
+    for number in best[probabilities[best] > 0]:
+        piece = tokenizer.id_to_token(int(number))
+        before, after = text[: mask.start()], text[mask.end() :]
+        if piece.startswith("##"):  # goes on with the word before it
+            before, piece_text = before.rstrip(), piece[2:]
+        else:
+            piece_text = piece
+        fills.append(
+            {
+                "piece": piece,
+                "probability": float(probabilities[number]),
+                "text": before + piece_text + after,
+            }
+        )
+    return fills
+
+
+if __name__ == "__main__":
+    runs.command_line(Options, main)

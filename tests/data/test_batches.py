@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import batches
+
+
+def numbers(examples, epoch):
+    """A batch that shows which examples it holds, and in which epoch."""
+    return examples, tf.fill(tf.shape(examples), epoch)
+
+
+def take(dataset, count):
+    return [[part.numpy() for part in batch] for batch in dataset.take(count)]
+
+
+def training(count, size, seed=0, **more):
+    return batches.training_batches(count, size, seed, numbers, **more)
+
+
+class TestTraining:
+    def test_each_epoch_is_a_permutation_of_its_own(self):
+        found = take(training(12, 4), 9)
+        epochs = [np.concatenate([b[0] for b in found[i : i + 3]]) for i in (0, 3, 6)]
+        for number, examples in enumerate(epochs):
+            assert sorted(examples) == list(range(12))
+            assert all((batch[1] == number).all() for batch in found[3 * number : 3 * number + 3])
+        assert len({tuple(examples) for examples in epochs}) == 3
+        assert tuple(epochs[0]) != tuple(range(12))
+
+    def test_the_incomplete_last_batch_is_dropped(self):
+        found = take(training(11, 4), 4)
+        for first in (0, 2):
+            examples = np.concatenate([found[first][0], found[first + 1][0]])
+            assert len(set(examples)) == 8 and examples.max() < 11
+        assert [batch[1][0] for batch in found] == [0, 0, 1, 1]
+
+    def test_an_epoch_may_end_earlier(self):
+        found = take(training(12, 4, batches_per_epoch=2), 4)
+        assert [batch[1][0] for batch in found] == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize("first", [1, 2, 5, 40])
+    def test_any_batch_can_come_first(self, first):
+        whole = take(training(11, 4), first + 3)
+        later = take(training(11, 4, first_batch=first), 3)
+        np.testing.assert_array_equal(whole[first:], later)
+
+    def test_the_positions_do_not_depend_on_how_they_are_batched(self):
+        small = np.concatenate([batch[0] for batch in take(training(12, 2), 6)])
+        large = np.concatenate([batch[0] for batch in take(training(12, 6), 2)])
+        np.testing.assert_array_equal(small, large)
+
+    def test_the_seed_decides(self):
+        first, again, other = (take(training(50, 50, seed), 1)[0][0] for seed in (1, 1, 2))
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+
+    def test_workers_split_it_by_data(self):
+        policy = training(12, 4).options().experimental_distribute.auto_shard_policy
+        assert policy == tf.data.experimental.AutoShardPolicy.DATA
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize("size", [1, 3, 4, 11, 16])
+    def test_each_example_counts_once(self, size):
+        def make_batch(examples, epoch):
+            return examples, tf.fill(tf.shape(examples), epoch), tf.ones([size, 2])
+
+        found = list(batches.evaluation_batches(11, size, make_batch).as_numpy_iterator())
+        assert all(x.shape == (size,) for x, _, _ in found)
+        x = np.concatenate([x for x, _, _ in found])
+        weights = np.concatenate([w for _, _, w in found])
+        np.testing.assert_array_equal(x[weights[:, 0] == 1], np.arange(11))
+        assert weights.sum() == 22 and x.max() == 10
+        assert all((epoch == batches.EVALUATION_EPOCH).all() for _, epoch, _ in found)
+
+    def test_weights_of_examples_and_their_dtype_stay(self):
+        def make_batch(examples, epoch):
+            return examples, examples, tf.ones([4], tf.float64) * 0.5
+
+        found = list(batches.evaluation_batches(6, 4, make_batch).as_numpy_iterator())
+        weights = np.concatenate([w for _, _, w in found])
+        np.testing.assert_array_equal(weights, [0.5] * 6 + [0, 0])
+        assert weights.dtype == np.float64
+
+
+MASK = (1 << 64) - 1
+
+
+def splitmix64(state):
+    """The generator as its authors publish it (prng.di.unimi.it/splitmix64.c), on Python's ints."""
+    state = (state + 0x9E3779B97F4A7C15) & MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
+class TestUniform:
+    def test_the_generator_is_splitmix64(self):
+        # The first outputs for the seed 1234567, which are published with the generator.
+        assert splitmix64(1234567) == 6457827717110365317
+        assert splitmix64((1234567 + 0x9E3779B97F4A7C15) & MASK) == 3203168211198807973
+
+    def test_equals_a_plain_implementation(self):
+        epochs, examples = np.array([[-1], [0], [7]]), np.array([0, 1, 2**40, 2**62])
+        found = batches.uniform(12345, tf.constant(epochs), tf.constant(examples)).numpy()
+        assert found.dtype == np.float32 and found.shape == (3, 4)
+        for row, epoch in enumerate(epochs[:, 0]):
+            for column, example in enumerate(examples):
+                state = splitmix64(12345 ^ (int(epoch) & MASK))
+                state = splitmix64(state ^ int(example))
+                assert found[row, column] == np.float32((state >> 40) * 2.0**-24)
+
+    def test_is_even_and_without_correlation(self):
+        found = batches.uniform(3, tf.range(200, dtype=tf.int64)[:, None], tf.range(200)).numpy()
+        assert found.min() >= 0 and found.max() < 1
+        counts, _ = np.histogram(found, bins=20, range=(0, 1))
+        # 40,000 numbers in 20 bins: 2,000 each, deviation 44.
+        assert np.abs(counts - 2000).max() < 5 * 44
+        for other in (found[1:], found[:-1, :]):
+            assert other.shape == (199, 200)
+        below, right = found[1:, :], found[:, 1:]
+        assert abs(np.corrcoef(found[:-1, :].ravel(), below.ravel())[0, 1]) < 0.025
+        assert abs(np.corrcoef(found[:, :-1].ravel(), right.ravel())[0, 1]) < 0.025
+
+    def test_each_use_has_a_seed_of_its_own(self):
+        seeds = {batches.stream_seed(seed, name) for seed in range(20) for name in ("a", "b")}
+        assert len(seeds) == 40
+        assert all(0 <= seed < 2**31 for seed in seeds)

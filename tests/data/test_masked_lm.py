@@ -1,0 +1,251 @@
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import masked_lm
+from data.errors import DataError
+from data.masked_lm import Masking, SpecialTokens
+
+SPECIAL = SpecialTokens(pad=0, unknown=1, cls=2, sep=3, mask=4)
+MASKING = Masking(SPECIAL, vocabulary_size=200, probability=0.15, slots=19, seed=7)
+
+
+def ragged(lines):
+    """Lines of token ids as (ids, offsets)."""
+    ids = np.array([token for line in lines for token in line], np.int32)
+    return ids, np.cumsum([0, *map(len, lines)]).astype(np.int64)
+
+
+def random_lines(count, longest, seed=0):
+    generator = np.random.default_rng(seed)
+    return [
+        list(generator.integers(5, 200, generator.integers(0, longest + 1))) for _ in range(count)
+    ]
+
+
+def full_sequences(count, length=128, seed=0):
+    sequences = np.random.default_rng(seed).integers(5, 200, (count, length), np.int32)
+    sequences[:, 0] = SPECIAL.cls
+    return sequences
+
+
+def mask(sequences, masking=MASKING, epoch=0, stream="train", examples=None):
+    examples = np.arange(len(sequences)) if examples is None else np.asarray(examples)
+    arguments = (tf.constant(sequences), tf.constant(examples, tf.int64), tf.constant(epoch))
+    x, labels, weights = masked_lm.mask_batch(*arguments, masking, stream)
+    return {name: value.numpy() for name, value in x.items()}, labels.numpy(), weights.numpy()
+
+
+class TestPackedSequences:
+    @pytest.mark.parametrize("length", [4, 7, 16])
+    def test_equals_plain_python(self, length):
+        lines = random_lines(40, 12)
+        stream = [token for line in lines if line for token in [*line, SPECIAL.sep]]
+        body = length - 1
+        expected = [
+            [SPECIAL.cls, *stream[start : start + body]]
+            for start in range(0, len(stream) - body + 1, body)
+        ]
+        found = masked_lm.packed_sequences(*ragged(lines), length, SPECIAL)
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, expected)
+
+    def test_too_little_text_gives_none(self):
+        assert masked_lm.packed_sequences(*ragged([[5, 6], []]), 8, SPECIAL).shape == (0, 8)
+        assert masked_lm.packed_sequences(*ragged([]), 8, SPECIAL).shape == (0, 8)
+
+
+class TestLineSequences:
+    @pytest.mark.parametrize("length", [4, 7, 16])
+    def test_equals_plain_python(self, length):
+        lines = random_lines(40, 12)
+        expected = []
+        for line in filter(None, lines):
+            row = [SPECIAL.cls, *line[: length - 2], SPECIAL.sep]
+            expected.append(row + [SPECIAL.pad] * (length - len(row)))
+        found = masked_lm.line_sequences(*ragged(lines), length, SPECIAL)
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, expected)
+
+    def test_no_text_gives_none(self):
+        assert masked_lm.line_sequences(*ragged([]), 8, SPECIAL).shape == (0, 8)
+        assert masked_lm.line_sequences(*ragged([[], []]), 8, SPECIAL).shape == (0, 8)
+
+
+class TestMaskBatch:
+    def test_shapes_and_dtypes_are_those_of_the_model(self):
+        x, labels, weights = mask(full_sequences(3))
+        assert set(x) == {"token_ids", "segment_ids", "padding_mask", "mask_positions"}
+        assert all(value.dtype == np.int32 for value in x.values())
+        assert [x[n].shape for n in ("token_ids", "segment_ids", "padding_mask")] == [(3, 128)] * 3
+        assert x["mask_positions"].shape == labels.shape == weights.shape == (3, 19)
+        assert (labels.dtype, weights.dtype) == (np.int32, np.float32)
+
+    def test_eighty_ten_ten(self):
+        sequences = full_sequences(2000)
+        x, labels, weights = mask(sequences)
+        assert (weights == 1).all()
+        rows = np.arange(2000)[:, None]
+        now = x["token_ids"][rows, x["mask_positions"]]
+        masked = (now == SPECIAL.mask).mean()
+        kept = (now == labels).mean()
+        # 38,000 predictions: the deviation of a share of 0.1 is 0.0015.
+        assert masked == pytest.approx(0.8, abs=0.01)
+        assert kept == pytest.approx(0.1 + 0.1 / 195, abs=0.008)
+        replaced = now[(now != SPECIAL.mask) & (now != labels)]
+        assert len(replaced) / now.size == pytest.approx(0.1 - 0.1 / 195, abs=0.008)
+        # Random pieces come from the whole vocabulary without the special tokens.
+        assert replaced.min() == 5 and replaced.max() == 199
+
+    def test_labels_are_the_tokens_before_and_nothing_else_changes(self):
+        sequences = full_sequences(50)
+        x, labels, _ = mask(sequences)
+        rows = np.arange(50)[:, None]
+        np.testing.assert_array_equal(sequences[rows, x["mask_positions"]], labels)
+        untouched = np.ones(sequences.shape, bool)
+        untouched[rows, x["mask_positions"]] = False
+        np.testing.assert_array_equal(x["token_ids"][untouched], sequences[untouched])
+        assert all(len(set(row)) == 19 for row in x["mask_positions"])
+
+    def test_special_tokens_are_neither_masked_nor_targets(self):
+        sequences = full_sequences(200, 32)
+        sequences[:, 3::4] = SPECIAL.unknown
+        sequences[:, 6::4] = SPECIAL.sep
+        sequences[:, 28:] = SPECIAL.pad
+        x, labels, weights = mask(sequences, dataclasses.replace(MASKING, slots=5))
+        assert not set(labels[weights > 0]) & set(SPECIAL.all())
+        for token in (SPECIAL.unknown, SPECIAL.sep, SPECIAL.pad, SPECIAL.cls):
+            np.testing.assert_array_equal(x["token_ids"] == token, sequences == token)
+        np.testing.assert_array_equal(x["padding_mask"], sequences != SPECIAL.pad)
+
+    def test_a_slot_without_a_place_weighs_nothing(self):
+        sequences = np.full((3, 16), SPECIAL.unknown, np.int32)
+        sequences[:, 0] = SPECIAL.cls
+        sequences[1, 5] = 50
+        sequences[2, 2:14] = 60
+        masking = dataclasses.replace(MASKING, probability=0.25, slots=4)
+        x, labels, weights = mask(sequences, masking)
+        np.testing.assert_array_equal(weights.sum(1), [0, 1, 4])
+        assert x["mask_positions"][1, 0] == 5 and labels[1, 0] == 50
+        assert (x["mask_positions"][weights == 0] == 0).all() and (labels[weights == 0] == 0).all()
+        np.testing.assert_array_equal(x["token_ids"][0], sequences[0])
+
+    def test_short_lines_get_their_share_at_least_one(self):
+        lines = [[9] * count for count in (1, 8, 18, 60)]
+        sequences = masked_lm.line_sequences(*ragged(lines), 64, SPECIAL)
+        masking = dataclasses.replace(MASKING, slots=10)
+        weights = mask(sequences, masking)[2]
+        # 15 % of the tokens, [CLS] and [SEP] counted: 3, 10, 20 and 62 (2 of 1.5, to even).
+        np.testing.assert_array_equal(weights.sum(1), [1, 2, 3, 9])
+
+    def test_masks_depend_on_seed_epoch_and_example_alone(self):
+        sequences = full_sequences(12, 32)
+        masking = dataclasses.replace(MASKING, slots=5)
+        whole = mask(sequences, masking, epoch=3)
+        for chosen in ([0, 1, 2], [11, 4], [7]):
+            part = mask(sequences[chosen], masking, epoch=3, examples=chosen)
+            for name, value in part[0].items():
+                np.testing.assert_array_equal(value, whole[0][name][chosen])
+            np.testing.assert_array_equal(part[1], whole[1][chosen])
+        same = functools.partial(mask, sequences)
+        for other in (
+            same(masking, epoch=4),
+            same(dataclasses.replace(masking, seed=8), epoch=3),
+            same(masking, epoch=3, stream="valid"),
+            same(masking, epoch=3, examples=np.arange(1, 13)),
+        ):
+            assert (other[0]["mask_positions"] != whole[0]["mask_positions"]).any()
+
+    def test_every_place_is_chosen_equally_often(self):
+        sequences = full_sequences(4000, 21)
+        masking = dataclasses.replace(MASKING, slots=3)
+        positions = mask(sequences, masking)[0]["mask_positions"]
+        counts = np.bincount(positions.ravel(), minlength=21)
+        assert counts[0] == 0
+        # 12,000 choices among 20 places: 600 each, deviation 24 at most.
+        assert np.abs(counts[1:] - 600).max() < 5 * 24
+
+
+class TestData:
+    MASKING = dataclasses.replace(MASKING, slots=3)
+
+    def flat(self, dataset, count=None):
+        dataset = dataset if count is None else dataset.take(count)
+        rows = list(dataset.as_numpy_iterator())
+        names = ("token_ids", "mask_positions", "padding_mask")
+        parts = [np.concatenate([x[name] for x, _, _ in rows]) for name in names]
+        return [*parts, *(np.concatenate([row[i] for row in rows]) for i in (1, 2))]
+
+    def test_training_is_the_same_for_any_split_of_the_batch(self):
+        sequences = full_sequences(24, 20)
+        by_size = [
+            self.flat(masked_lm.training_data(sequences, self.MASKING, size), 48 // size)
+            for size in (4, 8, 12)
+        ]
+        for other in by_size[1:]:
+            for found, expected in zip(other, by_size[0], strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+    def test_training_masks_anew_in_each_epoch_and_goes_on_anywhere(self):
+        sequences = np.repeat(full_sequences(1, 20), 4, axis=0)
+        found = self.flat(masked_lm.training_data(sequences, self.MASKING, 4), 3)
+        positions = found[1].reshape(3, -1)
+        assert (positions[0] != positions[1]).any()
+        later = masked_lm.training_data(sequences, self.MASKING, 4, first_batch=1)
+        np.testing.assert_array_equal(self.flat(later, 2)[1], found[1][4:])
+
+    @pytest.mark.parametrize("stream", ["valid", "test"])
+    def test_evaluation_never_changes(self, stream):
+        sequences = full_sequences(10, 20)
+        data = masked_lm.evaluation_data(sequences, self.MASKING, 4, stream)
+        first, again = self.flat(data), self.flat(data)
+        anew = self.flat(masked_lm.evaluation_data(sequences, self.MASKING, 4, stream))
+        other_size = self.flat(masked_lm.evaluation_data(sequences, self.MASKING, 5, stream))
+        for a, b, c, d in zip(first, again, anew, other_size, strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c)
+            np.testing.assert_array_equal(a[:10], d)
+        assert first[-1][:10].all() and not first[-1][10:].any()
+
+    def test_valid_and_test_have_masks_of_their_own(self):
+        sequences = full_sequences(10, 20)
+        valid, test = (
+            self.flat(masked_lm.evaluation_data(sequences, self.MASKING, 5, stream))
+            for stream in ("valid", "test")
+        )
+        assert (valid[1] != test[1]).any()
+
+
+class TestFill:
+    def test_equals_what_the_batches_hold(self):
+        lines = random_lines(60, 40)
+        for length, slots in ((32, 5), (16, 2)):
+            sequences = masked_lm.line_sequences(*ragged(lines), length, SPECIAL)
+            sequences[::3, 2:6] = np.where(sequences[::3, 2:6] > 4, SPECIAL.unknown, 0)
+            sequences[:, 1] = np.maximum(sequences[:, 1], 5)
+            masking = dataclasses.replace(MASKING, slots=slots)
+            padding, filled = masked_lm.fill(sequences, masking)
+            x, _, weights = mask(sequences, masking)
+            assert padding == pytest.approx(1 - x["padding_mask"].mean())
+            assert filled == pytest.approx(weights.mean())
+
+    def test_full_sequences_fill_everything(self):
+        assert masked_lm.fill(full_sequences(5), MASKING) == (0.0, 1.0)
+
+
+class TestBaselines:
+    def test_by_hand(self):
+        train = np.array([[2, 5, 5, 6], [2, 5, 1, 3]])
+        test = np.array([[2, 5, 6, 7, 1, 0]])
+        found = masked_lm.baselines(train, test, SPECIAL, 8)
+        # Counts of 5, 6 and 7 plus 0.1: 3.1, 1.1, 0.1 of 4.3; each stands once in the test text.
+        expected = -np.mean(np.log(np.array([3.1, 1.1, 0.1]) / 4.3))
+        assert found["unigram_cross_entropy"] == pytest.approx(expected)
+        assert found["most_frequent_accuracy"] == pytest.approx(1 / 3)
+
+    def test_nothing_to_predict(self):
+        with pytest.raises(DataError, match="no word piece that could be predicted"):
+            masked_lm.baselines(np.array([5]), np.array([2, 1, 3]), SPECIAL, 8)

@@ -1,0 +1,184 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import word_pieces
+from data.errors import DataError
+from data.text import Text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LINES = [
+    "The loss of a step is the mean over all replicas, not over one.",
+    "Née Müller, she said: (don't) 3.14 <unk> e-mails & the state-of-the-art!",
+    "<unk> <unk> of the <unk> , a < unk > b",
+    "",
+    "東京 is written 東京; naïve façades; 5″ of rain … and ×2",
+    "Tokens, tokeniser; TOKENS\tand   spaces a<unk>b",
+] + [f"number {number} of the batches and the losses" for number in range(30)]
+
+LEARN = """
+import sys
+from data import word_pieces
+lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
+print(word_pieces.vocabulary_sha256(word_pieces.learn_vocabulary(lines, 150)))
+"""
+
+
+def make_tokenizer(pieces, **more):
+    import keras_nlp
+
+    settings = dict(lowercase=True, strip_accents=True, special_tokens_in_strings=False)
+    return keras_nlp.models.BertTokenizer(vocabulary=pieces, **(settings | more))
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return word_pieces.learn_vocabulary(LINES, 150)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pieces):
+    return make_tokenizer(pieces)
+
+
+class TestLearnVocabulary:
+    def test_the_same_in_any_process(self, pieces, tmp_path):
+        path = tmp_path / "text.txt"
+        path.write_text("\n".join(LINES), encoding="utf-8")
+        found = [
+            subprocess.run(
+                [sys.executable, "-c", LEARN, str(path)],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONHASHSEED": str(seed)},
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            ).stdout.strip()
+            for seed in (1, 2, 3)
+        ]
+        assert found == [word_pieces.vocabulary_sha256(pieces)] * 3
+
+    def test_the_same_in_any_order_of_the_lines(self, pieces):
+        assert word_pieces.learn_vocabulary(LINES[::-1], 150) == pieces
+
+    def test_special_tokens_come_first_and_no_piece_stands_twice(self, pieces):
+        assert tuple(pieces[:5]) == word_pieces.SPECIAL_TOKENS
+        assert len(set(pieces)) == len(pieces) <= 150
+
+    def test_lower_case_without_accents(self, pieces):
+        assert all(piece == piece.lower() for piece in pieces[5:])
+        assert not set("éüïç") & set("".join(pieces))
+
+    def test_frequent_words_are_pieces_and_unk_is_none(self, pieces):
+        assert {"the", "of", "number"} <= set(pieces)
+        assert "unk" not in word_pieces.learn_vocabulary(["<unk> the of"] * 50, 60)
+
+    def test_a_size_without_room_names_one_that_has(self):
+        with pytest.raises(DataError, match="--vocabulary-size 20 .* take at least") as caught:
+            word_pieces.learn_vocabulary(LINES, 20)
+        least = int(str(caught.value).rsplit(" ", 1)[1])
+        assert len(word_pieces.learn_vocabulary(LINES, least)) == least
+        with pytest.raises(DataError):
+            word_pieces.learn_vocabulary(LINES, least - 1)
+
+
+class TestVocabularyOnce:
+    def text(self, lines):
+        return Text("x", {"train": lines, "valid": ["a"], "test": ["b"]}, False)
+
+    def test_is_learned_once(self, pieces, tmp_path, monkeypatch):
+        text = self.text(LINES)
+        assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
+        monkeypatch.setattr(word_pieces, "learn_vocabulary", None)  # would raise if called
+        assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
+
+    def test_another_text_or_size_is_another_vocabulary(self, pieces, tmp_path):
+        first = word_pieces.vocabulary_once(self.text(LINES), 150, tmp_path)
+        other_size = word_pieces.vocabulary_once(self.text(LINES), 120, tmp_path)
+        other_text = word_pieces.vocabulary_once(self.text(LINES[10:] * 2), 150, tmp_path)
+        assert first != other_size and first != other_text
+        assert len(list((tmp_path / "vocabularies").iterdir())) == 3
+
+
+class TestReadVocabulary:
+    def test_what_is_missing_is_named(self, tmp_path):
+        path = tmp_path / "vocab.txt"
+        path.write_text("[PAD]\n[UNK]\n[CLS]\na\n")
+        with pytest.raises(DataError, match=r"lacks \[SEP\], \[MASK\]; a BERT vocabulary has"):
+            word_pieces.read_vocabulary(path)
+
+    def test_a_piece_that_stands_twice(self, tmp_path):
+        path = tmp_path / "vocab.txt"
+        path.write_text("\n".join([*word_pieces.SPECIAL_TOKENS, "a", "b", "a"]))
+        with pytest.raises(DataError, match="the piece 'a' stands there twice"):
+            word_pieces.read_vocabulary(path)
+
+    def test_not_utf8_or_not_there(self, tmp_path):
+        with pytest.raises(DataError, match="no such file"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+        (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
+        with pytest.raises(DataError, match="not UTF-8 at byte 6"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+
+    def test_the_checksum_is_the_files(self, tmp_path, pieces):
+        import hashlib
+
+        path = tmp_path / "vocab.txt"
+        path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+        assert word_pieces.read_vocabulary(path) == pieces
+        expected = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert word_pieces.vocabulary_sha256(pieces) == expected
+
+
+class TestTokenize:
+    @pytest.mark.parametrize("lowercase", [True, False])
+    def test_equals_keras_on_whole_lines(self, pieces, lowercase):
+        tokenizer = make_tokenizer(pieces, lowercase=lowercase, strip_accents=lowercase)
+        lines = [line.replace("<unk>", "rare") for line in LINES]
+        ids, offsets = word_pieces.tokenize(lines, tokenizer)
+        assert (ids.dtype, offsets.dtype) == (np.int32, np.int64)
+        assert (len(offsets), offsets[0], offsets[-1]) == (len(lines) + 1, 0, len(ids))
+        for number, line in enumerate(lines):
+            expected = np.asarray(tokenizer(line))
+            np.testing.assert_array_equal(ids[offsets[number] : offsets[number + 1]], expected)
+
+    def test_unk_is_one_unknown_piece(self, tokenizer):
+        unknown = tokenizer.token_to_id("[UNK]")
+        ids, offsets = word_pieces.tokenize(["the <unk> of", "<unk>", "<unk> <unk> the"], tokenizer)
+        the, of = tokenizer.token_to_id("the"), tokenizer.token_to_id("of")
+        np.testing.assert_array_equal(ids, [the, unknown, of, unknown, unknown, unknown, the])
+        np.testing.assert_array_equal(offsets, [0, 3, 4, 7])
+
+    def test_special_tokens_in_the_text_are_plain_text(self, tokenizer):
+        ids, _ = word_pieces.tokenize(["[MASK] [SEP] [CLS] [PAD]"], tokenizer)
+        kinds = {tokenizer.token_to_id(name) for name in ("[MASK]", "[SEP]", "[CLS]", "[PAD]")}
+        assert len(ids) and not kinds & set(ids.tolist())
+
+    def test_no_lines_and_empty_lines(self, tokenizer):
+        ids, offsets = word_pieces.tokenize([], tokenizer)
+        assert len(ids) == 0 and offsets.tolist() == [0]
+        ids, offsets = word_pieces.tokenize(["", "  ", "the"], tokenizer)
+        assert len(ids) == 1 and offsets.tolist() == [0, 0, 0, 1]
+
+
+class TestTokenizeOnce:
+    def test_is_done_once_for_a_fingerprint(self, tokenizer, tmp_path, monkeypatch):
+        splits = {"train": LINES, "valid": LINES[:2], "test": LINES[2:4]}
+        first = word_pieces.tokenize_once(splits, tokenizer, {"text": 1}, tmp_path)
+        for split, lines in splits.items():
+            for found, expected in zip(
+                first[split], word_pieces.tokenize(lines, tokenizer), strict=True
+            ):
+                np.testing.assert_array_equal(found, expected)
+        monkeypatch.setattr(word_pieces, "tokenize", None)  # would raise if called
+        again = word_pieces.tokenize_once(splits, tokenizer, {"text": 1}, tmp_path)
+        np.testing.assert_array_equal(again["train"][0], first["train"][0])
+        with pytest.raises(TypeError):
+            word_pieces.tokenize_once(splits, tokenizer, {"text": 2}, tmp_path)
+        assert len(list((tmp_path / "tokens").iterdir())) == 1

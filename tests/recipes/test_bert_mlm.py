@@ -1,0 +1,209 @@
+import json
+import subprocess
+import sys
+
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+
+from callbacks.learning_rate import used_learning_rate
+from data import word_pieces
+
+KEYS = """
+recipe dataset preset vocabulary_sha256 strategy replicas workers global_batch_size learning_rate
+precision seed steps epochs history test baseline examples_per_second tokens_per_second seconds
+time_to_first_step resumed_from_step weights_sha256 versions
+""".split()
+
+PREDICT = """
+import sys
+import keras_nlp
+import numpy as np
+inputs = dict(np.load(sys.argv[2]))
+model = keras_nlp.models.BertMaskedLM.from_preset(sys.argv[1])
+np.save(sys.argv[3], model(inputs, training=False).numpy())
+assert not {"recipes", "data", "distribution", "callbacks"} & set(sys.modules)
+assert model.preprocessor.tokenizer.lowercase and model.preprocessor.tokenizer.strip_accents
+"""
+
+
+def to_numpy(value):
+    return keras.ops.convert_to_numpy(value)
+
+
+def save_preset(folder, text, positions=512):
+    """A preset as a person may have one: a small backbone that was never trained, no head."""
+    pieces = word_pieces.learn_vocabulary(text.read_text().splitlines(), 130)
+    keras.utils.set_random_seed(1)
+    keras_nlp.models.BertBackbone(
+        vocabulary_size=len(pieces),
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=8,
+        dropout=0.1,
+        max_sequence_length=positions,
+    ).save_to_preset(folder)
+    keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True).save_to_preset(folder)
+    return pieces
+
+
+@pytest.fixture(scope="module")
+def other_run(run_bert, tmp_path_factory):
+    """One step with another seed, and a decay that can be seen."""
+    return run_bert(tmp_path_factory.mktemp("other") / "run", seed=1, weight_decay=0.5, max_steps=1)
+
+
+class TestResults:
+    def test_all_keys_are_there(self, tiny_run):
+        results = json.loads((tiny_run.folder / "results.json").read_text())
+        assert sorted(results) == sorted(KEYS)
+        assert results == json.loads(json.dumps(tiny_run.results))
+        assert sorted(results["test"]) == ["accuracy", "cross_entropy", "perplexity"]
+        assert sorted(results["baseline"]) == ["most_frequent_accuracy", "unigram_cross_entropy"]
+        assert results["recipe"] == "bert_mlm"
+        assert (results["steps"], results["epochs"]) == (40, 2)
+        assert results["resumed_from_step"] is None
+
+    def test_history_has_a_value_for_each_epoch(self, tiny_run):
+        names = ("loss", "cross_entropy", "accuracy", "perplexity")
+        assert set(tiny_run.results["history"]) == {*names, *(f"val_{name}" for name in names)}
+        for values in tiny_run.results["history"].values():
+            assert len(values) == 2
+
+    def test_perplexity_is_the_exponential_of_the_cross_entropy(self, tiny_run):
+        test = tiny_run.results["test"]
+        assert test["perplexity"] == pytest.approx(np.exp(test["cross_entropy"]))
+
+    def test_it_learns(self, tiny_run):
+        losses = [r["loss"] for r in tiny_run.records if r["event"] == "step"]
+        assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 1.0
+
+    def test_what_lies_in_the_folder(self, tiny_run):
+        names = {path.name for path in tiny_run.folder.iterdir()}
+        files = {"options.json", "results.json", "metrics.jsonl", "worker-0.log", ".lock"}
+        assert names == files | {"logs", "checkpoints", "model"}
+
+    def test_a_finished_run_is_left_alone(self, tiny_run, run_bert):
+        before = (tiny_run.folder / "results.json").stat().st_mtime_ns
+        again = run_bert(tiny_run.folder)
+        assert again.model is None
+        assert again.results == json.loads(json.dumps(tiny_run.results))
+        assert (tiny_run.folder / "results.json").stat().st_mtime_ns == before
+
+
+class TestLearningRate:
+    def test_half_in_the_middle_and_near_zero_at_the_end(self, tiny_run):
+        rates = [r["learning_rate"] for r in tiny_run.records if r["event"] == "step"]
+        assert len(rates) == 40
+        assert rates[0] == pytest.approx(0.005)  # two steps of warm-up
+        assert max(rates) == pytest.approx(0.01)
+        assert rates[20] == pytest.approx(0.005, rel=0.1)
+        assert 0 < rates[-1] < 0.0005
+        assert all(np.diff(rates[2:]) < 0)
+
+    def test_what_each_epoch_prints_is_what_the_optimizer_used(self, tiny_run):
+        printed = [
+            float(line.rsplit(" ", 1)[1])
+            for line in tiny_run.log.splitlines()
+            if "epoch" in line and "learning rate" in line
+        ]
+        rates = [r["learning_rate"] for r in tiny_run.records if r["event"] == "step"]
+        assert printed == pytest.approx([rates[19], rates[39]], rel=0.01)
+        assert used_learning_rate(tiny_run.model.optimizer) == pytest.approx(rates[39])
+
+
+class TestModel:
+    def test_the_pooler_is_frozen(self, tiny_run):
+        pooler = tiny_run.model.backbone.pooled_dense
+        assert not pooler.trainable
+        trained = {id(v) for v in tiny_run.model.trainable_variables}
+        assert not trained & {id(v) for v in pooler.variables}
+
+    def test_loads_elsewhere_and_predicts_the_same(self, tiny_run, tmp_path):
+        generator = np.random.default_rng(0)
+        inputs = {
+            "token_ids": generator.integers(0, 100, (3, 16), "int32"),
+            "segment_ids": np.zeros((3, 16), "int32"),
+            "padding_mask": np.tile(np.arange(16) < 13, (3, 1)).astype("int32"),
+            "mask_positions": generator.integers(0, 13, (3, 2), "int32"),
+        }
+        np.savez(tmp_path / "inputs.npz", **inputs)
+        files = [tiny_run.folder / "model", tmp_path / "inputs.npz", tmp_path / "logits.npy"]
+        arguments = [sys.executable, "-c", PREDICT, *map(str, files)]
+        subprocess.run(arguments, cwd=tmp_path, check=True, timeout=300)
+        logits = to_numpy(tiny_run.model(inputs, training=False))
+        assert logits.shape == (3, 2, tiny_run.model.backbone.vocabulary_size)
+        np.testing.assert_allclose(np.load(files[2]), logits, atol=1e-6)
+
+    def test_biases_and_layer_norms_do_not_decay(self, other_run):
+        optimizer, variables = other_run.model.optimizer, other_run.model.trainable_variables
+        for variable in optimizer.variables:
+            variable.assign(keras.ops.zeros_like(variable))
+        for variable in variables:
+            variable.assign(keras.ops.ones_like(variable))
+        # With zero gradients and moments nothing but the decay is left of a step.
+        optimizer.apply([keras.ops.zeros_like(v) for v in variables], variables)
+        decayed = {v.path for v in variables if np.any(to_numpy(v) != 1)}
+        kept = {v.path for v in variables} - decayed
+        assert {path.rsplit("/", 1)[1] for path in kept} == {"bias", "output_bias", "gamma", "beta"}
+        assert {path.rsplit("/", 1)[1] for path in decayed} == {"kernel", "embeddings"}
+
+
+class TestRepeats:
+    def test_one_seed_and_empty_caches_give_the_same_run(self, tiny_run, run_bert, tmp_path):
+        again = run_bert(tmp_path / "run", cache_dir=tmp_path / "cache")
+        assert list((tmp_path / "cache" / "vocabularies").iterdir())
+        for key in ("vocabulary_sha256", "weights_sha256", "test", "history", "baseline"):
+            assert again.results[key] == tiny_run.results[key], key
+
+    def test_another_seed_gives_another_run(self, tiny_run, other_run):
+        assert other_run.results["seed"] == 1
+        assert other_run.results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
+        assert other_run.records[0]["loss"] != tiny_run.records[0]["loss"]
+
+
+class TestWays:
+    def test_lines_in_float64(self, run_bert, tmp_path):
+        changes = dict(text_mode="lines", sequence_length=64, precision="float64")
+        run = run_bert(tmp_path / "run", max_steps=3, **changes)
+        assert run.results["steps"] == 3
+        assert run.results["precision"] == "float64"
+        assert {v.dtype for v in run.model.trainable_variables} == {"float64"}
+        assert {v.dtype for v in run.model.metrics_variables} == {"float64"}
+        # Padding is there, so not every slot of a line is filled.
+        plan = next(line for line in run.log.splitlines() if "padding" in line)
+        assert " 0.0% padding" not in plan and "100.0% of the 10" not in plan
+        assert np.isfinite(run.results["test"]["cross_entropy"])
+
+    def test_init_from_begins_where_the_other_run_ended(self, tiny_run, run_bert, tmp_path):
+        run = run_bert(
+            tmp_path / "run",
+            init_from=tiny_run.folder,
+            max_steps=1,
+            base_learning_rate=1e-9,
+            warmup_steps=0,
+        )
+        assert run.results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
+        for name, value in tiny_run.results["test"].items():
+            assert run.results["test"][name] == pytest.approx(value, rel=1e-4), name
+
+    def test_a_preset_of_ones_own(self, run_bert, tiny_text, tmp_path):
+        pieces = save_preset(str(tmp_path / "preset"), tiny_text)
+        run = run_bert(
+            tmp_path / "run",
+            preset=str(tmp_path / "preset"),
+            dropout=None,
+            max_steps=1,
+            base_learning_rate=None,
+        )
+        assert run.results["preset"] == str(tmp_path / "preset")
+        assert run.results["vocabulary_sha256"] == word_pieces.vocabulary_sha256(pieces)
+        assert run.results["learning_rate"] == 1e-4
+        assert run.model.backbone.dropout == 0.1  # the preset's own
+        # One step at this rate leaves the backbone's weights nearly as they were.
+        keras.utils.set_random_seed(2)
+        stock = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "preset"))
+        for mine, its in zip(run.model.backbone.weights, stock.weights, strict=True):
+            np.testing.assert_allclose(to_numpy(mine), to_numpy(its), atol=3e-4)

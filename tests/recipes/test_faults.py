@@ -1,0 +1,174 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras_nlp
+import pytest
+
+from data import word_pieces
+from recipes import bert_mlm
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "--preset scratch --strategy none --vocabulary-size 120 --layers 1 --width 16 "
+    "--sequence-length 16 --global-batch-size 8 --max-steps 1 --quiet"
+).split()
+
+
+@pytest.fixture
+def refused(command_line, tmp_path):
+    """The message of a start that must fail, beside which nothing may be left."""
+
+    def call(*arguments, small=SMALL):
+        folder = tmp_path / "made" / "run"
+        status, _, errors = command_line(bert_mlm, *small, *arguments, "--run-dir", folder)
+        assert status == 2, errors
+        assert errors.startswith("bert_mlm: ") and "Traceback" not in errors
+        assert not (tmp_path / "made").exists()
+        return errors
+
+    return call
+
+
+class TestFiles:
+    def test_a_missing_path(self, refused, tmp_path):
+        errors = refused("--dataset", tmp_path / "none.txt")
+        assert errors.count("\n") == 1
+        assert str(tmp_path / "none.txt") in errors and "neither a known data set" in errors
+
+    @pytest.mark.parametrize(
+        "content, expected",
+        [
+            (b"", "empty; expected lines of text"),
+            (b"\n \n", "empty; expected lines of text"),
+            (bytes(range(256)), "a binary file (it holds NUL bytes); expected UTF-8 text"),
+            (b"good\nb\xe9d\n", "line 2: byte 0xe9 is not UTF-8"),
+            (b"too short\n", "too small to be split"),
+        ],
+    )
+    def test_a_file_that_is_no_text(self, refused, tmp_path, content, expected):
+        path = tmp_path / "text.txt"
+        path.write_bytes(content)
+        errors = refused("--dataset", path)
+        assert errors.count("\n") == 1
+        assert str(path) in errors and expected in errors
+
+    def test_a_text_too_short_for_a_sequence(self, refused, tiny_text):
+        errors = refused("--dataset", tiny_text, "--sequence-length", "512")
+        assert "gives no sequence of 512 tokens" in errors
+
+    def test_a_vocabulary_without_mask(self, refused, tiny_text, tmp_path):
+        path = tmp_path / "vocab.txt"
+        path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+        errors = refused("--dataset", tiny_text, "--vocabulary", path)
+        assert f"--vocabulary {path}: lacks [MASK]" in errors
+
+    def test_a_missing_vocabulary(self, refused, tiny_text, tmp_path):
+        errors = refused("--dataset", tiny_text, "--vocabulary", tmp_path / "none.txt")
+        assert f"--vocabulary {tmp_path / 'none.txt'}: no such file" in errors
+
+    def test_a_vocabulary_size_without_room(self, refused, tiny_text):
+        errors = refused("--dataset", tiny_text, "--vocabulary-size", "10")
+        assert "--vocabulary-size 10 has no room" in errors
+
+    def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
+        errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none")
+        assert f"--preset {tmp_path / 'none'}: cannot be loaded" in errors
+
+    def test_weights_that_are_not_there(self, refused, tiny_text, tmp_path):
+        errors = refused("--dataset", tiny_text, "--init-from", tmp_path / "none")
+        assert f"--init-from {tmp_path / 'none'}: " in errors
+
+    def test_weights_of_another_model(self, refused, tiny_text, tiny_run):
+        errors = refused("--dataset", tiny_text, "--init-from", tiny_run.folder, "--width", "32")
+        assert f"--init-from {tiny_run.folder}" in errors
+
+
+class TestLimits:
+    def test_a_sequence_longer_than_the_model_takes(self, refused, tiny_text):
+        errors = refused("--dataset", tiny_text, "--sequence-length", "513")
+        assert errors == "bert_mlm: --sequence-length 513: the model takes at most 512 tokens\n"
+
+    def test_a_sequence_longer_than_a_preset_takes(self, refused, tiny_text, tmp_path):
+        preset = tmp_path / "preset"
+        pieces = word_pieces.learn_vocabulary(tiny_text.read_text().splitlines(), 120)
+        keras_nlp.models.BertBackbone(
+            vocabulary_size=len(pieces),
+            num_layers=1,
+            num_heads=1,
+            hidden_dim=8,
+            intermediate_dim=8,
+            max_sequence_length=15,
+        ).save_to_preset(str(preset))
+        keras_nlp.models.BertTokenizer(vocabulary=pieces).save_to_preset(str(preset))
+        errors = refused("--dataset", tiny_text, "--preset", preset)
+        assert f"--sequence-length 16: the preset {preset} takes at most 15 tokens" in errors
+
+
+class TestNumbers:
+    def test_zero_negative_and_nan_all_at_once(self, refused):
+        line = "--epochs 0 --log-every -1 --base-learning-rate nan --clip-norm inf"
+        errors = refused(*line.split())
+        assert errors.splitlines() == [
+            "bert_mlm: --epochs 0: must be more than 0",
+            "  --log-every -1: must be more than 0",
+            "  --base-learning-rate nan: must be more than 0",
+            "  --clip-norm inf: must be more than 0",
+        ]
+
+    def test_a_global_batch_that_the_replicas_cannot_share(self, refused):
+        small = [word for word in SMALL if word not in ("--strategy", "none")]
+        errors = refused("--strategy", "mirrored", "--replicas", "3", small=small)
+        assert errors == "bert_mlm: --global-batch-size 8 cannot be shared by 3 replicas\n"
+
+    def test_replicas_on_one_device(self, refused):
+        errors = refused("--replicas", "2")
+        assert "--strategy none runs on one device; --replicas 2 needs mirrored" in errors
+
+    def test_a_batch_larger_than_the_text(self, refused, tiny_text):
+        errors = refused("--dataset", tiny_text, "--global-batch-size", "100000")
+        assert "one step takes 100000 examples" in errors and "take a smaller batch" in errors
+
+
+class TestFolder:
+    def test_a_folder_that_was_there_stays(self, command_line, tmp_path):
+        (tmp_path / "kept.txt").touch()
+        arguments = ["--dataset", tmp_path / "none.txt", "--run-dir", tmp_path]
+        status, _, _ = command_line(bert_mlm, *SMALL, *arguments)
+        assert status == 2
+        assert (tmp_path / "kept.txt").exists()
+
+    def test_a_run_of_other_options_is_refused_and_kept(self, tiny_run, command_line):
+        before = sorted(tiny_run.folder.rglob("*"))
+        status, _, errors = command_line(bert_mlm, "--run-dir", tiny_run.folder, "--epochs", "3")
+        assert status == 2
+        assert "holds a run of other options" in errors and "--epochs: 2 there, 3 now" in errors
+        assert sorted(tiny_run.folder.rglob("*")) == before
+
+    def test_never_does_not_touch_a_run(self, tiny_run, command_line):
+        arguments = ["--run-dir", tiny_run.folder, "--resume", "never"]
+        status, _, errors = command_line(bert_mlm, *arguments)
+        assert status == 2
+        assert "holds a run, and --resume never does not touch one" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known data set"),
+        (["--epochs", "0"], "bert_mlm: --epochs 0: must be more than 0"),
+    ],
+)
+def test_as_a_process(tmp_path, arguments, expected):
+    ended = subprocess.run(
+        [sys.executable, "-m", "recipes.bert_mlm", *SMALL, *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 2
+    assert expected in ended.stderr and "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []  # not even runs/

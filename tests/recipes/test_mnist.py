@@ -1,0 +1,178 @@
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from callbacks.checkpoint import newest
+from recipes import mnist
+from tests.strategy_run import write_images
+
+TINY = dict(
+    strategy="none",
+    max_examples=64,
+    epochs=2,
+    global_batch_size=16,
+    dropout=0.0,
+    base_learning_rate=0.003,
+    log_every=1,
+    quiet=True,
+)
+
+# A process that knows nothing of this package: it runs in another folder, without our path.
+LOAD = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import keras, numpy as np
+if sys.argv[4:]:
+    import keras_nlp
+model = keras.saving.load_model(sys.argv[1])
+np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
+ours = {"recipes", "callbacks", "distribution", "data.batches"} & set(sys.modules)
+assert not ours, ours
+"""
+
+
+def predicted_elsewhere(model_path, inputs, folder, *more):
+    np.save(folder / "inputs.npy", inputs)
+    arguments = [model_path, folder / "inputs.npy", folder / "outputs.npy", *more]
+    subprocess.run([sys.executable, "-c", LOAD, *map(str, arguments)], check=True, cwd="/")
+    return np.load(folder / "outputs.npy")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mnist") / "run"
+    logging.getLogger("recipes").setLevel(logging.INFO)
+    options = dict(dataset=str(images), validate_every=1, test_every=3, checkpoint_every=3)
+    return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
+
+
+def records(folder):
+    return [json.loads(line) for line in open(folder / "metrics.jsonl")]
+
+
+def test_results(run, images):
+    folder, results = run
+    assert results["recipe"] == "mnist" and results["dataset"] == str(images)
+    assert results["steps"] == 8 and results["epochs"] == 2
+    assert set(results["test"]) == {"loss", "accuracy"}
+    on_disk = json.loads((folder / "results.json").read_text())
+    assert on_disk["test"] == results["test"]
+    matrix = np.array(results["confusion_matrix"])
+    assert matrix.shape == (10, 10) and matrix.sum() == 37
+    assert np.trace(matrix) / 37 == pytest.approx(results["test"]["accuracy"])
+
+
+def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
+    folder, results = run
+    pixels, labels = mnist.load_images(str(images), tmp_path).splits["test"]
+    logits = predicted_elsewhere(folder / "model" / "model.keras", pixels, tmp_path)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    # The padded last batch counts for what it holds: the plain mean over 37 images.
+    assert results["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert results["test"]["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == labels))
+
+
+def test_evaluations_in_mid_epoch_equal_separate_ones(run, images, tmp_path):
+    folder, _ = run
+    found = {
+        (record["split"], record["step"]): record
+        for record in records(folder)
+        if record["event"] == "evaluation"
+    }
+    assert [step for split, step in found if split == "test"] == [3, 6]
+    assert [step for split, step in found if split == "validation"] == list(range(1, 9))
+    saved = newest(folder / "checkpoints")
+    splits = mnist.load_images(str(images), tmp_path).splits
+    model = mnist.build_model(mnist.Options())
+    for step in (3, 6):
+        model.load_weights(saved.folder.with_name(f"step-{step:08d}") / "model.weights.h5")
+        for split, name in (("valid", "validation"), ("test", "test")):
+            pixels, labels = splits[split]
+            logits = model(pixels, training=False)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+            record = found[name, step]
+            assert record["cross_entropy"] == pytest.approx(float(loss), rel=1e-5)
+            assert record["accuracy"] == pytest.approx(np.mean(np.argmax(logits, 1) == labels))
+
+
+def test_evaluations_leave_the_epoch_alone(run, images, tmp_path):
+    _, results = run
+    plain = mnist.main(
+        mnist.Options(**(TINY | dict(dataset=str(images), run_dir=tmp_path / "plain")))
+    )
+    assert plain["history"] == results["history"]
+    assert plain["weights_sha256"] == results["weights_sha256"]
+
+
+def test_tensorboard_shows_images_and_confusion(run):
+    folder, _ = run
+    seen = {}
+    for path in (folder / "logs" / "test").glob("*"):
+        for record in tf.compat.v1.io.tf_record_iterator(str(path)):
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                seen.setdefault(value.tag, []).append((event.step, value.tensor))
+    assert [step for step, _ in seen["images"]] == [4, 8]
+    # Width, height, and a PNG for each of the ten images.
+    assert len(seen["images"][-1][1].string_val) == 2 + 10
+    table = seen["image_classes"][-1][1].string_val[0].decode()
+    assert "predicted" in table and table.count("\n") == 1 + 10
+    assert len(seen["confusion_matrix"]) == len(seen["confusion_counts"]) == 2
+
+
+def test_l2_is_in_the_loss_once(images, tmp_path):
+    options = TINY | dict(dataset=str(images), l2=0.5, epochs=1, run_dir=tmp_path / "run")
+    history = mnist.main(mnist.Options(**options))["history"]
+    model = keras.saving.load_model(tmp_path / "run" / "model" / "model.keras")
+    penalty = history["val_loss"][0] - history["val_cross_entropy"][0]
+    # The 10 validation images are one batch, so the loss tracker's mean over batches is exact.
+    assert penalty == pytest.approx(float(sum(model.losses)), rel=1e-4)
+    dense = next(layer for layer in model.layers if getattr(layer, "units", None) == 64)
+    squares = float(np.sum(np.square(keras.ops.convert_to_numpy(dense.kernel))))
+    assert penalty == pytest.approx(0.5 * squares, rel=1e-4)
+
+
+def test_faults_come_together():
+    faults = "\n".join(mnist.Options(l2=-1.0, dropout=1.5, epochs=0).faults())
+    assert all(flag in faults for flag in ("--l2 -1.0", "--dropout 1.5", "--epochs 0"))
+
+
+def test_a_bad_folder_exits_with_2(images, tmp_path, command_line):
+    copy = tmp_path / "images"
+    copy.mkdir()
+    for path in images.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes()[: -1 if "t10k-im" in path.name else None])
+    status, _, err = command_line(mnist, "--dataset", copy, "--run-dir", tmp_path / "run")
+    assert status == 2
+    assert "t10k-images" in err and "cut short" in err and "Traceback" not in err
+
+
+def test_bad_options_exit_with_2():
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.mnist", "--l2", "-1", "--dropout", "2"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--l2 -1.0: must be 0 or more" in done.stderr and "--dropout 2.0" in done.stderr
+
+
+def test_the_data_are_part_of_the_run():
+    splits = {"train": (np.zeros((2, 28, 28, 1), np.float32), np.array([1, 2], np.int32))}
+    first = mnist.data_sha256(splits)
+    splits["train"][1][0] = 3
+    assert mnist.data_sha256(splits) != first != hashlib.sha256().hexdigest()
