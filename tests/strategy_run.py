@@ -18,7 +18,7 @@ import recipes  # noqa: E402, F401 (picks the backend)
 TINY_TEXT = dict(
     preset="scratch",
     vocabulary_size=120,
-    layers=2,
+    layers=1,
     heads=2,
     width=16,
     sequence_length=16,
@@ -30,6 +30,7 @@ TINY_TEXT = dict(
     precision="float64",
     global_batch_size=8,
     log_every=1,
+    jit="off",  # compiling would take longer than training
     quiet=True,
 )
 TINY_IMAGES = dict(
@@ -42,6 +43,7 @@ TINY_IMAGES = dict(
     precision="float64",
     global_batch_size=8,
     log_every=1,
+    jit="off",  # compiling would take longer than training
     quiet=True,
 )
 TINY_OLIGOS = dict(
@@ -56,6 +58,7 @@ TINY_OLIGOS = dict(
     precision="float64",
     global_batch_size=8,
     log_every=1,
+    jit="off",  # compiling would take longer than training
     quiet=True,
 )
 TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=3)

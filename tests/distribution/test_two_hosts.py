@@ -1,5 +1,6 @@
 """One launcher on each of two hosts that are joined by nothing but a link."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -83,3 +84,41 @@ def test_the_other_host_does_not_come(two_hosts, tmp_path):
     assert process.returncode == 1
     assert f"no answer within 3 s from {two_hosts[1].address}:22200" in err
     assert not two_hosts[0].processes()
+
+
+def test_training_over_the_link_ends_with_identical_weights(two_hosts, tmp_path):
+    """One worker on each host; every step's all-reduce crosses the cable."""
+    from tests import strategy_run
+
+    strategy_run.write_data(tmp_path)
+    chosen = json.dumps({"strategy": "multi_worker", "runs": ["bert_packed", "mnist", "dna"]})
+    before = two_hosts[0].received_bytes()
+    launchers = [
+        host.start(
+            [
+                *[sys.executable, "-m", "distribution.launch"],
+                *["--hosts", ",".join(host.address for host in two_hosts)],
+                *["--node-rank", str(rank), "--log-dir", str(tmp_path / "logs")],
+                *["-m", "strategy_run", chosen, str(tmp_path / "runs")],
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "STRATEGY_RUN_PRINT": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, host in enumerate(two_hosts)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in launchers]
+    assert [process.returncode for process in launchers] == [0, 0], outputs
+    sums = [
+        [
+            line.split()[-1]
+            for line in output.splitlines()
+            if line.startswith(("bert", "mnist", "dna"))
+        ]
+        for output in outputs
+    ]
+    assert len(sums[0]) == 3 and sums[0] == sums[1], outputs
+    assert two_hosts[0].received_bytes() - before > 1_000_000
+    assert not two_hosts[0].processes() and not two_hosts[1].processes()
