@@ -37,15 +37,23 @@ def one_device(folder):
     return folder / "none"
 
 
+def trained_under(name, folder):
+    """The runs under one of the strategies, done once."""
+    workers, options = SYNCHRONOUS[name]
+    output = folder / name.replace(" ", "-")
+    if not output.exists():
+        words = (json.dumps(options), str(output))
+        if workers == 1:
+            processes.run("tests/strategy_run.py", *words, timeout=900)
+        else:
+            processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
+    return output
+
+
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_fit_is_equal_under_every_strategy(name, folder, one_device):
     workers, options = SYNCHRONOUS[name]
-    output = folder / name.replace(" ", "-")
-    words = (json.dumps(options), str(output))
-    if workers == 1:
-        processes.run("tests/strategy_run.py", *words, timeout=600)
-    else:
-        processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
+    output = trained_under(name, folder)
     for run in options.get("runs", strategy_run.RUNS):
         ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
         assert ours.keys() == theirs.keys()
@@ -83,3 +91,15 @@ def test_fit_is_equal_to_the_custom_loop(folder, one_device):
             ]
             assert len(losses) == 20
             np.testing.assert_allclose(losses, oracle["losses"], rtol=1e-9)
+
+
+def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, one_device):
+    mirrored = trained_under("mirrored x 2", folder)
+    predicted = []
+    for runs, replicas in ((one_device, 1), (mirrored, 1), (one_device, 2)):
+        output = folder / f"predicted-{len(predicted)}.npz"
+        processes.run("tests/predict_run.py", str(runs), str(replicas), str(output))
+        predicted.append(dict(np.load(output)))
+    for other in predicted[1:]:
+        for run, value in predicted[0].items():
+            processes.assert_equal(value, other[run], run)
