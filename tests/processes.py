@@ -31,7 +31,7 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
     )
 
 
-def run(*words: str, status: int = 0, timeout: int = 300, **environ: str) -> str:
+def run(*words: str, status: int = 0, timeout: int = 600, **environ: str) -> str:
     """Runs a Python process to its end, looks at its status, and returns its output."""
     process = start(*words, **environ)
     try:

@@ -35,14 +35,14 @@ def test_a_worker_of_a_parameter_server_run_dies(tmp_path):
     )
     try:
         log = run_dir / "metrics.jsonl"
-        deadline = time.time() + 200
+        deadline = time.time() + 400
         while not (log.exists() and log.read_text()) and time.time() < deadline:
             time.sleep(0.1)
         assert log.exists(), "no step was done"
         tasks = children(launcher.pid)
         assert sorted(tasks) == ["chief-0", "ps-0", "worker-0", "worker-1"]
         os.kill(tasks["worker-1"], signal.SIGKILL)
-        output, _ = launcher.communicate(timeout=200)
+        output, _ = launcher.communicate(timeout=400)
     finally:
         launcher.kill()
     assert launcher.returncode == 0, output[-3000:]

@@ -109,7 +109,7 @@ def test_training_over_the_link_ends_with_identical_weights(two_hosts, tmp_path)
         )
         for rank, host in enumerate(two_hosts)
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in launchers]
+    outputs = [process.communicate(timeout=600)[0] for process in launchers]
     assert [process.returncode for process in launchers] == [0, 0], outputs
     sums = [
         [
