@@ -34,11 +34,14 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
 
     def add_batch(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        weight = weight_sum(y, sample_weight, weights.dtype)
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True)
             loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = model.optimizer.scale_loss(loss)
+        # Behind the loss's own all-reduce on every replica: TensorFlow does not order collectives,
+        # and two that replicas begin in different order wait for each other for ever.
+        with tf.control_dependencies([loss]):
+            weight = weight_sum(y, tf.identity(sample_weight), weights.dtype)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
@@ -61,6 +64,8 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
     def one_step(iterator):
         strategy.run(start)
         for _ in tf.range(batches_per_step):
+            # One batch after the other: for the memory, and for the order of collectives.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             strategy.run(add_batch, args=(next(iterator),))
         return keras_compat.logs_of_replicas(strategy, strategy.run(apply))
 
