@@ -502,6 +502,11 @@ def command_line(options_type: type, main) -> None:
     sys.stdout.flush()
     if status == STOPPED and isinstance(options, SharedOptions):
         print(f"stopped; this goes on:\n  {command(recipe, options)}", file=sys.stderr)
+    with contextlib.suppress(DistributionError):  # a broken TF_CONFIG was reported above
+        if strategies.cluster_spec().get("cluster", {}).get("ps"):
+            # The coordinator's thread for a worker that died would wait for it, and so the exit.
+            sys.stderr.flush()
+            os._exit(status)
     sys.exit(status)
 
 
