@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 from distribution import keras_compat
 from distribution.errors import DistributionError
@@ -193,7 +194,7 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
             compute_devices=devices, parameter_device="CPU:0"
         )
     elif name == "multi_worker":
-        strategy = _multi_worker()
+        strategy = _multi_worker(len(devices))
     else:
         from distribution import parameter_server
 
@@ -202,7 +203,18 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
     return strategy
 
 
-def _multi_worker() -> tf.distribute.Strategy:
+def _multi_worker(devices: int) -> tf.distribute.Strategy:
+    # TensorFlow takes all logical GPUs of a worker, but one CPU only, also where there are more.
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    stock = extended._initialize_local_devices
+
+    def local_devices(self, cluster_resolver, worker_device):
+        found, kind = stock(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            found = tuple(f"{worker_device}/device:CPU:{index}" for index in range(devices))
+        return found, kind
+
+    extended._initialize_local_devices = local_devices
     resolver = None
     if not cluster_spec() and slurm_tasks(os.environ) > 1:
         # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail; the
