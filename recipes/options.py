@@ -51,8 +51,6 @@ class SharedOptions:
     """How many checkpoints are kept."""
     keep_best: str | None = None
     """Metric of the validation split, for instance val_loss, by which the best is kept too."""
-    early_stopping: int | None = None
-    """Ends the run after so many epochs without a better --keep-best metric."""
     resume: Literal["auto", "never", "extend"] = "auto"
     """What to do with an unfinished run in --run-dir; extend goes on with more --epochs."""
     clip_norm: float | None = None
@@ -84,7 +82,7 @@ class SharedOptions:
         for name in (
             *("replicas", "batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
             *("max_examples", "validate_every", "test_every", "checkpoint_every"),
-            *("keep_checkpoints", "early_stopping", "accumulate_steps", "steps_per_execution"),
+            *("keep_checkpoints", "accumulate_steps", "steps_per_execution"),
             "log_every",
         ):
             found += positive(name, getattr(self, name))
@@ -97,8 +95,6 @@ class SharedOptions:
             )
         if self.seed < 0:
             found.append(f"--seed {self.seed}: must be 0 or more")
-        if self.early_stopping is not None and self.keep_best is None:
-            found.append("--early-stopping needs --keep-best METRIC, for instance val_loss")
         if self.accumulate_steps > 1 and self.steps_per_execution > 1:
             found.append(
                 "--accumulate-steps already runs several batches in one execution: leave out "

@@ -38,7 +38,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command continues
 # Options that change neither data, model, schedule nor order of the steps.
 NEUTRAL = {
     *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
-    *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
+    *("keep_checkpoints", "keep_best", "resume", "steps_per_execution", "jit"),
     *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
 }
 LENGTH = {"epochs", "max_steps"}
