@@ -50,7 +50,14 @@ def trained_under(name, folder):
     return output
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+# Four replicas trace each function four times: minutes each.
+LONG = ("mirrored x 4", "2 workers x 2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in SYNCHRONOUS],
+)
 def test_fit_is_equal_under_every_strategy(name, folder, one_device):
     workers, options = SYNCHRONOUS[name]
     output = trained_under(name, folder)
