@@ -118,6 +118,7 @@ class Checkpoint(StepCallback):
         asked_to_stop: tells, on all workers alike, whether the run shall stop.
         with_state: callbacks whose `get_state()` belongs into a checkpoint, by name.
         best: metric of the validation split by which the best checkpoint is kept too, or None.
+        patience: epochs without a better one after which the run ends, or None.
         restored: the checkpoint that this run goes on from, or None.
     """
 
@@ -133,6 +134,7 @@ class Checkpoint(StepCallback):
         asked_to_stop: Callable[[], bool] = lambda: False,
         with_state: dict[str, StepCallback] | None = None,
         best: str | None = None,
+        patience: int | None = None,
         restored: Saved | None = None,
     ):
         super().__init__(steps_per_epoch, total_steps)
@@ -143,13 +145,20 @@ class Checkpoint(StepCallback):
         self.asked_to_stop = asked_to_stop
         self.with_state = with_state or {}
         self.best = best
+        self.patience = patience
         self.best_value = restored.state["best"] if restored else None
+        self.best_epoch = restored.state["best_epoch"] if restored else 0
         self.epochs_done = restored.epochs_done if restored else 0
         self.step = restored.step if restored else 0
         self.saved_step = self.step
         self._epoch_logs: dict[str, float] | None = (
             restored.state["epoch_logs"] if restored else None
         )
+
+    def on_train_begin(self, logs=None):
+        """Makes up for a best checkpoint whose copy was cut off."""
+        if self.step and self.best_epoch == self.epochs_done:
+            self._copy_best()
 
     def on_epoch_begin(self, epoch, logs=None):
         """A new epoch has no metrics yet."""
@@ -181,10 +190,27 @@ class Checkpoint(StepCallback):
             value = float(logs[self.best])
             better = self.best_value is None or _better(self.best, value, self.best_value)
             if better:
-                self.best_value = value
+                self.best_value, self.best_epoch = value, epoch + 1
+            elif self.patience and epoch + 1 - self.best_epoch >= self.patience:
+                log.info(
+                    "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
+                    *(epoch + 1, self.best, self.best_value, self.best_epoch),
+                )
+                self.model.stop_training = True
         self.save(finished=self.model.stop_training)
-        if better and self.is_chief:
-            _copy_aside(self.folder / _name(self.step), self.folder.parent / "best")
+        if better:
+            self._copy_best()
+
+    def _copy_best(self) -> None:
+        source, target = self.folder / _name(self.step), self.folder.parent / "best"
+        if not self.is_chief or (target.exists() and read(target).step == self.step):
+            return
+        try:
+            _copy_aside(source, target)
+        except OSError as fault:
+            raise CannotSave(
+                f"the best checkpoint cannot be copied to {target}: {fault}; it is still {source}"
+            ) from fault
 
     def newest_name(self) -> str | None:
         """The path of the newest checkpoint, or None."""
@@ -217,6 +243,7 @@ class Checkpoint(StepCallback):
             "epoch_logs": self._epoch_logs,
             "dropout_seeds": seeds,
             "best": self.best_value,
+            "best_epoch": self.best_epoch,
             "callbacks": {name: c.get_state() for name, c in self.with_state.items()},
         }
         target = self.folder / _name(self.step)

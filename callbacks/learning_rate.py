@@ -4,13 +4,15 @@ import logging
 
 import keras
 
+from distribution import keras_compat
+
 log = logging.getLogger("recipes")
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The rate of the optimizer's last update; under a schedule that of the step before."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    schedule = inner._learning_rate  # Keras has no public name for the schedule itself
+    schedule = keras_compat.learning_rate_of(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         done = keras.ops.convert_to_numpy(inner.iterations)
         return float(keras.ops.convert_to_numpy(schedule(max(int(done) - 1, 0))))

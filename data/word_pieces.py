@@ -15,6 +15,7 @@ import tqdm
 
 from data import cache
 from data.errors import DataError
+from data.text import Text, text_sha256
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNKNOWN_IN_TEXT = "<unk>"  # what WikiText puts for a rare word
@@ -194,25 +195,36 @@ def tokenize(
 
 
 def tokenize_once(
-    splits: dict[str, Sequence[str]], tokenizer, fingerprint: dict, cache_dir: Path
+    text: Text, tokenizer, cache_dir: Path, drop_short: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Tokenises all splits, or takes them from the cache.
+    """Tokenises all splits of a text, or takes them from the cache.
 
     Args:
-        splits: lines by split.
+        text: a `data.text.Text`.
         tokenizer: a `keras_nlp.models.BertTokenizer`.
-        fingerprint: what the ids depend on: text, vocabulary, settings; JSON values.
         cache_dir: where `tokens/` lies.
+        drop_short: leaves out lines of 100 bytes or fewer, headings mostly.
 
     Returns:
         (ids, offsets) by split, see `tokenize`.
     """
+    fingerprint = {
+        "text": text_sha256(text),
+        "lines": drop_short,
+        "vocabulary": vocabulary_sha256(tokenizer.vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "strip_accents": tokenizer.strip_accents,
+        "split_on_cjk": tokenizer.split_on_cjk,
+        "version": 1,
+    }
     key = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "tokens" / key
 
     def build(folder: Path) -> None:
         folder.mkdir()
-        for split, lines in splits.items():
+        for split, lines in text.splits.items():
+            if drop_short:
+                lines = [line for line in lines if len(line.encode()) > 100]
             ids, offsets = tokenize(lines, tokenizer, progress=f"tokenising {split}")
             np.save(folder / f"{split}-ids.npy", ids)
             np.save(folder / f"{split}-offsets.npy", offsets)
@@ -224,5 +236,5 @@ def tokenize_once(
             np.load(target / f"{split}-ids.npy", mmap_mode="r"),
             np.load(target / f"{split}-offsets.npy", mmap_mode="r"),
         )
-        for split in splits
+        for split in text.splits
     }

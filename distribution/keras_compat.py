@@ -262,3 +262,12 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):
     """What `strategy.run` returned, as one value a name, as `fit()` does it."""
     return tf_trainer.reduce_per_replica(values, strategy, "auto")
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer):
+    """The optimizer's schedule, or its rate where it has none.
+
+    Lacks: `optimizer.learning_rate` answers with the rate of the next step; there is no public name
+    for the schedule itself.
+    """
+    return optimizer._learning_rate

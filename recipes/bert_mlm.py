@@ -43,6 +43,8 @@ log = logging.getLogger("recipes")
 class Options(SharedOptions):
     """Options of `recipes.bert_mlm`."""
 
+    METRICS = ("loss", "cross_entropy", "accuracy")
+
     dataset: str = "auto"
     """wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."""
     preset: str = "auto"
@@ -321,30 +323,16 @@ def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
     Returns:
         sequences by split, int32 of shape (sequences, length), and a `masked_lm.Masking`.
     """
-    splits = text.splits
-    if options.text_mode == "lines":
-        # As in the published tutorial: short lines (headings mostly) are dropped.
-        splits = {
-            split: [line for line in lines if len(line.encode()) > 100]
-            for split, lines in splits.items()
-        }
-    fingerprint = {
-        "text": text_sources.text_sha256(text),
-        "lines": options.text_mode == "lines",
-        "vocabulary": word_pieces.vocabulary_sha256(tokenizer.vocabulary),
-        "lowercase": tokenizer.lowercase,
-        "strip_accents": tokenizer.strip_accents,
-        "split_on_cjk": tokenizer.split_on_cjk,
-        "version": 1,
-    }
-    tokens = word_pieces.tokenize_once(splits, tokenizer, fingerprint, cache_dir)
+    tokens = word_pieces.tokenize_once(
+        text, tokenizer, cache_dir, drop_short=options.text_mode == "lines"
+    )
     special = masked_lm.SpecialTokens(
         *(tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS)
     )
     cut = {"packed": masked_lm.packed_sequences, "lines": masked_lm.line_sequences}
     sequences = {
         split: cut[options.text_mode](*tokens[split], options.sequence_length, special)
-        for split in splits
+        for split in tokens
     }
     for split, found in sequences.items():
         if not len(found):

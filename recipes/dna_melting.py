@@ -14,10 +14,7 @@ GC share and length misses by 7.41.
 """
 
 import dataclasses
-import hashlib
 import logging
-import os
-from pathlib import Path
 
 import keras
 import keras_nlp
@@ -46,6 +43,8 @@ log = logging.getLogger("recipes")
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.dna_melting`."""
+
+    METRICS = ("loss", "huber", "rmse")
 
     dataset: str = oligos.NEAREST_NEIGHBOUR
     """nearest-neighbour (drawn from the seed), or a CSV with the columns sequence and tm."""
@@ -156,7 +155,7 @@ def main(options: Options) -> dict:
         )
         factor = plan.learning_rate / papers_peak
         schedule = InverseSquareRoot(factor, options.width, options.warmup_steps)
-        run.resolve(dataset=data.name, data_sha256=data_sha256(splits), **plan.trajectory())
+        run.resolve(dataset=data.name, data_sha256=runs.data_sha256(splits), **plan.trajectory())
         run.say_plan(
             plan,
             f"oligos         {data.name}: "
@@ -249,7 +248,7 @@ def main(options: Options) -> dict:
             *(test["rmse"], baseline["linear_rmse"], baseline["mean_rmse"]),
         )
         if run.is_chief:
-            save(model, run.folder / "model" / "model.keras")
+            runs.save_keras_file(model, run.folder / "model" / "model.keras")
         return run.finish(
             {
                 "dataset": data.name,
@@ -283,29 +282,6 @@ def gather_from(ids: np.ndarray, temperatures: np.ndarray):
         return tf.gather(id_table, examples), found, tf.ones_like(found[:, 0])
 
     return make_batch
-
-
-def data_sha256(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """A checksum over all examples; a run that goes on must find the same ones."""
-    digest = hashlib.sha256()
-    for arrays in splits.values():
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def save(model: keras.Model, path: Path) -> None:
-    """Writes a `.keras` file that `keras.saving.load_model` reads after `import keras_nlp`.
-
-    It holds a copy of the model that was never compiled: our loss and schedule would have to be
-    imported to be loaded. The file is written aside and renamed.
-    """
-    copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    copy.save(temporary)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

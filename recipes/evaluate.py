@@ -65,7 +65,9 @@ def main(options: Options) -> dict:
     special = masked_lm.SpecialTokens(
         *(tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS)
     )
-    splits = split_tokens(text, settings, tokenizer, cache_dir)
+    splits = word_pieces.tokenize_once(
+        text, tokenizer, cache_dir, drop_short=settings["text_mode"] == "lines"
+    )
     sequences = cut(splits, options.split, settings, special)
     if not len(sequences):
         raise DataError(
@@ -79,7 +81,9 @@ def main(options: Options) -> dict:
         training_text = load_training_text(resolved, cache_dir)
     if training_text is not None:
         if training_text is not text:
-            splits = split_tokens(training_text, settings, tokenizer, cache_dir)
+            splits = word_pieces.tokenize_once(
+                training_text, tokenizer, cache_dir, drop_short=settings["text_mode"] == "lines"
+            )
         counted, whose = cut(splits, "train", settings, special), "the run's training text"
         counted = counted[: settings["max_examples"]]
     else:
@@ -140,26 +144,6 @@ def read_run(folder: Path) -> tuple[dict, dict]:
     if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
         raise runs.RunError(f"{folder}: the run there is not finished, it has no model yet")
     return there, json.loads((folder / "results.json").read_text())
-
-
-def split_tokens(text, settings: dict, tokenizer, cache_dir: Path) -> dict:
-    """(ids, offsets) of the text by split, from the cache that the recipe fills as well."""
-    splits = text.splits
-    if settings["text_mode"] == "lines":
-        splits = {
-            split: [line for line in lines if len(line.encode()) > 100]
-            for split, lines in splits.items()
-        }
-    fingerprint = {
-        "text": text_sources.text_sha256(text),
-        "lines": settings["text_mode"] == "lines",
-        "vocabulary": word_pieces.vocabulary_sha256(tokenizer.vocabulary),
-        "lowercase": tokenizer.lowercase,
-        "strip_accents": tokenizer.strip_accents,
-        "split_on_cjk": tokenizer.split_on_cjk,
-        "version": 1,
-    }
-    return word_pieces.tokenize_once(splits, tokenizer, fingerprint, cache_dir)
 
 
 def cut(tokens: dict, split: str, settings: dict, special) -> np.ndarray:

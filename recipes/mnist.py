@@ -13,10 +13,7 @@ digits 98.0, 98.7 and 99.0 % of 300 test images for three seeds (600 steps, 35 s
 """
 
 import dataclasses
-import hashlib
 import logging
-import os
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -44,6 +41,8 @@ log = logging.getLogger("recipes")
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.mnist`."""
+
+    METRICS = ("loss", "cross_entropy", "accuracy")
 
     dataset: str = "auto"
     """mnist, fashion_mnist, digits, a folder of the four IDX files, or auto."""
@@ -129,7 +128,7 @@ def main(options: Options) -> dict:
             max_steps=options.max_steps,
             resumed=run.resolved,
         )
-        run.resolve(dataset=images.name, data_sha256=data_sha256(splits), **plan.trajectory())
+        run.resolve(dataset=images.name, data_sha256=runs.data_sha256(splits), **plan.trajectory())
         run.say_plan(
             plan,
             f"images         {images.name}: "
@@ -222,7 +221,7 @@ def main(options: Options) -> dict:
             test["cross_entropy"],
         )
         if run.is_chief:
-            save(model, run.folder / "model" / "model.keras")
+            runs.save_keras_file(model, run.folder / "model" / "model.keras")
         return run.finish(
             {
                 "dataset": images.name,
@@ -256,29 +255,6 @@ def gather_from(pixels: np.ndarray, labels: np.ndarray):
         return x, found, tf.ones_like(found, dtype)
 
     return make_batch
-
-
-def data_sha256(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """A checksum over all examples; a run that goes on must find the same ones."""
-    digest = hashlib.sha256()
-    for arrays in splits.values():
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def save(model: keras.Model, path: Path) -> None:
-    """Writes a `.keras` file that `keras.saving.load_model` reads without this package.
-
-    It holds a copy of the model that was never compiled: our loss would have to be imported to be
-    loaded. The file is written aside and renamed.
-    """
-    copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    copy.save(temporary)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class OptionsError(Exception):
 class SharedOptions:
     """What every recipe takes; a recipe adds its own and sets its own defaults."""
 
+    METRICS: typing.ClassVar[tuple[str, ...]] = ("loss",)  # what the recipe's model reports
+
     strategy: Literal[
         "auto", "none", "mirrored", "central_storage", "multi_worker", "parameter_server"
     ] = "auto"
@@ -51,6 +53,8 @@ class SharedOptions:
     """How many checkpoints are kept."""
     keep_best: str | None = None
     """Metric of the validation split, for instance val_loss, by which the best is kept too."""
+    early_stopping: int | None = None
+    """Ends the run after so many epochs without a better --keep-best metric."""
     resume: Literal["auto", "never", "extend"] = "auto"
     """What to do with an unfinished run in --run-dir; extend goes on with more --epochs."""
     clip_norm: float | None = None
@@ -82,7 +86,7 @@ class SharedOptions:
         for name in (
             *("replicas", "batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
             *("max_examples", "validate_every", "test_every", "checkpoint_every"),
-            *("keep_checkpoints", "accumulate_steps", "steps_per_execution"),
+            *("keep_checkpoints", "early_stopping", "accumulate_steps", "steps_per_execution"),
             "log_every",
         ):
             found += positive(name, getattr(self, name))
@@ -95,6 +99,11 @@ class SharedOptions:
             )
         if self.seed < 0:
             found.append(f"--seed {self.seed}: must be 0 or more")
+        measured = [f"val_{name}" for name in self.METRICS]
+        if self.keep_best is not None and self.keep_best not in measured:
+            found.append(f"--keep-best {self.keep_best}: must be one of {', '.join(measured)}")
+        if self.early_stopping is not None and self.keep_best is None:
+            found.append(f"--early-stopping needs --keep-best, one of {', '.join(measured)}")
         if self.accumulate_steps > 1 and self.steps_per_execution > 1:
             found.append(
                 "--accumulate-steps already runs several batches in one execution: leave out "

@@ -38,7 +38,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command continues
 # Options that change neither data, model, schedule nor order of the steps.
 NEUTRAL = {
     *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
-    *("keep_checkpoints", "keep_best", "resume", "steps_per_execution", "jit"),
+    *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
     *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
 }
 LENGTH = {"epochs", "max_steps"}
@@ -105,6 +105,7 @@ class Run:
         self.saved: checkpoint.Saved | None = None
         self.results: dict | None = None
         self.resolved: dict = {}
+        self._saver: checkpoint.Checkpoint | None = None
         self._lock = None
         self._made: list[Path] = []
         self._begun = time.perf_counter()
@@ -316,7 +317,7 @@ class Run:
 
     def checkpoints(self, plan: Plan, run_log: RunLog) -> checkpoint.Checkpoint:
         """The callback that saves this run's checkpoints as the options say."""
-        return checkpoint.Checkpoint(
+        self._saver = checkpoint.Checkpoint(
             self.folder / "checkpoints",
             steps_per_epoch=plan.steps_per_epoch,
             total_steps=plan.total_steps,
@@ -326,8 +327,10 @@ class Run:
             asked_to_stop=self.asked_to_stop,
             with_state={"run_log": run_log},
             best=self.options.keep_best,
+            patience=self.options.early_stopping,
             restored=self.saved,
         )
+        return self._saver
 
     @contextlib.contextmanager
     def stoppable(self, saver: checkpoint.Checkpoint):
@@ -371,6 +374,8 @@ class Run:
         results = {
             "recipe": self.recipe,
             **results,
+            "steps": self._saver.step,  # fewer than planned where --early-stopping ended the run
+            "epochs": self._saver.epochs_done,
             "strategy": strategies.name_of(self.strategy),
             "replicas": strategies.replicas(self.strategy),
             "workers": self.workers,
@@ -542,6 +547,29 @@ def weights_sha256(model: keras.Model) -> str:
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
+
+
+def data_sha256(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """A checksum over all examples; a run that goes on must find the same ones."""
+    digest = hashlib.sha256()
+    for arrays in splits.values():
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def save_keras_file(model: keras.Model, path: Path) -> None:
+    """Writes a `.keras` file that `keras.saving.load_model` reads without this package.
+
+    It holds a copy of the model that was never compiled: our loss and schedule would have to be
+    imported to be loaded. The file is written aside and renamed.
+    """
+    copy = type(model).from_config(model.get_config())
+    copy.set_weights(model.get_weights())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    copy.save(temporary)
+    os.replace(temporary, path)
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -4,8 +4,9 @@
 
 `kill.at` is one of "step" (behind step `kill.step`), "before", "halfway", "rename", "after" (of the
 save number `kill.save`, counted in this process), "full" (the disk is, at that save), "nan" (the
-loss, at step `kill.step`), or missing: not killed. `kill.signal` is KILL by
-default. Other keys are options of the recipe.
+loss, at step `kill.step`), "downloading" or "tokenising" (which then would take a minute),
+"evaluating" (behind the second batch of evaluation number `kill.evaluation`), or missing: not
+killed. `kill.signal` is KILL by default. Other keys are options of the recipe.
 """
 
 import errno
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 try:
@@ -28,7 +30,6 @@ SMALL = dict(
     checkpoint_every=4,
     log_every=2,
     dropout=0.1,
-    layers=1,
     quiet=True,
 )
 RUNS = {
@@ -41,6 +42,8 @@ RUNS = {
         "bert_mlm",
         strategy_run.TINY_TEXT | SMALL | dict(precision="mixed_float16"),
     ),
+    "mnist": ("mnist", strategy_run.TINY_IMAGES | SMALL),
+    "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
     # For another number of replicas: float64, no dropout.
     "bert_exact": (
         "bert_mlm",
@@ -79,6 +82,30 @@ def arm(kill: dict) -> None:
             stock_bad(self, step, logs)
 
         StopOnBadLoss.on_step_end = bad
+    elif at in ("downloading", "tokenising"):
+        from data import text, word_pieces
+
+        def slow(*args, **kwargs):
+            shoot()
+            time.sleep(60)
+
+        if at == "downloading":
+            text.load_text = slow
+        else:
+            word_pieces.tokenize = slow
+    elif at == "evaluating":
+        stock_batch = checkpoint.Checkpoint.on_test_batch_end
+
+        seen = 0
+
+        def on_test_batch_end(self, batch, logs=None):
+            nonlocal seen
+            seen += batch == 1
+            if batch == 1 and seen == kill["evaluation"]:
+                shoot()
+            stock_batch(self, batch, logs)
+
+        checkpoint.Checkpoint.on_test_batch_end = on_test_batch_end
     elif at == "step":
         stock_step = StopAtStep.on_step_end
 

@@ -170,15 +170,16 @@ class TestTokenize:
 class TestTokenizeOnce:
     def test_is_done_once_for_a_fingerprint(self, tokenizer, tmp_path, monkeypatch):
         splits = {"train": LINES, "valid": LINES[:2], "test": LINES[2:4]}
-        first = word_pieces.tokenize_once(splits, tokenizer, {"text": 1}, tmp_path)
+        text = Text("mine", splits, english_wikitext=False)
+        first = word_pieces.tokenize_once(text, tokenizer, tmp_path)
         for split, lines in splits.items():
             for found, expected in zip(
                 first[split], word_pieces.tokenize(lines, tokenizer), strict=True
             ):
                 np.testing.assert_array_equal(found, expected)
         monkeypatch.setattr(word_pieces, "tokenize", None)  # would raise if called
-        again = word_pieces.tokenize_once(splits, tokenizer, {"text": 1}, tmp_path)
+        again = word_pieces.tokenize_once(text, tokenizer, tmp_path)
         np.testing.assert_array_equal(again["train"][0], first["train"][0])
         with pytest.raises(TypeError):
-            word_pieces.tokenize_once(splits, tokenizer, {"text": 2}, tmp_path)
+            word_pieces.tokenize_once(text, tokenizer, tmp_path, drop_short=True)
         assert len(list((tmp_path / "tokens").iterdir())) == 1

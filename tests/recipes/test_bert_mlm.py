@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
+from callbacks import checkpoint
 from callbacks.learning_rate import used_learning_rate
 from data import word_pieces
 
@@ -207,3 +209,33 @@ class TestWays:
         stock = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "preset"))
         for mine, its in zip(run.model.backbone.weights, stock.weights, strict=True):
             np.testing.assert_allclose(to_numpy(mine), to_numpy(its), atol=3e-4)
+
+
+class TestEarlyStopping:
+    def test_ends_without_a_better_epoch_and_stays_ended(self, run_bert, tmp_path):
+        """The second epoch cannot be better: the rate is too small for any weight to move."""
+        changes = dict(base_learning_rate=1e-30, epochs=5, keep_best="val_loss", early_stopping=1)
+        run = run_bert(tmp_path / "run", **changes)
+        assert run.results["steps"] == 40 and run.results["epochs"] == 2
+        assert len(run.results["history"]["val_loss"]) == 2
+        assert "epoch 2: no better val_loss than" in run.log
+        assert checkpoint.read(tmp_path / "run" / "best").step == 20
+
+        # Killed behind its last checkpoint: nothing is left to train, and the best is still there.
+        (tmp_path / "run" / "results.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "best")
+        again = run_bert(tmp_path / "run", **changes)
+        assert again.results["resumed_from_step"] == 40
+        for name in ("steps", "epochs", "history", "test", "weights_sha256"):
+            assert again.results[name] == run.results[name], name
+        assert not (tmp_path / "run" / "best").exists(), "epoch 2 was not the best"
+
+    def test_goes_on_while_it_gets_better_and_copies_the_best_anew(self, run_bert, tmp_path):
+        changes = dict(keep_best="val_loss", early_stopping=1)
+        run = run_bert(tmp_path / "run", **changes)
+        assert run.results["steps"] == 40
+        assert checkpoint.read(tmp_path / "run" / "best").step == 40
+        (tmp_path / "run" / "results.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "best")
+        run_bert(tmp_path / "run", **changes)
+        assert checkpoint.read(tmp_path / "run" / "best").step == 40

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from callbacks.checkpoint import newest
 from recipes import mnist
+from recipes import run as runs
 from tests.strategy_run import write_images
 
 TINY = dict(
@@ -173,6 +174,6 @@ def test_bad_options_exit_with_2():
 
 def test_the_data_are_part_of_the_run():
     splits = {"train": (np.zeros((2, 28, 28, 1), np.float32), np.array([1, 2], np.int32))}
-    first = mnist.data_sha256(splits)
+    first = runs.data_sha256(splits)
     splits["train"][1][0] = 3
-    assert mnist.data_sha256(splits) != first != hashlib.sha256().hexdigest()
+    assert runs.data_sha256(splits) != first != hashlib.sha256().hexdigest()

@@ -71,10 +71,10 @@ class TestFaults:
                 bert_mlm.Options,
                 "--epochs 0 --base-learning-rate nan --clip-norm -1 --seed -1 --heads 3 "
                 "--batch-size-per-replica 4 --global-batch-size 8 --mlm-probability 0 "
-                "--sequence-length 3".split(),
+                "--sequence-length 3 --early-stopping 2 --keep-best val_los".split(),
             )
         lines = str(caught.value).splitlines()
-        assert len(lines) == 8
+        assert len(lines) == 9
         for part in (
             "--epochs 0: must be more than 0",
             "--base-learning-rate nan: must be more than 0",
@@ -84,6 +84,7 @@ class TestFaults:
             "--batch-size-per-replica 4 and --global-batch-size 8: give one of them",
             "--mlm-probability 0.0: must lie above 0 and at most at 1",
             "--sequence-length 3: must be 4 or more",
+            "--keep-best val_los: must be one of val_loss, val_cross_entropy, val_accuracy",
         ):
             assert part in lines
 

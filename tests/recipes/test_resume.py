@@ -139,6 +139,32 @@ def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     assert processes.results(run_dir)["global_batch_size"] == 8
 
 
+@pytest.mark.parametrize("at", ["downloading", "tokenising"])
+def test_asked_to_stop_before_training(at, folder):
+    """Nothing is left behind but a clean cache, and the exit status says: come again."""
+    run_dir = folder / f"stopped-{at}"
+    begun = time.time()
+    kill = {"at": at, "signal": "TERM"}
+    cache = str(folder / f"cache-{at}")
+    said = killed_run(run_dir, "bert", status=75, kill=kill, cache_dir=cache)
+    assert time.time() - begun < 40  # most of it is starting Python and TensorFlow
+    assert "this goes on" in said
+    assert not run_dir.exists()
+    assert not [path for path in Path(cache).rglob("*") if path.name.startswith(".tmp")]
+
+
+def test_asked_to_stop_while_evaluating(folder, unbroken):
+    """Stopped in the validation behind the first epoch, then in the test behind the last one."""
+    run_dir = folder / "stopped-evaluating"
+    for evaluation, epochs_done, step in ((1, 0, 9), (3, 3, 20)):
+        kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
+        killed_run(run_dir, "bert", status=75, kill=kill)
+        saved = checkpoint.newest(run_dir / "checkpoints")
+        assert (saved.epochs_done, saved.step) == (epochs_done, step)
+    killed_run(run_dir, "bert")
+    assert_identical(run_dir, unbroken("bert"))
+
+
 @pytest.fixture(scope="module")
 def stopped(folder):
     """A run stopped behind step 14, with checkpoints of steps 4, 8, 9, 12 and 14."""
