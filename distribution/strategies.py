@@ -285,6 +285,8 @@ def all_reduce_in_use(strategy: tf.distribute.Strategy) -> str:
         if gpus and len(gpus) == len(tf.config.list_physical_devices("GPU")):
             return "NCCL or RING, TensorFlow's choice, over gRPC (GPUs)"
         return "RING over gRPC (NCCL needs whole GPUs)"
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return "none (parameter servers apply each worker's gradient)"
     if strategy.num_replicas_in_sync == 1:
         return "none (one replica)"
     if isinstance(strategy, tf.distribute.MirroredStrategy):
@@ -296,6 +298,4 @@ def all_reduce_in_use(strategy: tf.distribute.Strategy) -> str:
         if not tf.config.list_logical_devices("GPU"):
             return f"{chosen} (CPU devices: no NCCL)"
         return chosen
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return "ReductionToOneDevice (the CPU holds the variables)"
-    return "none (parameter servers apply each worker's gradient)"
+    return "ReductionToOneDevice (the CPU holds the variables)"

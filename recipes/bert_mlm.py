@@ -33,6 +33,7 @@ from distribution.optimizers import in_order
 from distribution.scaling import make_plan
 from recipes import presets
 from recipes import run as runs
+from recipes.initial_weights import look_at_neighbours
 from recipes.options import SharedOptions, fraction, positive
 from recipes.schedules import WarmUp
 
@@ -139,6 +140,7 @@ def build_model(options: Options, vocabulary_size: int, preset: str | None):
             max_sequence_length=presets.MAX_LENGTH,
         )
         model = keras_nlp.models.BertMaskedLM(backbone=backbone)
+        look_at_neighbours(model, options.seed)
     model.backbone.pooled_dense.trainable = False
     return model
 
