@@ -1,4 +1,4 @@
-"""What saving checkpoints costs: the share of the training time, at the default interval.
+"""What saving checkpoints costs: its share of the time, at the default interval.
 
     python benchmarks/checkpoint_cost.py
 
@@ -14,6 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from recipes import bert_mlm  # noqa: E402
+
+EPOCH = 258  # steps of an epoch of the default run without a network; each ends with a save
 
 
 def main(steps: int = 60, saves: int = 6) -> None:
@@ -46,15 +48,18 @@ def main(steps: int = 60, saves: int = 6) -> None:
         results = bert_mlm.main(options)
     a_step = 32 / results["examples_per_second"]
     a_save = sorted(spent)[len(spent) // 2]
-    interval = bert_mlm.Options().checkpoint_every
-    share = a_save / (interval * a_step + a_save)
+    every = bert_mlm.Options().checkpoint_every
     print(
         json.dumps(
             {
                 "seconds_a_step": round(a_step, 4),
                 "seconds_a_save": round(a_save, 4),
-                "checkpoint_every": interval,
-                "share_of_training_time": round(share, 5),
+                "checkpoint_every": every,
+                "share_of_training_time": round(a_save / (every * a_step + a_save), 5),
+                "steps_in_an_epoch_of_installed_docs": EPOCH,
+                "share_with_one_an_epoch_too": round(
+                    a_save * (1 / every + 1 / EPOCH) / (a_step + a_save / EPOCH), 5
+                ),
             }
         )
     )
