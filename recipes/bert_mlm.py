@@ -71,7 +71,7 @@ class Options(SharedOptions):
     mlm_probability: float = 0.15
     """Share of the tokens that are predicted."""
     base_learning_rate: float | None = None
-    """Peak learning rate for one replica (default: 2e-3 from scratch, 1e-4 otherwise)."""
+    """Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."""
     warmup_steps: int = 200
     """Steps in which the learning rate grows; at most a tenth of the run is used."""
     weight_decay: float = 0.01
@@ -80,7 +80,7 @@ class Options(SharedOptions):
     """AdamW's decay of the mean."""
     beta_2: float = 0.98
     """AdamW's decay of the variance."""
-    epochs: int = 8
+    epochs: int = 7
     """Passes over the training split."""
 
     def faults(self) -> list[str]:
@@ -174,7 +174,7 @@ def main(options: Options) -> dict:
         # The plan: what this many replicas do.
         base_rate = options.base_learning_rate
         if base_rate is None:
-            base_rate = 2e-3 if preset is None and options.init_from is None else 1e-4
+            base_rate = 1.5e-3 if preset is None and options.init_from is None else 1e-4
         plan = make_plan(
             replicas=strategies.replicas(strategy),
             examples=len(sequences["train"]),
