@@ -71,6 +71,18 @@ def read(folder: Path) -> Saved:
     return Saved(folder, state["step"], state["epochs_done"], state["in_epoch"], state)
 
 
+def reopened(saved: Saved, steps_per_epoch: int) -> Saved:
+    """The last checkpoint of a finished run, for one that goes on to more steps.
+
+    The run may have ended within an epoch, which then goes on, and is logged when it is whole.
+    """
+    epochs_done, in_epoch = divmod(saved.step, steps_per_epoch)
+    if in_epoch:
+        log = saved.state["callbacks"]["run_log"]
+        log["history"] = {name: v[:epochs_done] for name, v in log["history"].items()}
+    return dataclasses.replace(saved, epochs_done=epochs_done, in_epoch=in_epoch)
+
+
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
@@ -154,6 +166,7 @@ class Checkpoint(StepCallback):
         self._epoch_logs: dict[str, float] | None = (
             restored.state["epoch_logs"] if restored else None
         )
+        self._epoch_metrics: list | None = None
 
     def on_train_begin(self, logs=None):
         """Makes up for a best checkpoint whose copy was cut off."""
@@ -165,6 +178,7 @@ class Checkpoint(StepCallback):
         super().on_epoch_begin(epoch)
         if self.step <= epoch * self.steps_per_epoch:
             self._epoch_logs = None
+        self._epoch_metrics = None
 
     def on_step_end(self, step, logs):
         """Saves where it is due; the last step of an epoch waits for the validation."""
@@ -172,6 +186,7 @@ class Checkpoint(StepCallback):
         if in_epoch == self.steps_per_epoch or self.model.stop_training:
             results = self.model.get_metrics_result()
             self._epoch_logs = {name: float(value) for name, value in results.items()}
+            self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
         if self.asked_to_stop():
             raise Stopped
         if self.is_due(self.every) and self._epoch_logs is None:
@@ -227,7 +242,7 @@ class Checkpoint(StepCallback):
             CannotSave: the disk is full or the folder not writable.
         """
         # Metrics are read by all workers together.
-        metrics = MetricStates.of(self.model).read()
+        metrics = self._epoch_metrics or MetricStates.of(self.model).read()
         seeds = [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(self.model)]
         self.saved_step = self.step
         if not self.is_chief:

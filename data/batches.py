@@ -73,6 +73,7 @@ def training_batches(
 
     dataset = tf.data.Dataset.range(first_batch * batch_size, np.iinfo(np.int64).max)
     dataset = dataset.batch(batch_size, drop_remainder=True)
+    batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # has no loops; starts sooner
     dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return _split_by_data(dataset)
 
@@ -94,6 +95,7 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
         return x, y, weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
 
     dataset = tf.data.Dataset.range(total).batch(batch_size, drop_remainder=True)
+    batch_at = tf.autograph.experimental.do_not_convert(batch_at)
     dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return _split_by_data(dataset)
 

@@ -231,6 +231,8 @@ class Run:
                     f"--run-dir {self.folder}: the run there has another trajectory\n"
                     + "\n".join(different)
                 )
+            if self.options.resume == "extend" and self.saved.state["finished"]:
+                self.saved = checkpoint.reopened(self.saved, found["steps_per_epoch"])
             if self.resolved.get("total_steps") != found.get("total_steps"):
                 log.warning(
                     "the schedule is laid anew: over %s steps instead of %s",

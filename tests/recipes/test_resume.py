@@ -156,7 +156,7 @@ def test_asked_to_stop_before_training(at, folder):
 def test_asked_to_stop_while_evaluating(folder, unbroken):
     """Stopped in the validation behind the first epoch, then in the test behind the last one."""
     run_dir = folder / "stopped-evaluating"
-    for evaluation, epochs_done, step in ((1, 0, 9), (3, 3, 20)):
+    for evaluation, epochs_done, step in ((1, 0, 9), (4, 3, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
         killed_run(run_dir, "bert", status=75, kill=kill)
         saved = checkpoint.newest(run_dir / "checkpoints")
@@ -233,6 +233,14 @@ def test_extending_a_finished_run_lays_the_schedule_anew(folder, unbroken):
     assert "the schedule is laid anew: over 27 steps instead of 20" in said
     results = processes.results(run_dir)
     assert results["steps"] == 27 and results["resumed_from_step"] == 20
+    # The third epoch, in which the first run ended, is whole now.
+    assert len(results["history"]["loss"]) == results["epochs"] == 3
+    records = processes.records(run_dir)
+    steps = [r for r in records if r["event"] == "step"]
+    assert [r["step"] for r in steps] == [*range(2, 21, 2), *range(22, 27, 2), 27]
+    third = [r["loss"] for r in steps if r["step"] > 18]
+    weighted = np.dot(third, [2, 2, 2, 2, 1]) / 9
+    np.testing.assert_allclose(results["history"]["loss"][2], weighted, rtol=1e-5)
 
 
 def test_a_full_disk_harms_no_checkpoint(stopped, folder):
