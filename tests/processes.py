@@ -2,9 +2,12 @@
 
 import glob
 import json
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import h5py
@@ -29,6 +32,36 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
         cwd=TESTS.parent,
         start_new_session=True,
     )
+
+
+# Importing TensorFlow takes longer than most of these runs: it is done once, and each run is a fork
+# of that process, which has touched no device.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["recipes.bert_mlm", "recipes.mnist", "recipes.dna_melting"])
+
+
+def _run_forked(words: tuple[str, ...], output: str) -> None:
+    os.setsid()
+    os.chdir(TESTS.parent)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    sys.argv[:] = words
+    sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def run_script(*words: str, status: int = 0, timeout: int = 600) -> str:
+    """As `run`, for a script of this folder."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = _FORKS.Process(target=_run_forked, args=(words, output.name))
+        process.start()
+        process.join(timeout)
+        process.kill()
+        process.join()
+        said = output.read()
+    assert process.exitcode == status, f"status {process.exitcode}\n{said[-4000:]}"
+    return said
 
 
 def run(*words: str, status: int = 0, timeout: int = 600, **environ: str) -> str:

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one_device(folder):
     options = json.dumps({"strategy": "none"})
-    processes.run("tests/strategy_run.py", options, str(folder / "none"), timeout=600)
+    processes.run_script("tests/strategy_run.py", options, str(folder / "none"), timeout=600)
     return folder / "none"
 
 
@@ -44,7 +44,7 @@ def trained_under(name, folder):
     if not output.exists():
         words = (json.dumps(options), str(output))
         if workers == 1:
-            processes.run("tests/strategy_run.py", *words, timeout=900)
+            processes.run_script("tests/strategy_run.py", *words, timeout=900)
         else:
             processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
     return output
@@ -82,7 +82,9 @@ def test_fit_is_equal_under_every_strategy(name, folder, one_device):
 
 
 def test_fit_is_equal_to_the_custom_loop(folder, one_device):
-    processes.run("tests/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600)
+    processes.run_script(
+        "tests/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600
+    )
     for run in PLAIN:
         fitted = processes.tensors(one_device / run)
         fitted = [value for name, value in fitted.items() if "optimizer" not in name]
@@ -105,7 +107,7 @@ def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, o
     predicted = []
     for runs, replicas in ((one_device, 1), (mirrored, 1), (one_device, 2)):
         output = folder / f"predicted-{len(predicted)}.npz"
-        processes.run("tests/predict_run.py", str(runs), str(replicas), str(output))
+        processes.run_script("tests/predict_run.py", str(runs), str(replicas), str(output))
         predicted.append(dict(np.load(output)))
     for other in predicted[1:]:
         for run, value in predicted[0].items():

@@ -13,7 +13,7 @@ def test_an_overflow_on_the_last_replica_only(workers, tmp_path):
     output = tmp_path / "seen"
     if workers == 1:
         chosen = json.dumps({"strategy": "mirrored", "replicas": 2})
-        processes.run("tests/overflow_run.py", chosen, str(output))
+        processes.run_script("tests/overflow_run.py", chosen, str(output))
     else:
         chosen = json.dumps({"strategy": "multi_worker"})
         processes.launch(2, "overflow_run", chosen, str(output), logs=tmp_path / "logs")

@@ -20,7 +20,7 @@ KILLED = 128 + signal.SIGKILL
 
 def killed_run(run_dir: Path, run: str, status: int = 0, kill: dict | None = None, **options):
     chosen = json.dumps({"run": run, "kill": kill or {}} | options)
-    return processes.run("tests/killed_run.py", chosen, str(run_dir), status=status)
+    return processes.run_script("tests/killed_run.py", chosen, str(run_dir), status=status)
 
 
 @pytest.fixture(scope="module")
