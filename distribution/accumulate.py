@@ -41,7 +41,9 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
         # Behind the loss's own all-reduce on every replica: TensorFlow does not order collectives,
         # and two that replicas begin in different order wait for each other for ever.
         with tf.control_dependencies([loss]):
-            weight = weight_sum(y, tf.identity(sample_weight), weights.dtype)
+            if sample_weight is not None:
+                sample_weight = tf.identity(sample_weight)
+            weight = weight_sum(y, sample_weight, weights.dtype)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
