@@ -81,6 +81,20 @@ def test_fit_is_equal_under_every_strategy(name, folder, one_device):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.long
+def test_a_parameter_server_with_one_worker_is_equal_to_one_device(folder, one_device):
+    """With one worker nothing is asynchronous: what differs with two is their not waiting."""
+    output = folder / "parameter-server"
+    options = json.dumps({"strategy": "parameter_server", "runs": PLAIN})
+    words = ("strategy_run", options, str(output))
+    processes.launch(1, *words, logs=output, options=("--ps", "1"), timeout=900)
+    for run in PLAIN:
+        ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
+        assert ours.keys() == theirs.keys()
+        for tensor, value in ours.items():
+            processes.assert_equal(value, theirs[tensor], f"{run}: {tensor}")
+
+
 def test_fit_is_equal_to_the_custom_loop(folder, one_device):
     processes.run_script(
         "tests/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600
