@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from distribution import keras_compat
+from distribution.optimizers import bound_adam
 
 log = logging.getLogger("recipes")
 
@@ -60,6 +61,7 @@ def drive(
     """
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return
+    bound_adam(model.optimizer)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     step = steps_done
 
