@@ -182,15 +182,24 @@ class Checkpoint(StepCallback):
 
     def on_step_end(self, step, logs):
         """Saves where it is due; the last step of an epoch waits for the validation."""
-        in_epoch = step - self.epoch * self.steps_per_epoch
-        if in_epoch == self.steps_per_epoch or self.model.stop_training:
-            results = self.model.get_metrics_result()
-            self._epoch_logs = {name: float(value) for name, value in results.items()}
-            self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
+        self._note_the_end_of_an_epoch()
         if self.asked_to_stop():
             raise Stopped
         if self.is_due(self.every) and self._epoch_logs is None:
             self.save()
+
+    def _note_the_end_of_an_epoch(self) -> None:
+        in_epoch = self.step - self.epoch * self.steps_per_epoch
+        if in_epoch == self.steps_per_epoch or self.model.stop_training:
+            results = self.model.get_metrics_result()
+            self._epoch_logs = {name: float(value) for name, value in results.items()}
+            self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
+
+    def reach(self, step: int) -> None:
+        """Takes in a step of which a callback before this one was stopped while evaluating."""
+        if step > self.step:
+            self.step = step
+            self._note_the_end_of_an_epoch()
 
     def on_test_batch_end(self, batch, logs=None):
         """Gives up an evaluation; a run that goes on does it again."""

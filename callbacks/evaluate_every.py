@@ -43,7 +43,7 @@ class EvaluateEvery(StepCallback):
         """Takes it back."""
         self._evaluated = state.get("evaluated", 0)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def catch_up(self):
         """Makes up for an evaluation that was cut off."""
         if self.every and self._evaluated < self.step // self.every * self.every:
             self._evaluate(self.step)

@@ -39,9 +39,16 @@ class Restore(keras.callbacks.Callback):
             callback.set_state(self.saved.state["callbacks"].get(name, {}))
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Puts back the metrics of the epoch that was under way, and where it stood."""
+        """Puts back the metrics of the epoch that was under way, and where it stood.
+
+        An evaluation that was cut off comes before the epoch goes on.
+        """
         if self._is_under_way(epoch):
             MetricStates.of(self.model).write(self.saved.state["metrics"])
+            for callback in self.with_state.values():
+                callback.epoch = epoch
+            for callback in self.with_state.values():
+                callback.catch_up()
             keras_compat.start_in_mid_epoch(self.saved.in_epoch)
 
     def on_epoch_end(self, epoch, logs=None):

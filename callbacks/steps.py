@@ -42,6 +42,9 @@ class StepCallback(keras.callbacks.Callback):
         """Whether a multiple of `every` lies in the steps of the last execution."""
         return bool(every) and self.step // every > self._previous // every
 
+    def catch_up(self) -> None:
+        """Does what a stop cut off at `self.step`; called when a run goes on within an epoch."""
+
     def get_state(self) -> dict:
         """What a checkpoint must hold of this callback; JSON values."""
         return {}

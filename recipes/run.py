@@ -341,6 +341,7 @@ class Run:
         try:
             yield
         except checkpoint.Stopped:
+            saver.reach(saver.with_state["run_log"].step)
             if saver.saved_step != saver.step or saver.epochs_done <= saver.epoch:
                 saver.save()
             raise

@@ -165,6 +165,17 @@ def test_asked_to_stop_while_evaluating(folder, unbroken):
     assert_identical(run_dir, unbroken("bert"))
 
 
+def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
+    """Behind step 3; behind step 9, which ends an epoch; and in the second one behind step 12."""
+    run_dir = folder / "stopped-in-mid-epoch"
+    for evaluation, step in ((1, 3), (5, 9), (4, 12)):
+        kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
+        killed_run(run_dir, "bert_together", status=75, kill=kill)
+        assert checkpoint.newest(run_dir / "checkpoints").step == step
+    killed_run(run_dir, "bert_together")
+    assert_identical(run_dir, unbroken("bert_together"))
+
+
 @pytest.fixture(scope="module")
 def stopped(folder):
     """A run stopped behind step 14, with checkpoints of steps 4, 8, 9, 12 and 14."""
