@@ -221,7 +221,7 @@ class Checkpoint(StepCallback):
                     *(epoch + 1, self.best, self.best_value, self.best_epoch),
                 )
                 self.model.stop_training = True
-        self.save(finished=self.model.stop_training)
+        self.save(finished=self.model.stop_training or self.step >= self.total_steps)
         if better:
             self._copy_best()
 

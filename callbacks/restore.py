@@ -15,7 +15,8 @@ class Restore(keras.callbacks.Callback):
 
     Args:
         saved: the checkpoint, or None: then nothing is done.
-        with_state: the callbacks that were given to `Checkpoint` as `with_state`.
+        with_state: the callbacks that were given to `Checkpoint` as `with_state`, `run_log` among
+            them.
         data: what `fit()` trains on.
     """
 
@@ -49,7 +50,10 @@ class Restore(keras.callbacks.Callback):
                 callback.epoch = epoch
             for callback in self.with_state.values():
                 callback.catch_up()
-            keras_compat.start_in_mid_epoch(self.saved.in_epoch)
+            # Behind the run's last step no batch follows, also where it lies within an epoch.
+            log = self.with_state["run_log"]
+            is_last = self.saved.step >= log.total_steps
+            keras_compat.start_in_mid_epoch(log.steps_per_epoch if is_last else self.saved.in_epoch)
 
     def on_epoch_end(self, epoch, logs=None):
         """Gives the epoch its metrics where it was stopped behind its last step."""

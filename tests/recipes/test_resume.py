@@ -154,9 +154,9 @@ def test_asked_to_stop_before_training(at, folder):
 
 
 def test_asked_to_stop_while_evaluating(folder, unbroken):
-    """Stopped in the validation behind the first epoch, then in the test behind the last one."""
+    """In the validation behind an epoch, in that behind the run's last step, and in the test."""
     run_dir = folder / "stopped-evaluating"
-    for evaluation, epochs_done, step in ((1, 0, 9), (4, 3, 20)):
+    for evaluation, epochs_done, step in ((1, 0, 9), (3, 2, 20), (2, 3, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
         killed_run(run_dir, "bert", status=75, kill=kill)
         saved = checkpoint.newest(run_dir / "checkpoints")
@@ -166,9 +166,9 @@ def test_asked_to_stop_while_evaluating(folder, unbroken):
 
 
 def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
-    """Behind step 3; behind step 9, which ends an epoch; and in the second one behind step 12."""
+    """Behind step 3; behind 9, the end of an epoch; in the second one behind 12; behind the last."""
     run_dir = folder / "stopped-in-mid-epoch"
-    for evaluation, step in ((1, 3), (5, 9), (4, 12)):
+    for evaluation, step in ((1, 3), (5, 9), (4, 12), (6, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
         killed_run(run_dir, "bert_together", status=75, kill=kill)
         assert checkpoint.newest(run_dir / "checkpoints").step == step
