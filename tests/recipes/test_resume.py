@@ -166,7 +166,7 @@ def test_asked_to_stop_while_evaluating(folder, unbroken):
 
 
 def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
-    """Behind step 3; behind 9, the end of an epoch; in the second one behind 12; behind the last."""
+    """Behind step 3; behind 9, an epoch's last; in the second one behind 12; behind the last."""
     run_dir = folder / "stopped-in-mid-epoch"
     for evaluation, step in ((1, 3), (5, 9), (4, 12), (6, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
