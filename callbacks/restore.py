@@ -28,9 +28,10 @@ class Restore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Loads weights, optimizer, dropout seeds and the callbacks' states."""
+        # Also without a checkpoint: variables that the first step made would have it traced twice.
+        keras_compat.build(self.model, self.data)
         if self.saved is None:
             return
-        keras_compat.build(self.model, self.data)
         self.model.load_weights(self.saved.folder / WEIGHTS)
         seeds = self.saved.state["dropout_seeds"]
         for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):

@@ -249,7 +249,8 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     """Builds the optimizer and the metrics of a compiled model before `fit()`.
 
     Breaks: without a strategy Keras builds them while it traces the first step, which is too late
-    to put a checkpoint's numbers into them. Does: builds them from the data set's specification.
+    to put a checkpoint's numbers into them, and the step is then traced twice. Does: builds them
+    from the data set's specification.
 
     Args:
         model: a compiled model.

@@ -32,6 +32,16 @@ TINY_RUN = dict(
 )
 
 
+# Two processes share the files; one that begins a long file last would keep the other waiting.
+LONGEST = ("test_equality.py", "test_resume.py", "test_lost_worker.py", "test_bert_mlm.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files come first."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_session(tmp_path_factory):
     """No test reads or writes the cache of the person who runs it."""
