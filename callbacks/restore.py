@@ -11,25 +11,22 @@ from distribution.metric_states import MetricStates
 class Restore(keras.callbacks.Callback):
     """Puts a checkpoint back when `fit()` begins. Stands first among the callbacks.
 
-    `fit()` gets `initial_epoch=saved.epochs_done` and data that begin at the next batch.
+    `fit()` gets `initial_epoch=saved.epochs_done`, data that begin at the next batch, and a model
+    that `keras_compat.build` has built.
 
     Args:
         saved: the checkpoint, or None: then nothing is done.
         with_state: the callbacks that were given to `Checkpoint` as `with_state`, `run_log` among
             them.
-        data: what `fit()` trains on.
     """
 
-    def __init__(self, saved: Saved | None, with_state: dict[str, StepCallback], data):
+    def __init__(self, saved: Saved | None, with_state: dict[str, StepCallback]):
         super().__init__()
         self.saved = saved
-        self.data = data
         self.with_state = with_state
 
     def on_train_begin(self, logs=None):
         """Loads weights, optimizer, dropout seeds and the callbacks' states."""
-        # Also without a checkpoint: variables that the first step made would have it traced twice.
-        keras_compat.build(self.model, self.data)
         if self.saved is None:
             return
         self.model.load_weights(self.saved.folder / WEIGHTS)

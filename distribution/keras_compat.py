@@ -249,15 +249,17 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     """Builds the optimizer and the metrics of a compiled model before `fit()`.
 
     Breaks: without a strategy Keras builds them while it traces the first step, which is too late
-    to put a checkpoint's numbers into them, and the step is then traced twice. Does: builds them
-    from the data set's specification.
+    to put a checkpoint's numbers into them, and the step is then traced twice. Under a strategy
+    each `fit()` and `evaluate()` sets its data up on all replicas once more, only to read a batch's
+    shapes. Does: builds them from the data set's specification, once.
 
     Args:
-        model: a compiled model.
+        model: a compiled model. Compiled anew, it is to be built anew.
         data: what `fit()` will get.
     """
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=data.element_spec)
+    model._maybe_symbolic_build = lambda iterator=None, data_batch=None: None
 
 
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):

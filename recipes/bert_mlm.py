@@ -250,7 +250,7 @@ def main(options: Options) -> dict:
                 jit_compile={"auto": "auto", "on": True, "off": False}[options.jit],
                 steps_per_execution=run.steps_per_execution(plan),
             )
-        run.drive(model, plan)
+        run.prepare(model, plan, train_data)
         run.require_space(model, options.keep_checkpoints)
 
         # Training.
@@ -279,7 +279,7 @@ def main(options: Options) -> dict:
                 verbose=0,
                 shuffle=False,  # the data are shuffled already
                 callbacks=[
-                    Restore(run.saved, saver.with_state, train_data),
+                    Restore(run.saved, saver.with_state),
                     StopAtStep(plan.steps_per_epoch, plan.total_steps),
                     StopOnBadLoss(plan.steps_per_epoch, saver.newest_name),
                     run_log,

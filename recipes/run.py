@@ -24,7 +24,7 @@ from callbacks import checkpoint
 from callbacks.run_log import RunLog
 from callbacks.stop_on_bad_loss import BadLoss
 from data.errors import DataError
-from distribution import parameter_server, strategies
+from distribution import keras_compat, parameter_server, strategies
 from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
@@ -303,8 +303,9 @@ class Run:
             )
         return steps
 
-    def drive(self, model: keras.Model, plan: Plan) -> None:
-        """Replaces the training function where Keras's own cannot do it: accumulation, servers."""
+    def prepare(self, model: keras.Model, plan: Plan, train_data: tf.data.Dataset) -> None:
+        """Builds a compiled model; accumulation and servers get a training function of ours."""
+        keras_compat.build(model, train_data)
         if plan.accumulate_steps > 1:
             with self.strategy.scope():
                 accumulate(model, plan.accumulate_steps)
