@@ -46,29 +46,31 @@ class ImageSummaries(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Predicts and writes."""
-        self.show()
+        predicted = self.predict()
+        writer = self.run_log.writer(self.split)
+        if writer is not None:
+            with writer.as_default(step=self.step):
+                self._write(predicted)
 
     def on_train_end(self, logs=None):
-        """A run that went on behind its last epoch has not shown anything yet."""
+        """Predicts where a run went on behind its last epoch, which wrote what is to be seen."""
         if self.confusion_matrix is None:
-            self.show()
+            self.predict()
 
-    def show(self) -> np.ndarray:
-        """Predicts all images with the weights of this moment, and writes what is to be seen.
+    def predict(self) -> np.ndarray:
+        """Predicts all images with the weights of this moment, and counts `confusion_matrix`.
+
+        That is int64 of shape (classes, classes): how many images of the class in the row were
+        taken for that in the column.
 
         Returns:
-            The confusion matrix: int64 of shape (classes, classes), how many images of the class
-            in the row were taken for that in the column.
+            The predicted classes, integers of shape (n,).
         """
         predicted = self._predicted_classes()
         count = len(self.classes)
         pairs = count * self.labels.astype(np.int64) + predicted
         self.confusion_matrix = np.bincount(pairs, minlength=count**2).reshape(count, count)
-        writer = self.run_log.writer(self.split)
-        if writer is not None:
-            with writer.as_default(step=self.step):
-                self._write(predicted)
-        return self.confusion_matrix
+        return predicted
 
     def _predicted_classes(self) -> np.ndarray:
         # `predict()` hands each worker its part of the images and then asks for all of them. A

@@ -36,13 +36,23 @@ RUNS = {
     "bert": ("bert_mlm", strategy_run.TINY_TEXT | SMALL),
     "bert_together": (
         "bert_mlm",
-        strategy_run.TINY_TEXT | SMALL | strategy_run.TOGETHER | dict(test_every=4),
+        strategy_run.TINY_TEXT
+        | SMALL
+        | strategy_run.TOGETHER
+        | dict(validate_every=3, test_every=4),
     ),
     "bert_half": (
         "bert_mlm",
         strategy_run.TINY_TEXT | SMALL | dict(precision="mixed_float16"),
     ),
     "mnist": ("mnist", strategy_run.TINY_IMAGES | SMALL),
+    "mnist_together": (
+        "mnist",
+        strategy_run.TINY_IMAGES
+        | SMALL
+        | strategy_run.TOGETHER
+        | dict(validate_every=3, test_every=4),
+    ),
     "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
     # For another number of replicas: float64, no dropout.
     "bert_exact": (

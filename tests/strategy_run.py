@@ -61,7 +61,7 @@ TINY_OLIGOS = dict(
     jit="off",  # compiling would take longer than training
     quiet=True,
 )
-TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=3)
+TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=6)
 
 RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),

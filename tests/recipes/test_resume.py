@@ -114,7 +114,7 @@ def test_two_workers_are_restarted_and_go_on(folder):
     outcomes = []
     for name, kill in (("whole", {}), ("broken", {"at": "step", "step": 11, "worker": 1})):
         run_dir = folder / f"workers-{name}"
-        chosen = json.dumps({"run": "bert", "kill": kill, "strategy": "multi_worker"})
+        chosen = json.dumps({"run": "mnist", "kill": kill, "strategy": "multi_worker"})
         processes.launch(
             2,
             *("killed_run", chosen, str(run_dir)),
@@ -158,11 +158,11 @@ def test_asked_to_stop_while_evaluating(folder, unbroken):
     run_dir = folder / "stopped-evaluating"
     for evaluation, epochs_done, step in ((1, 0, 9), (3, 2, 20), (2, 3, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
-        killed_run(run_dir, "bert", status=75, kill=kill)
+        killed_run(run_dir, "mnist", status=75, kill=kill)
         saved = checkpoint.newest(run_dir / "checkpoints")
         assert (saved.epochs_done, saved.step) == (epochs_done, step)
-    killed_run(run_dir, "bert")
-    assert_identical(run_dir, unbroken("bert"))
+    killed_run(run_dir, "mnist")
+    assert_identical(run_dir, unbroken("mnist"))
 
 
 def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
@@ -170,10 +170,10 @@ def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
     run_dir = folder / "stopped-in-mid-epoch"
     for evaluation, step in ((1, 3), (5, 9), (4, 12), (6, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
-        killed_run(run_dir, "bert_together", status=75, kill=kill)
+        killed_run(run_dir, "mnist_together", status=75, kill=kill)
         assert checkpoint.newest(run_dir / "checkpoints").step == step
-    killed_run(run_dir, "bert_together")
-    assert_identical(run_dir, unbroken("bert_together"))
+    killed_run(run_dir, "mnist_together")
+    assert_identical(run_dir, unbroken("mnist_together"))
 
 
 @pytest.fixture(scope="module")
