@@ -33,7 +33,7 @@ lint: .venv/installed
 	@$(BIN)/ruff format --check .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 	@echo "left out: make check-long (trainings of minutes, two hosts), make soak, make bench"
 
 check-long: .venv/installed

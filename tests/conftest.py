@@ -32,7 +32,7 @@ TINY_RUN = dict(
 )
 
 
-# Two processes share the files; one that begins a long file last would keep the other waiting.
+# Processes share the files; one that begins a long file last would keep the others waiting.
 LONGEST = ("test_equality.py", "test_resume.py", "test_lost_worker.py", "test_bert_mlm.py")
 
 
