@@ -108,6 +108,21 @@ def records(run_dir: Path) -> list[dict]:
     ]
 
 
+def events(run_dir: Path) -> list:
+    """What TensorBoard reads, sorted: split, tag, step and value, without what measures time."""
+    import tensorflow as tf
+
+    found = []
+    for path in sorted(run_dir.glob("logs/*/events*")):
+        for raw in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(raw)
+            for value in event.summary.value:
+                if "per_second" not in value.tag and value.HasField("tensor"):
+                    number = tf.make_ndarray(value.tensor).tolist()
+                    found.append((path.parent.name, value.tag, event.step, number))
+    return sorted(found, key=repr)
+
+
 def assert_equal(a: np.ndarray, b: np.ndarray, name: str) -> None:
     """max|a - b| <= 1e-9 max(1, max|a|)."""
     assert a.shape == b.shape, name

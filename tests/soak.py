@@ -5,7 +5,8 @@
     make soak ARGS="--folder /tmp/soak"        goes on where an earlier soak stopped
 
 Each round takes a recipe and a strategy, runs it unbroken once, then again under SIGKILL or SIGTERM
-after a random time until it gets through, and asks for the same weights, history and records.
+after a random time until it gets through, and asks for the same weights, history, records and
+TensorBoard logs.
 """
 
 import argparse
@@ -59,6 +60,8 @@ def compare(broken: Path, whole: Path) -> str | None:
             return f"{name} differs"
     if processes.records(whole) != processes.records(broken):
         return "metrics.jsonl differs"
+    if processes.events(whole) != processes.events(broken):
+        return "the TensorBoard logs differ"
     return None
 
 

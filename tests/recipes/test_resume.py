@@ -45,28 +45,13 @@ def unbroken(folder):
     return get
 
 
-def events(run_dir: Path) -> list:
-    """What TensorBoard reads, in order: step, tag and value, without what measures time."""
-    import tensorflow as tf
-
-    found = []
-    for path in sorted(run_dir.glob("logs/*/events*")):
-        for raw in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-            event = tf.compat.v1.Event.FromString(raw)
-            for value in event.summary.value:
-                if "per_second" not in value.tag and value.HasField("tensor"):
-                    number = tf.make_ndarray(value.tensor).tolist()
-                    found.append((path.parent.name, value.tag, event.step, number))
-    return sorted(found, key=repr)
-
-
 def assert_identical(resumed: Path, unbroken: Path) -> None:
     ours, theirs = processes.results(unbroken), processes.results(resumed)
     assert theirs["resumed_from_step"] is not None
     for name in ("weights_sha256", "history", "test", "steps"):
         assert ours[name] == theirs[name], name
     assert processes.records(unbroken) == processes.records(resumed)
-    assert events(unbroken) == events(resumed)
+    assert processes.events(unbroken) == processes.events(resumed)
 
 
 def test_killed_at_every_moment_and_at_random_ones(folder, unbroken):
