@@ -190,22 +190,24 @@ def differs(what: str, found, true) -> str | None:
 # --- The checks: None, or how Keras fails ---
 
 
-def two_workers_fit(*repairs: str) -> str | None:
+def two_workers_fit(build: bool, average_logs: bool) -> str | None:
     """Two steps of `fit` on two workers, against the same steps by hand."""
     import keras
     import numpy as np
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    for name in repairs:
-        repair(name)()
+    if average_logs:
+        repair("average_logs")()
     x, y = numbers()
     with strategy.scope():
         model = linear_model(keras.optimizers.SGD(0.01))
-    logs = {}
+    data, logs = batches(x, y), {}
 
     def fit():
-        logs.update(model.fit(batches(x, y), verbose=0, shuffle=False).history)
+        if build:
+            repair("build")(model, data)
+        logs.update(model.fit(data, verbose=0, shuffle=False).history)
 
     fault = attempt(fit)
     if fault:
@@ -219,14 +221,14 @@ def two_workers_fit(*repairs: str) -> str | None:
     )
 
 
-def build_from_local_batch(repaired: bool) -> str | None:
+def build_on_two_workers(repaired: bool) -> str | None:
     """The first batch of `fit`, from which a model is built."""
-    return two_workers_fit("average_logs", *(["build_from_local_batch"] if repaired else []))
+    return two_workers_fit(build=repaired, average_logs=True)
 
 
 def average_logs(repaired: bool) -> str | None:
     """What `fit` logs."""
-    return two_workers_fit("build_from_local_batch", *(["average_logs"] if repaired else []))
+    return two_workers_fit(build=True, average_logs=repaired)
 
 
 def central_storage():
@@ -271,7 +273,6 @@ def leave_data_on_coordinator(repaired: bool) -> str | None:
             tf.train.ClusterSpec(cluster), rpc_layer="grpc"
         )
     )
-    repair("build_from_local_batch")()
     if repaired:
         repair("leave_data_on_coordinator")()
     taken = []
@@ -283,7 +284,9 @@ def leave_data_on_coordinator(repaired: bool) -> str | None:
     with strategy.scope():
         model = linear_model(keras.optimizers.SGD(0.01))
         model.make_train_function = lambda force=False: setattr(model, "train_function", take_batch)
-    fault = attempt(lambda: model.fit(batches(*numbers()), steps_per_epoch=2, verbose=0))
+    data = batches(*numbers())
+    repair("build")(model, data)
+    fault = attempt(lambda: model.fit(data, steps_per_epoch=2, verbose=0))
     del servers
     return fault or differs("number of batches:", len(taken), 2)
 
@@ -342,6 +345,21 @@ def overflow_on_replica_1(repaired: bool) -> str | None:
     x[4:] = 60000.0
     fault = fault or attempt(lambda: model.fit(batches(x, y), verbose=0))
     return fault or differs("weights after a step to skip:", weights_of(model), before)
+
+
+def repeated_rows(repaired: bool) -> str | None:
+    """Adam's first step for a row of an embedding that a batch looks up twice."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    table = keras.Variable(np.zeros((2, 1)), dtype="float32")
+    optimizer = keras.optimizers.Adam(0.1)
+    if repaired:
+        repair("reduce_before_all_else")(optimizer)
+    gradient = tf.IndexedSlices(tf.ones((2, 1)), tf.constant([0, 0]), tf.constant([2, 1]))
+    fault = attempt(lambda: optimizer.apply([gradient], [table]))
+    return fault or differs("a step", keras.ops.convert_to_numpy(table)[:, 0], [-0.1, 0.0])
 
 
 def start_in_mid_epoch(repaired: bool) -> str | None:
@@ -456,7 +474,7 @@ class Check:
 
 
 CHECKS = {
-    "build_from_local_batch": Check(build_from_local_batch, "fit on two workers", workers=2),
+    "build_on_two_workers": Check(build_on_two_workers, "build: fit on two workers", workers=2),
     "average_logs": Check(average_logs, "logs of two workers", workers=2),
     "add_in_place": Check(add_in_place, "metrics under central storage"),
     "leave_data_on_coordinator": Check(
@@ -468,6 +486,9 @@ CHECKS = {
     ),
     "overflow_on_replica_1": Check(
         overflow_on_replica_1, "reduce_before_all_else: an overflow on replica 1 only"
+    ),
+    "repeated_rows": Check(
+        repeated_rows, "reduce_before_all_else: a row of an embedding that is looked up twice"
     ),
     "start_in_mid_epoch": Check(start_in_mid_epoch, "going on in mid-epoch"),
     "build": Check(build, "metrics and optimizer that exist when fit begins"),

@@ -335,7 +335,7 @@ def train(name: str, folder: pathlib.Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from distribution import strategies
+    from distribution import keras_compat, strategies
     from distribution.agree import Agreement
     from distribution.global_loss import GlobalMean
     from distribution.optimizers import in_order
@@ -372,6 +372,7 @@ def train(name: str, folder: pathlib.Path) -> None:
                 keras.metrics.SparseCategoricalAccuracy("accuracy"),
             ],
         )
+    keras_compat.build(model, data)
     history = model.fit(data, validation_data=data, epochs=epochs, shuffle=False, verbose=0)
     rank = strategies.worker_index(strategy)
     np.savez(

@@ -16,12 +16,9 @@ from keras.src.trainers import epoch_iterator
 
 
 def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
-    """Installs the pieces that `fit()` and `evaluate()` need under this strategy."""
+    """Installs what `fit()` and `evaluate()` need under this strategy, besides `build()`."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        build_from_local_batch()
         average_logs()
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        build_from_local_batch()
     if isinstance(
         strategy,
         (
@@ -31,30 +28,6 @@ def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
     ):
         share_dropout_seeds()
         add_in_place()
-
-
-def build_from_local_batch() -> None:
-    """Lets `fit()` build a model under MultiWorkerMirroredStrategy.
-
-    Breaks: `_maybe_symbolic_build` hands `PerReplica` values to code that wants tensors
-    (keras-team/keras#20585, open). Does: builds from this worker's first local batch; only its
-    shapes and dtypes matter.
-    """
-    stock = tf_trainer.TensorFlowTrainer._maybe_symbolic_build
-    if getattr(stock, "is_ours", False):
-        return
-
-    @functools.wraps(stock)
-    def maybe_symbolic_build(self, iterator=None, data_batch=None):
-        if iterator is not None and self._distribute_strategy is not None:
-            for _, _, batches in iterator:
-                data_batch = _first_local(self.distribute_strategy, next(batches))
-                break
-            iterator = None
-        return stock(self, iterator=iterator, data_batch=data_batch)
-
-    maybe_symbolic_build.is_ours = True
-    tf_trainer.TensorFlowTrainer._maybe_symbolic_build = maybe_symbolic_build
 
 
 def average_logs() -> None:
@@ -87,10 +60,6 @@ def _mean_over_replicas(strategy, values):
     )
     mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
     return keras.tree.pack_sequence_as(values, tf.unstack(mean))
-
-
-def _first_local(strategy, values):
-    return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], values)
 
 
 def add_in_place() -> None:
@@ -190,8 +159,10 @@ def reduce_before_all_else(optimizer: keras.optimizers.Optimizer) -> keras.optim
 
     Breaks: Keras reduces last. So `global_clipnorm` clips each replica's own gradient (step norm
     0.1 on one replica, 0.17 on two), and `LossScaleOptimizer` looks for an overflow on replica 0
-    only: one on another replica goes into the weights. Does: sums the gradients over the replicas
-    at the outermost `apply()`, and leaves out the sum at the innermost.
+    only: one on another replica goes into the weights. And it never adds up the gradients of a row
+    that a batch looks up several times in an embedding (`tf.IndexedSlices`): Adam then adds up
+    their squares, where it should square their sum, and a clipped norm is wrong in the same way.
+    Does: sums all of that at the outermost `apply()`, and leaves out the sum at the innermost.
 
     Args:
         optimizer: an optimizer, or a `LossScaleOptimizer` around one; changed in place.
@@ -205,11 +176,11 @@ def reduce_before_all_else(optimizer: keras.optimizers.Optimizer) -> keras.optim
     apply = optimizer.apply
 
     def reduced_apply(grads, trainable_variables=None):
-        # Sums IndexedSlices too; None stays None.
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
         places = (
             list(trainable_variables) if trainable_variables is not None else [None] * len(grads)
         )
-        reduced = [gradient for gradient, _ in reduce(list(zip(grads, places, strict=True)))]
+        reduced = [gradient for gradient, _ in reduce(list(zip(dense, places, strict=True)))]
         return apply(reduced, trainable_variables)
 
     optimizer.apply = reduced_apply
@@ -251,7 +222,8 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     Breaks: without a strategy Keras builds them while it traces the first step, which is too late
     to put a checkpoint's numbers into them, and the step is then traced twice. Under a strategy
     each `fit()` and `evaluate()` sets its data up on all replicas once more, only to read a batch's
-    shapes. Does: builds them from the data set's specification, once.
+    shapes; with several workers it cannot use that batch (keras-team/keras#20585, open). Does:
+    builds them from the data set's specification, once.
 
     Args:
         model: a compiled model. Compiled anew, it is to be built anew.

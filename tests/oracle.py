@@ -29,6 +29,8 @@ def train(strategy, model, optimizer, dataset, steps, rate, example_losses, weig
             if model.losses:
                 loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        # tf.keras added up the gradients of an embedding's row in its optimizers; Keras 3 does not.
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 

@@ -21,7 +21,7 @@ def main(chosen: dict, output: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from distribution import strategies
+    from distribution import keras_compat, strategies
     from distribution.global_loss import GlobalMean
     from distribution.optimizers import in_order
 
@@ -78,7 +78,9 @@ def main(chosen: dict, output: Path) -> None:
                 }
             )
 
-    model.fit(data.with_options(options), shuffle=False, verbose=0, callbacks=[Look()])
+    data = data.with_options(options)
+    keras_compat.build(model, data)
+    model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
     output.with_name(f"{output.name}-{rank}.json").write_text(json.dumps(seen))
 

@@ -1,8 +1,9 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from distribution.optimizers import bound_adam, largest_adam_step
+from distribution.optimizers import bound_adam, in_order, largest_adam_step
 
 BETAS = [(0.9, 0.98), (0.9, 0.999), (0.5, 0.9)]
 
@@ -61,3 +62,23 @@ def test_a_mean_without_its_square_moves_no_weight_far():
 
 def test_betas_without_a_bound():
     assert largest_adam_step(0.99, 0.9) == np.inf
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_row_that_a_batch_looks_up_twice_has_the_sum_of_its_gradients(clip_norm):
+    """Else Adam's v adds up their squares, and the step is sqrt(2) times too long."""
+    steps = []
+    for sparse in (True, False):
+        weight = keras.Variable(np.zeros((3, 2)), dtype="float64")
+        optimizer = in_order(keras.optimizers.Adam(0.1, global_clipnorm=clip_norm))
+        for first in (1.0, 2.0):
+            gradient = tf.IndexedSlices(
+                tf.constant([[first, 1.0], [3.0, -1.5], [1.0, 1.0]], "float64"),
+                tf.constant([0, 0, 2]),
+                tf.constant([3, 2]),
+            )
+            if not sparse:
+                gradient = tf.convert_to_tensor(gradient)
+            optimizer.apply([gradient], [weight])
+        steps.append(keras.ops.convert_to_numpy(weight))
+    np.testing.assert_allclose(steps[0], steps[1], rtol=1e-12)

@@ -13,6 +13,7 @@ from data import batches, oligos
 from distribution.global_loss import GlobalMean
 from recipes import dna_melting
 from recipes.schedules import InverseSquareRoot
+from tests import processes
 from tests.recipes.test_mnist import predicted_elsewhere, records
 from tests.strategy_run import write_oligos
 
@@ -188,3 +189,15 @@ def test_bad_options_exit_with_2():
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "--width 9: must be a multiple of --heads 2" in done.stderr
     assert "--warmup-steps 0" in done.stderr
+
+
+def test_accumulated_batches_are_one_batch_of_all_their_examples(table, tmp_path):
+    """Also for the embedding, in which a batch looks up each row many times."""
+    exact = TINY | dict(dataset=str(table), precision="float64", dropout=0.0, lr_scaling="none")
+    for name, batch, count in (("one", 16, 1), ("two", 8, 2)):
+        changes = dict(global_batch_size=batch, accumulate_steps=count, run_dir=tmp_path / name)
+        dna_melting.main(dna_melting.Options(**(exact | changes)))
+    one, two = processes.tensors(tmp_path / "one"), processes.tensors(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        processes.assert_equal(value, two[name], name)
