@@ -5,6 +5,7 @@ one device with the custom training loop of the tutorials.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -31,23 +32,43 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_device(folder):
-    options = json.dumps({"strategy": "none"})
-    processes.run_script("tests/strategy_run.py", options, str(folder / "none"), timeout=600)
-    return folder / "none"
+def trained(folder, request):
+    """The runs of each strategy that is asked for; two strategies train at the same time."""
+    asked = {"none"} | {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+    runs = {}
+
+    with ThreadPoolExecutor(2) as pool:
+
+        def get(name):
+            if name not in runs:
+                runs[name] = pool.submit(train_under, name, folder)
+            return runs[name]
+
+        for name in ("none", *SYNCHRONOUS):
+            if name in asked:
+                get(name)
+        yield lambda name: get(name).result()
 
 
-def trained_under(name, folder):
-    """The runs under one of the strategies, done once."""
-    workers, options = SYNCHRONOUS[name]
+def train_under(name, folder):
+    """Returns the folder of the runs under a strategy."""
+    workers, options = (1, {"strategy": "none"}) if name == "none" else SYNCHRONOUS[name]
     output = folder / name.replace(" ", "-")
-    if not output.exists():
-        words = (json.dumps(options), str(output))
-        if workers == 1:
-            processes.run_script("tests/strategy_run.py", *words, timeout=900)
-        else:
-            processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
+    words = (json.dumps(options), str(output))
+    if workers == 1:
+        processes.run_script("tests/strategy_run.py", *words, timeout=900)
+    else:
+        processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
     return output
+
+
+@pytest.fixture(scope="module")
+def one_device(trained):
+    return trained("none")
 
 
 # Four replicas trace each function four times: minutes each.
@@ -58,9 +79,9 @@ LONG = ("mirrored x 4", "2 workers x 2")
     "name",
     [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in SYNCHRONOUS],
 )
-def test_fit_is_equal_under_every_strategy(name, folder, one_device):
+def test_fit_is_equal_under_every_strategy(name, trained, one_device):
     workers, options = SYNCHRONOUS[name]
-    output = trained_under(name, folder)
+    output = trained(name)
     for run in options.get("runs", strategy_run.RUNS):
         ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
         assert ours.keys() == theirs.keys()
@@ -116,8 +137,8 @@ def test_fit_is_equal_to_the_custom_loop(folder, one_device):
             np.testing.assert_allclose(losses, oracle["losses"], rtol=1e-9)
 
 
-def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, one_device):
-    mirrored = trained_under("mirrored x 2", folder)
+def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, trained, one_device):
+    mirrored = trained("mirrored x 2")
     predicted = []
     for runs, replicas in ((one_device, 1), (mirrored, 1), (one_device, 2)):
         output = folder / f"predicted-{len(predicted)}.npz"
