@@ -449,10 +449,10 @@ def prepare(options: SharedOptions) -> tf.distribute.Strategy:
             "--accumulate-steps does not go with parameter servers, whose workers do not "
             "wait for each other"
         )
-    if name == "parameter_server" and options.precision == "mixed_float16":
+    if name in ("central_storage", "parameter_server") and options.precision == "mixed_float16":
         found.append(
-            "--precision mixed_float16 does not go with parameter servers: each worker "
-            "would move the loss scale; mixed_bfloat16 needs none"
+            f"--precision mixed_float16 does not go with {name}, where replicas would share one "
+            "loss scale; mixed_bfloat16 needs none"
         )
     if options.global_batch_size is not None and options.replicas:
         workers = strategies.workers_in(strategies.cluster_spec())

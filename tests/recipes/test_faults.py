@@ -126,6 +126,12 @@ class TestNumbers:
         errors = refused("--replicas", "2")
         assert "--strategy none runs on one device; --replicas 2 needs mirrored" in errors
 
+    def test_half_precision_where_replicas_share_a_loss_scale(self, refused):
+        small = [word for word in SMALL if word not in ("--strategy", "none")]
+        line = "--strategy central_storage --replicas 2 --precision mixed_float16"
+        errors = refused(*line.split(), small=small)
+        assert "--precision mixed_float16 does not go with central_storage" in errors
+
     def test_a_batch_larger_than_the_text(self, refused, tiny_text):
         errors = refused("--dataset", tiny_text, "--global-batch-size", "100000")
         assert "one step takes 100000 examples" in errors and "take a smaller batch" in errors
