@@ -23,6 +23,9 @@ USER_AGENT = "Mozilla/5.0 (compatible; keras-recipes)"
 
 # A server that sends fewer bytes than this in `timeout` seconds is given up.
 CHUNK_BYTES = 16 * 1024
+# What zipfile raises: RuntimeError for an encrypted member, and for one that is compressed in an
+# unknown way a subclass of it.
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 def fetch(
@@ -184,8 +187,7 @@ def unpack_zip(archive: Path, folder: Path) -> None:
                 check_members(members, archive.name)
                 temporary.mkdir()
                 members.extractall(temporary)
-        # RuntimeError: encrypted. NotImplementedError, one of its kind: unknown compression.
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        except ZIP_FAULTS as error:
             raise DataError(f"{archive}: cannot be unpacked ({error})") from error
 
     cache.build_once(Path(folder), build, f"unpacking {archive.name}")

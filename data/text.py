@@ -179,8 +179,7 @@ def _load_zip(name: str, path: Path) -> Text:
             for split, member in found.items():
                 with members.open(member) as stream:
                     splits[split] = _read_lines(stream, f"{name}/{member}")
-    # RuntimeError: encrypted. NotImplementedError, one of its kind: unknown compression.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except download.ZIP_FAULTS as error:
         raise DataError(f"{name}: damaged zip archive ({error})") from error
     return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
 

@@ -172,7 +172,7 @@ def main(options: Options) -> dict:
                 jit_compile={"auto": "auto", "on": True, "off": False}[options.jit],
                 steps_per_execution=run.steps_per_execution(plan),
             )
-        run.prepare(model, plan, train_data)
+        run.build(model, plan, train_data)
         run.require_space(model, options.keep_checkpoints)
 
         # Training.

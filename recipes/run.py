@@ -303,7 +303,7 @@ class Run:
             )
         return steps
 
-    def prepare(self, model: keras.Model, plan: Plan, train_data: tf.data.Dataset) -> None:
+    def build(self, model: keras.Model, plan: Plan, train_data: tf.data.Dataset) -> None:
         """Builds a compiled model; accumulation and servers get a training function of ours."""
         keras_compat.build(model, train_data)
         if plan.accumulate_steps > 1:

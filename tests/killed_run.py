@@ -32,14 +32,12 @@ SMALL = dict(
     dropout=0.1,
     quiet=True,
 )
+TOGETHER = strategy_run.TOGETHER | dict(validate_every=3, test_every=4)
 RUNS = {
     "bert": ("bert_mlm", strategy_run.TINY_TEXT | SMALL),
     "bert_together": (
         "bert_mlm",
-        strategy_run.TINY_TEXT
-        | SMALL
-        | strategy_run.TOGETHER
-        | dict(validate_every=3, test_every=4),
+        strategy_run.TINY_TEXT | SMALL | TOGETHER,
     ),
     "bert_half": (
         "bert_mlm",
@@ -48,10 +46,7 @@ RUNS = {
     "mnist": ("mnist", strategy_run.TINY_IMAGES | SMALL),
     "mnist_together": (
         "mnist",
-        strategy_run.TINY_IMAGES
-        | SMALL
-        | strategy_run.TOGETHER
-        | dict(validate_every=3, test_every=4),
+        strategy_run.TINY_IMAGES | SMALL | TOGETHER,
     ),
     "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
     # For another number of replicas: float64, no dropout.

@@ -123,6 +123,14 @@ def events(run_dir: Path) -> list:
     return sorted(found, key=repr)
 
 
+def assert_equal_tensors(ours: Path, theirs: Path) -> None:
+    """The last checkpoints of two runs hold the same weights and optimizer, by `assert_equal`."""
+    a, b = tensors(ours), tensors(theirs)
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert_equal(value, b[name], f"{theirs.name}: {name}")
+
+
 def assert_equal(a: np.ndarray, b: np.ndarray, name: str) -> None:
     """max|a - b| <= 1e-9 max(1, max|a|)."""
     assert a.shape == b.shape, name

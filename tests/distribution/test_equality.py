@@ -83,10 +83,7 @@ def test_fit_is_equal_under_every_strategy(name, trained, one_device):
     workers, options = SYNCHRONOUS[name]
     output = trained(name)
     for run in options.get("runs", strategy_run.RUNS):
-        ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
-        assert ours.keys() == theirs.keys()
-        for tensor, value in ours.items():
-            processes.assert_equal(value, theirs[tensor], f"{run}: {tensor}")
+        processes.assert_equal_tensors(one_device / run, output / run)
         ours, theirs = processes.results(one_device / run), processes.results(output / run)
         assert theirs["replicas"] == workers * options.get("replicas", 1)
         assert ours["steps"] == theirs["steps"] == 20
@@ -110,10 +107,7 @@ def test_a_parameter_server_with_one_worker_is_equal_to_one_device(folder, one_d
     words = ("strategy_run", options, str(output))
     processes.launch(1, *words, logs=output, options=("--ps", "1"), timeout=900)
     for run in PLAIN:
-        ours, theirs = processes.tensors(one_device / run), processes.tensors(output / run)
-        assert ours.keys() == theirs.keys()
-        for tensor, value in ours.items():
-            processes.assert_equal(value, theirs[tensor], f"{run}: {tensor}")
+        processes.assert_equal_tensors(one_device / run, output / run)
 
 
 def test_fit_is_equal_to_the_custom_loop(folder, one_device):

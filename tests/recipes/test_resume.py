@@ -118,9 +118,7 @@ def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     assert "this goes on" in said and f"--run-dir {run_dir}" in said
     assert checkpoint.newest(run_dir / "checkpoints").step == step
     killed_run(run_dir, "bert_exact", strategy="mirrored", replicas=2)
-    ours, theirs = processes.tensors(unbroken("bert_exact")), processes.tensors(run_dir)
-    for name, value in ours.items():
-        processes.assert_equal(value, theirs[name], name)
+    processes.assert_equal_tensors(unbroken("bert_exact"), run_dir)
     assert processes.results(run_dir)["global_batch_size"] == 8
 
 
