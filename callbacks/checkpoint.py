@@ -1,118 +1,28 @@
-"""Checkpoints that are whole or not there, and from which a run goes on at the very next batch.
+"""Saves checkpoints from which a run resumes at the very next batch, and keeps the best one."""
 
-A checkpoint is a folder `step-00000500` with `model.weights.h5` (weights and optimizer, as Keras
-writes them), `state.json` (step, dropout seeds, running metrics, history) and `SHA256SUMS`. It is
-written under another name, synced, and renamed.
-"""
-
-import dataclasses
-import hashlib
-import json
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
+from callbacks import checkpoint_files
+from callbacks.checkpoint_files import CheckpointInfo
+from callbacks.errors import Stopped
 from callbacks.steps import StepCallback
 from distribution.metric_states import MetricStates
 
 log = logging.getLogger("recipes")
 
-WEIGHTS, STATE, SUMS = "model.weights.h5", "state.json", "SHA256SUMS"
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and ends behind the batch in which it learned of it."""
-
-
-class CannotSave(Exception):
-    """A checkpoint could not be written; the ones before it are as they were."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """A checkpoint on disk whose checksums were right.
-
-    Attributes:
-        folder: where it lies.
-        step: updates of the weights that are done.
-        epochs_done: epochs that are done, validation included.
-        in_epoch: updates of the weights of the epoch that is not done.
-        state: everything of `state.json`.
-    """
-
-    folder: Path
-    step: int
-    epochs_done: int
-    in_epoch: int
-    state: dict
-
-
-def newest(folder: str | Path) -> Saved | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over.
-
-    Args:
-        folder: a run's `checkpoints` folder, which need not exist.
-    """
-    for candidate in sorted(_all(Path(folder)), reverse=True):
-        fault = damage(candidate)
-        if fault is None:
-            return read(candidate)
-        log.warning("checkpoint %s is damaged (%s): the one before it is used", candidate, fault)
-    return None
-
-
-def read(folder: Path) -> Saved:
-    """What a checkpoint says of itself, without its weights."""
-    state = json.loads((folder / STATE).read_text())
-    return Saved(folder, state["step"], state["epochs_done"], state["in_epoch"], state)
-
-
-def reopened(saved: Saved, steps_per_epoch: int) -> Saved:
-    """The last checkpoint of a finished run, for one that goes on to more steps.
-
-    The run may have ended within an epoch, which then goes on, and is logged when it is whole.
-    """
-    epochs_done, in_epoch = divmod(saved.step, steps_per_epoch)
-    if in_epoch:
-        log = saved.state["callbacks"]["run_log"]
-        log["history"] = {name: v[:epochs_done] for name, v in log["history"].items()}
-    return dataclasses.replace(saved, epochs_done=epochs_done, in_epoch=in_epoch)
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        lines = (folder / SUMS).read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as fault:
-        return f"{SUMS}: {fault}"
-    sums = dict(reversed(line.split("  ", 1)) for line in lines if "  " in line)
-    if set(sums) != {WEIGHTS, STATE}:
-        return f"{SUMS} does not name its two files"
-    for name, wanted in sums.items():
-        try:
-            if _sha256(folder / name) != wanted:
-                return f"{name} does not match its checksum"
-        except OSError as fault:
-            return f"{name}: {fault}"
-    return None
-
-
-def _all(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step-*") if path.is_dir()]
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
 
 def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
     """The states of the model's seed generators, which Keras's weights file does not hold."""
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a metric is to be large: accuracies and F1 are, losses and errors are not."""
+    return "accuracy" in metric or "f1" in metric
 
 
 class Checkpoint(StepCallback):
@@ -122,55 +32,64 @@ class Checkpoint(StepCallback):
 
     Args:
         folder: the run's `checkpoints` folder.
-        steps_per_epoch: updates of the weights in an epoch.
-        total_steps: updates of the weights in the run.
         every: steps between two checkpoints.
         keep: how many are kept; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
         asked_to_stop: tells, on all workers alike, whether the run shall stop.
-        with_state: callbacks whose `get_state()` belongs into a checkpoint, by name.
+        stateful_callbacks: callbacks whose `get_state()` belongs into a checkpoint, by name.
         best: metric of the validation split by which the best checkpoint is kept too, or None.
         patience: epochs without a better one after which the run ends, or None.
-        restored: the checkpoint that this run goes on from, or None.
+        restored: the checkpoint that this run resumes from, or None.
     """
 
     def __init__(
         self,
         folder: str | Path,
         *,
-        steps_per_epoch: int,
-        total_steps: int,
         every: int,
         keep: int = 5,
         is_chief: bool = True,
         asked_to_stop: Callable[[], bool] = lambda: False,
-        with_state: dict[str, StepCallback] | None = None,
+        stateful_callbacks: dict[str, StepCallback] | None = None,
         best: str | None = None,
         patience: int | None = None,
-        restored: Saved | None = None,
+        restored: CheckpointInfo | None = None,
     ):
-        super().__init__(steps_per_epoch, total_steps)
+        super().__init__()
         self.folder = Path(folder)
         self.every = every
         self.keep = keep
         self.is_chief = is_chief
         self.asked_to_stop = asked_to_stop
-        self.with_state = with_state or {}
+        self.stateful_callbacks = stateful_callbacks or {}
         self.best = best
         self.patience = patience
-        self.best_value = restored.state["best"] if restored else None
-        self.best_epoch = restored.state["best_epoch"] if restored else 0
-        self.epochs_done = restored.epochs_done if restored else 0
-        self.step = restored.step if restored else 0
-        self.saved_step = self.step
-        self._epoch_logs: dict[str, float] | None = (
-            restored.state["epoch_logs"] if restored else None
-        )
+        self.best_value: float | None = None
+        self.best_epoch = 0
+        self.epochs_done = self.step = 0
+        self._epoch_logs: dict[str, float] | None = None
         self._epoch_metrics: list | None = None
+        if restored is not None:
+            self._take_up(restored)
+        self.saved_step = self.step
+
+    def _take_up(self, restored: CheckpointInfo) -> None:
+        state = restored.state
+        self.epochs_done, self.step = restored.epochs_done, restored.step
+        self._epoch_logs = state["epoch_logs"]
+        if self.best is None:
+            return
+        self.best_value, self.best_epoch = state["best"], state["best_epoch"]
+        if self.best_value is not None and state["best_metric"] != self.best:
+            log.warning(
+                "--keep-best: was %s, is now %s; what was best so far does not count any more",
+                *(state["best_metric"], self.best),
+            )
+            self.best_value, self.best_epoch = None, self.epochs_done
 
     def on_train_begin(self, logs=None):
         """Makes up for a best checkpoint whose copy was cut off."""
-        if self.step and self.best_epoch == self.epochs_done:
+        if self.best_value is not None:
             self._copy_best()
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -189,20 +108,27 @@ class Checkpoint(StepCallback):
             self.save()
 
     def _note_the_end_of_an_epoch(self) -> None:
-        in_epoch = self.step - self.epoch * self.steps_per_epoch
-        if in_epoch == self.steps_per_epoch or self.model.stop_training:
+        into_epoch = self.step - self.epoch * self.steps_per_epoch
+        if into_epoch == self.steps_per_epoch or self.model.stop_training:
             results = self.model.get_metrics_result()
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
 
-    def reach(self, step: int) -> None:
-        """Takes in a step of which a callback before this one was stopped while evaluating."""
+    def save_stopped(self, step: int) -> None:
+        """Saves a run that was stopped after this step, unless that step is saved already.
+
+        Args:
+            step: the last step that was trained; a callback before this one may have been stopped
+                while it evaluated, and this one then has not heard of the step.
+        """
         if step > self.step:
             self.step = step
             self._note_the_end_of_an_epoch()
+        if self.saved_step != self.step or self.epochs_done <= self.epoch:
+            self.save()
 
     def on_test_batch_end(self, batch, logs=None):
-        """Gives up an evaluation; a run that goes on does it again."""
+        """Gives up an evaluation; a run that resumes does it again."""
         if self.asked_to_stop():
             raise Stopped
 
@@ -212,7 +138,9 @@ class Checkpoint(StepCallback):
         better = False
         if self.best is not None and self.best in (logs or {}):
             value = float(logs[self.best])
-            better = self.best_value is None or _better(self.best, value, self.best_value)
+            better = self.best_value is None or (
+                value > self.best_value if higher_is_better(self.best) else value < self.best_value
+            )
             if better:
                 self.best_value, self.best_epoch = value, epoch + 1
             elif self.patience and epoch + 1 - self.best_epoch >= self.patience:
@@ -226,20 +154,12 @@ class Checkpoint(StepCallback):
             self._copy_best()
 
     def _copy_best(self) -> None:
-        source, target = self.folder / _name(self.step), self.folder.parent / "best"
-        if not self.is_chief or (target.exists() and read(target).step == self.step):
+        step = min(self.best_epoch * self.steps_per_epoch, self.total_steps)
+        source, target = self.folder / checkpoint_files.name_of(step), self.folder.parent / "best"
+        if not self.is_chief or not source.exists():
             return
-        try:
-            _copy_aside(source, target)
-        except OSError as fault:
-            raise CannotSave(
-                f"the best checkpoint cannot be copied to {target}: {fault}; it is still {source}"
-            ) from fault
-
-    def newest_name(self) -> str | None:
-        """The path of the newest checkpoint, or None."""
-        found = sorted(_all(self.folder))
-        return str(found[-1]) if found else None
+        if not checkpoint_files.is_copy_of(target, step):
+            checkpoint_files.copy_as(source, target)
 
     def save(self, finished: bool = False) -> None:
         """Writes a checkpoint of this very moment.
@@ -256,75 +176,19 @@ class Checkpoint(StepCallback):
         self.saved_step = self.step
         if not self.is_chief:
             return
+        into_epoch = self.step - self.epochs_done * self.steps_per_epoch
         state = {
             "step": self.step,
             "epochs_done": self.epochs_done,
-            "in_epoch": 0
-            if self.epochs_done > self.epoch
-            else self.step - self.epochs_done * self.steps_per_epoch,
+            "steps_into_epoch": 0 if self.epochs_done > self.epoch else into_epoch,
             "finished": finished,
             "metrics": metrics,
             "epoch_logs": self._epoch_logs,
             "dropout_seeds": seeds,
             "best": self.best_value,
             "best_epoch": self.best_epoch,
-            "callbacks": {name: c.get_state() for name, c in self.with_state.items()},
+            "best_metric": self.best,
+            "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }
-        target = self.folder / _name(self.step)
-        temporary = self.folder / f".{target.name}.{os.getpid()}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for left in self.folder.glob(".step-*"):  # of a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            temporary.mkdir()
-            self.model.save_weights(temporary / WEIGHTS)
-            (temporary / STATE).write_text(json.dumps(state))
-            sums = "".join(f"{_sha256(temporary / n)}  {n}\n" for n in (WEIGHTS, STATE))
-            (temporary / SUMS).write_text(sums)
-            for name in (WEIGHTS, STATE, SUMS):
-                _sync(temporary / name)
-            _sync(temporary)
-            replaced = None
-            if target.exists():  # the end of an epoch whose last step was saved without validation
-                replaced = self.folder / f".{target.name}.{os.getpid()}.old"
-                os.rename(target, replaced)
-            os.rename(temporary, target)
-            _sync(self.folder)
-            if replaced is not None:
-                shutil.rmtree(replaced, ignore_errors=True)
-        except OSError as fault:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise CannotSave(
-                f"the checkpoint of step {self.step} cannot be written to {self.folder}: {fault}; "
-                f"the last good one is {self.newest_name() or 'not there'}"
-            ) from fault
-        for old in sorted(_all(self.folder))[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _better(metric: str, value: float, best: float) -> bool:
-    return value > best if "accuracy" in metric else value < best
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _copy_aside(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(temporary, target)
-    shutil.rmtree(old, ignore_errors=True)
+        checkpoint_files.write(self.folder, state, self.model.save_weights)
+        checkpoint_files.prune(self.folder, self.keep)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from callbacks.run_log import RunLog
 from callbacks.steps import StepCallback
+from callbacks.tensorboard import TensorBoard
 
 SHOWN = 10  # images, the first of the split
 
@@ -17,7 +17,7 @@ class ImageSummaries(StepCallback):
     Every worker predicts, on its own copy of the weights; the chief writes.
 
     Args:
-        run_log: where the summaries go, at the step of the run.
+        tensorboard: where the summaries go, at the step of the run.
         images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
@@ -27,15 +27,15 @@ class ImageSummaries(StepCallback):
 
     def __init__(
         self,
-        run_log: RunLog,
+        tensorboard: TensorBoard,
         images: np.ndarray,
         labels: np.ndarray,
         classes: Sequence[str],
         batch_size: int = 250,
         split: str = "test",
     ):
-        super().__init__(run_log.steps_per_epoch)
-        self.run_log = run_log
+        super().__init__()
+        self.tensorboard = tensorboard
         self.images = images
         self.labels = labels
         self.classes = list(classes)
@@ -47,13 +47,11 @@ class ImageSummaries(StepCallback):
     def on_epoch_end(self, epoch, logs=None):
         """Predicts and writes."""
         predicted = self.predict()
-        writer = self.run_log.writer(self.split)
-        if writer is not None:
-            with writer.as_default(step=self.step):
-                self._write(predicted)
+        with self.tensorboard.writing(self.split, self.step):
+            self._write(predicted)
 
     def on_train_end(self, logs=None):
-        """Predicts where a run went on behind its last epoch, which wrote what is to be seen."""
+        """Predicts where a run resumed after its last epoch, which wrote what is to be seen."""
         if self.confusion_matrix is None:
             self.predict()
 

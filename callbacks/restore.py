@@ -1,65 +1,71 @@
-"""Goes on from a checkpoint: at the very next batch, as if nothing had happened."""
+"""Resumes from a checkpoint: at the very next batch, as if nothing had happened."""
 
 import keras
 
-from callbacks.checkpoint import WEIGHTS, Saved, dropout_seeds
+from callbacks.checkpoint import dropout_seeds
+from callbacks.checkpoint_files import WEIGHTS, CheckpointInfo
 from callbacks.steps import StepCallback
 from distribution import keras_compat
 from distribution.metric_states import MetricStates
 
 
-class Restore(keras.callbacks.Callback):
+class Restore(StepCallback):
     """Puts a checkpoint back when `fit()` begins. Stands first among the callbacks.
 
-    `fit()` gets `initial_epoch=saved.epochs_done`, data that begin at the next batch, and a model
+    `fit()` gets `initial_epoch=info.epochs_done`, data that begin at the next batch, and a model
     that `keras_compat.build` has built.
 
     Args:
-        saved: the checkpoint, or None: then nothing is done.
-        with_state: the callbacks that were given to `Checkpoint` as `with_state`, `run_log` among
-            them.
+        info: the checkpoint, or None: then nothing is done.
+        stateful_callbacks: the callbacks that `Checkpoint` was given under this name.
     """
 
-    def __init__(self, saved: Saved | None, with_state: dict[str, StepCallback]):
+    def __init__(
+        self, info: CheckpointInfo | None, stateful_callbacks: dict[str, keras.callbacks.Callback]
+    ):
         super().__init__()
-        self.saved = saved
-        self.with_state = with_state
+        self.info = info
+        self.stateful_callbacks = stateful_callbacks
 
     def on_train_begin(self, logs=None):
         """Loads weights, optimizer, dropout seeds and the callbacks' states."""
-        if self.saved is None:
+        if self.info is None:
             return
-        self.model.load_weights(self.saved.folder / WEIGHTS)
-        seeds = self.saved.state["dropout_seeds"]
+        self.model.load_weights(self.info.folder / WEIGHTS)
+        seeds = self.info.state["dropout_seeds"]
         for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):
             variable.assign(value)
-        for name, callback in self.with_state.items():
-            callback.step = self.saved.step
-            callback.set_state(self.saved.state["callbacks"].get(name, {}))
+        for name, callback in self.stateful_callbacks.items():
+            callback.step = self.info.step
+            callback.set_state(self.info.state["callbacks"].get(name, {}))
 
     def on_epoch_begin(self, epoch, logs=None):
         """Puts back the metrics of the epoch that was under way, and where it stood.
 
-        An evaluation that was cut off comes before the epoch goes on.
+        An evaluation that was cut off comes before the epoch continues.
         """
         if self._is_under_way(epoch):
-            MetricStates.of(self.model).write(self.saved.state["metrics"])
-            for callback in self.with_state.values():
+            MetricStates.of(self.model).write(self.info.state["metrics"])
+            for callback in self.stateful_callbacks.values():
                 callback.epoch = epoch
-            for callback in self.with_state.values():
-                callback.catch_up()
-            # Behind the run's last step no batch follows, also where it lies within an epoch.
-            log = self.with_state["run_log"]
-            is_last = self.saved.step >= log.total_steps
-            keras_compat.start_in_mid_epoch(log.steps_per_epoch if is_last else self.saved.in_epoch)
+            for callback in self.stateful_callbacks.values():
+                if isinstance(callback, StepCallback):
+                    callback.catch_up()
+            # After the run's last step no batch follows, also where it lies within an epoch.
+            is_last = self.info.step >= self.total_steps
+            keras_compat.start_in_mid_epoch(
+                self.steps_per_epoch if is_last else self.info.steps_into_epoch
+            )
 
     def on_epoch_end(self, epoch, logs=None):
-        """Gives the epoch its metrics where it was stopped behind its last step."""
-        if self._is_under_way(epoch) and self.saved.state["epoch_logs"] and logs is not None:
-            for name, value in self.saved.state["epoch_logs"].items():
+        """Gives the epoch its metrics where it was stopped after its last step."""
+        if self._is_under_way(epoch) and self.info.state["epoch_logs"] and logs is not None:
+            for name, value in self.info.state["epoch_logs"].items():
                 logs.setdefault(name, value)
 
     def _is_under_way(self, epoch: int) -> bool:
         return (
-            self.saved is not None and epoch == self.saved.epochs_done and self.saved.in_epoch > 0
+            self.info is not None
+            and epoch == self.info.epochs_done
+            and self.info.steps_into_epoch > 0
         )

@@ -8,20 +8,32 @@ class StepCallback(keras.callbacks.Callback):
 
     Subclasses implement `on_step_end(step, logs)`, which is called after each execution (with
     `steps_per_execution` above 1, after its last step). What must survive a stop stands in
-    `get_state()` and is handed to `set_state()` when a run goes on.
+    `get_state()`, which a checkpoint keeps, and is handed to `set_state()` when a run resumes.
 
-    Args:
-        steps_per_epoch: updates of the weights in an epoch.
-        total_steps: updates of the weights in the run; an execution never goes beyond them.
+    Attributes:
+        steps_per_epoch: updates of the weights in an epoch. The run sets it before `fit()`.
+        total_steps: updates of the weights in the run, beyond which no execution goes; likewise.
+        epoch: the epoch under way, counted from 0.
+        step: steps of the run that are done.
+
+    Example:
+        class Shout(StepCallback):
+            def on_step_end(self, step, logs):
+                print(f"step {step} of {self.total_steps}: {logs['loss']}")
     """
 
-    def __init__(self, steps_per_epoch: int, total_steps: int | None = None):
+    def __init__(self):
         super().__init__()
-        self.steps_per_epoch = steps_per_epoch
-        self.total_steps = total_steps
+        self.steps_per_epoch: int = 0
+        self.total_steps: int = 0
         self.epoch = 0
         self.step = 0
         self._previous = 0
+
+    def count_steps(self, steps_per_epoch: int, total_steps: int) -> "StepCallback":
+        """Tells the callback how long an epoch and the run are; returns the callback."""
+        self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
+        return self
 
     def on_epoch_begin(self, epoch, logs=None):
         """Remembers the epoch."""
@@ -30,9 +42,7 @@ class StepCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Turns the batch of the epoch into the step of the run."""
         step = self.epoch * self.steps_per_epoch + min(batch + 1, self.steps_per_epoch)
-        if self.total_steps is not None:
-            step = min(step, self.total_steps)
-        self._previous, self.step = self.step, step
+        self._previous, self.step = self.step, min(step, self.total_steps)
         self.on_step_end(self.step, logs or {})
 
     def on_step_end(self, step: int, logs: dict) -> None:
@@ -43,7 +53,7 @@ class StepCallback(keras.callbacks.Callback):
         return bool(every) and self.step // every > self._previous // every
 
     def catch_up(self) -> None:
-        """Does what a stop cut off at `self.step`; called when a run goes on within an epoch."""
+        """Does what a stop cut off at `self.step`; called when a run resumes within an epoch."""
 
     def get_state(self) -> dict:
         """What a checkpoint must hold of this callback; JSON values."""

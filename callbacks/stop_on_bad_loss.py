@@ -5,29 +5,25 @@ import math
 
 import keras
 
+from callbacks.errors import BadLoss
 from callbacks.learning_rate import used_learning_rate
 from callbacks.steps import StepCallback
 
 log = logging.getLogger("recipes")
 
 
-class BadLoss(Exception):
-    """The loss is not finite; the message names step, learning rate and last good checkpoint."""
-
-
 class StopOnBadLoss(StepCallback):
-    """Raises `BadLoss` when the loss is not finite.
+    """Raises `BadLoss` when the loss, or a metric of the validation split, is not finite.
 
     A step that `LossScaleOptimizer` skipped (its scale was lowered) is no bad loss: the weights did
     not change. If the loss itself was not finite then, the epoch's metrics begin anew.
 
     Args:
-        steps_per_epoch: updates of the weights in an epoch.
         last_checkpoint: returns the name of the newest checkpoint, or None.
     """
 
-    def __init__(self, steps_per_epoch: int, last_checkpoint=lambda: None):
-        super().__init__(steps_per_epoch)
+    def __init__(self, last_checkpoint=lambda: None):
+        super().__init__()
         self.last_checkpoint = last_checkpoint
         self._scale = None
 
@@ -54,9 +50,19 @@ class StopOnBadLoss(StepCallback):
             )
             self.model.reset_metrics()
             return
+        self._raise("the loss", logs["loss"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Looks at the validation: the last step may have spoiled the weights."""
+        for name, value in (logs or {}).items():
+            if name.startswith("val_") and not math.isfinite(float(value)):
+                self._raise(name, value)
+
+    def _raise(self, name: str, value: float) -> None:
         rate = used_learning_rate(self.model.optimizer)
         checkpoint = self.last_checkpoint()
         raise BadLoss(
-            f"the loss is {float(logs['loss'])} at step {step} (learning rate {rate:.3g}); "
+            f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); "
             + (f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint yet")
+            + "; a lower --base-learning-rate or --clip-norm 1 may help"
         )

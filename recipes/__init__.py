@@ -2,4 +2,7 @@
 
 import os
 
+from distribution.quiet_start import import_tensorflow
+
 os.environ["KERAS_BACKEND"] = "tensorflow"
+import_tensorflow()

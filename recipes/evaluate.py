@@ -4,7 +4,7 @@
     python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --split valid --json
 
 RUN_DIR is the folder of a finished run of `recipes.bert_mlm`. The text is cut into sequences and
-masked as the run did it, with masks that the run's seed fixes, so the run's own data set (the
+masked as the run did it, with masks that the run's seed fixes, so the run's own dataset (the
 default) gives the numbers of its `results.json` again. Runs on one device.
 """
 
@@ -18,14 +18,16 @@ import keras_nlp
 import numpy as np
 import tyro
 
-from callbacks.run_log import perplexity
+from callbacks.records import perplexity
 from data import cache, masked_lm, word_pieces
 from data import text as text_sources
 from data.errors import DataError
 from distribution.global_loss import GlobalMean
-from recipes import presets
-from recipes import run as runs
-from recipes.options import SharedOptions, check, positive
+from models import presets
+from training.checks import precision
+from training.command_line import command_line
+from training.options import check, positive, problems_of_types
+from training.run_folder import open_finished
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -35,7 +37,7 @@ class Options:
     run_dir: tyro.conf.Positional[Path] = tyro.MISSING
     """Folder of a finished run."""
     dataset: str | None = None
-    """As for the recipe: a name, a path or a glob (default: the run's own data set)."""
+    """As for the recipe: a name, a path or a glob (default: the run's own dataset)."""
     split: Literal["train", "valid", "test", "all"] = "test"
     """Which part of the text; all takes every line."""
     batch_size: int = 32
@@ -45,67 +47,56 @@ class Options:
     json: bool = False
     """Prints the numbers as one JSON object."""
 
-    def faults(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return positive("batch_size", self.batch_size)
+        return problems_of_types(self) or positive("batch_size", self.batch_size)
 
 
 def main(options: Options) -> dict:
     """Evaluates a run's model, prints the metrics and returns what `--json` prints."""
     check(options)
-    there, results = read_run(options.run_dir)
-    settings, resolved = there["options"], there["resolved"]
-    runs.prepare(SharedOptions(strategy="none", precision=settings["precision"]))
-
-    # The text, tokenised with the run's word pieces.
-    cache_dir = options.cache_dir or cache.default_cache_dir()
-    text = text_sources.load_text(options.dataset or resolved["dataset"], cache_dir)
-    preset = str(options.run_dir / "model")
-    tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
-    special = masked_lm.SpecialTokens(
-        *(tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS)
-    )
-    splits = word_pieces.tokenize_once(
-        text, tokenizer, cache_dir, drop_short=settings["text_mode"] == "lines"
-    )
-    sequences = cut(splits, options.split, settings, special)
-    if not len(sequences):
-        raise DataError(
-            f"{text.name}: the {options.split} split gives no sequence of "
-            f"{settings['sequence_length']} tokens"
-        )
-
-    # What a model without context reaches that has counted the run's training text.
-    training_text = text
-    if text_sources.text_sha256(text) != resolved["text_sha256"]:
-        training_text = load_training_text(resolved, cache_dir)
-    if training_text is not None:
-        if training_text is not text:
-            splits = word_pieces.tokenize_once(
-                training_text, tokenizer, cache_dir, drop_short=settings["text_mode"] == "lines"
+    run, results = open_finished(options.run_dir, "bert_mlm")
+    settings, facts = run["options"], run["resolved"]
+    with precision(settings["precision"]):
+        # The text, tokenised with the run's word pieces.
+        cache_dir = (options.cache_dir or cache.default_cache_dir()).expanduser()
+        text = text_sources.load_text(options.dataset or facts["dataset"], cache_dir)
+        preset = str(options.run_dir / "model")
+        tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
+        special = masked_lm.SpecialTokens.of(tokenizer)
+        sequences = cut(text, tokenizer, cache_dir, options.split, settings)
+        if not len(sequences):
+            raise DataError(
+                f"{text.name}: the {options.split} split gives no sequence of "
+                f"{settings['sequence_length']} tokens"
             )
-        counted, whose = cut(splits, "train", settings, special), "the run's training text"
-        counted = counted[: settings["max_examples"]]
-    else:
-        counted, whose = cut(splits, "train", settings, special), "this text's train split"
-    vocabulary_size = len(tokenizer.vocabulary)
-    baseline = masked_lm.baselines(counted, sequences, special, vocabulary_size)
 
-    # The model, and the metrics that the run reported.
-    length, share = settings["sequence_length"], settings["mlm_probability"]
-    masking = masked_lm.Masking(
-        special, vocabulary_size, share, max(1, int(np.rint(share * length))), settings["seed"]
-    )
-    model = presets.load_model(preset, dropout=None)
-    model.compile(
-        loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-        weighted_metrics=[
-            keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
-            keras.metrics.SparseCategoricalAccuracy("accuracy"),
-        ],
-    )
-    data = masked_lm.evaluation_data(sequences, masking, options.batch_size, options.split)
-    found = model.evaluate(data, return_dict=True, verbose=0)
+        # What a model without context reaches that has counted the run's training text.
+        training_text, whose = load_training_text(facts, cache_dir), "the run's training text"
+        if training_text is None:
+            training_text, whose = text, "this text's train split"
+        counted = cut(training_text, tokenizer, cache_dir, "train", settings)
+        masking = masked_lm.Masking.of(
+            special,
+            len(tokenizer.vocabulary),
+            settings["mlm_probability"],
+            settings["sequence_length"],
+            settings["seed"],
+        )
+        baseline = masked_lm.baselines(counted[: settings["max_examples"]], sequences, masking)
+
+        # The model, and the metrics that the run reported.
+        model = presets.load_model(preset, dropout=None)
+        model.compile(
+            loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+            weighted_metrics=[
+                keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+                keras.metrics.SparseCategoricalAccuracy("accuracy"),
+            ],
+        )
+        batch_size = min(options.batch_size, len(sequences))
+        data = masked_lm.evaluation_data(sequences, masking, batch_size, options.split)
+        found = model.evaluate(data, return_dict=True, verbose=0)
 
     evaluated = {
         "run_dir": str(options.run_dir),
@@ -123,52 +114,36 @@ def main(options: Options) -> dict:
     if options.json:
         print(json.dumps(evaluated))
     else:
-        print_table(evaluated, length)
+        print_table(evaluated, settings["sequence_length"])
     return evaluated
 
 
-def read_run(folder: Path) -> tuple[dict, dict]:
-    """What a finished run wrote into `options.json` and `results.json`.
-
-    Raises:
-        RunError: no such run, one that is not finished, or one of another recipe.
-    """
-    if not (folder / "options.json").is_file():
-        raise runs.RunError(f"{folder}: holds no run; the folder of a finished one is expected")
-    there = json.loads((folder / "options.json").read_text())
-    if there["recipe"] != "bert_mlm":
-        raise runs.RunError(
-            f"{folder}: a run of {there['recipe']}; this evaluates runs of bert_mlm (the test "
-            "metrics of other runs are in their results.json)"
-        )
-    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
-        raise runs.RunError(f"{folder}: the run there is not finished, it has no model yet")
-    return there, json.loads((folder / "results.json").read_text())
-
-
-def cut(tokens: dict, split: str, settings: dict, special) -> np.ndarray:
+def cut(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:
     """Sequences of one split, or of all, as the run cut them; int32 of shape (n, length)."""
+    lines = settings["text_mode"] == "lines"
+    tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short=lines)
     chosen = [tokens[name] for name in (text_sources.SPLITS if split == "all" else (split,))]
     ids = np.concatenate([ids for ids, _ in chosen])
     lengths = np.concatenate([np.diff(offsets) for _, offsets in chosen])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    cutters = {"packed": masked_lm.packed_sequences, "lines": masked_lm.line_sequences}
-    return cutters[settings["text_mode"]](ids, offsets, settings["sequence_length"], special)
+    cutter = masked_lm.line_sequences if lines else masked_lm.packed_sequences
+    special = masked_lm.SpecialTokens.of(tokenizer)
+    return cutter(ids, offsets, settings["sequence_length"], special)
 
 
-def load_training_text(resolved: dict, cache_dir: Path):
+def load_training_text(facts: dict, cache_dir: Path):
     """The text that the run was trained on, or None where it is not there any more.
 
     Nothing is downloaded for it.
     """
-    name = resolved["dataset"]
+    name = facts["dataset"]
     if name in text_sources.wikitext_archives() and not (cache_dir / name).is_dir():
         return None
     try:
         text = text_sources.load_text(name, cache_dir)
     except DataError:
         return None
-    return text if text_sources.text_sha256(text) == resolved["text_sha256"] else None
+    return text if text_sources.text_sha256(text) == facts["text_sha256"] else None
 
 
 def print_table(evaluated: dict, length: int) -> None:
@@ -197,4 +172,4 @@ def print_table(evaluated: dict, length: int) -> None:
 
 
 if __name__ == "__main__":
-    runs.command_line(Options, main)
+    command_line(Options, main)

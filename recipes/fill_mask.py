@@ -10,7 +10,6 @@ probabilities are those over all other word pieces.
 """
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -19,8 +18,11 @@ import keras_nlp
 import numpy as np
 import tyro
 
-from recipes import run as runs
-from recipes.options import OptionsError, check, positive
+from data import checksums
+from training.command_line import command_line
+from training.errors import OptionsError, RunError
+from training.options import check, positive, problems_of_types
+from training.run_folder import open_finished, read_run_file
 
 MASK = "[MASK]"
 
@@ -36,9 +38,9 @@ class Options:
     top: int = 5
     """Fills that are printed for each [MASK]."""
 
-    def faults(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = positive("top", self.top)
+        found = problems_of_types(self) or positive("top", self.top)
         if not self.texts:
             found.append(f"no text: give one or more with {MASK}, each in quotation marks")
         found += [f"no {MASK} in {text[:60]!r}" for text in self.texts if MASK not in text]
@@ -59,7 +61,7 @@ def main(options: Options) -> list[dict]:
     tokenizer = keras_nlp.models.BertTokenizer.from_preset(
         str(folder), special_tokens_in_strings=True
     )
-    # Behind the length that the model was trained on its positions are noise.
+    # After the length that the model was trained on its positions are noise.
     longest = min(model.preprocessor.sequence_length, model.backbone.max_sequence_length)
     token_ids = [encode(tokenizer, text) for text in options.texts]
     found = [
@@ -94,23 +96,22 @@ def preset_folder(folder: Path) -> Path:
         RunError: there is none, or it has no masked language model's head.
     """
     if not folder.is_dir():
-        raise runs.RunError(f"{folder}: no such folder; a finished run or a preset is expected")
+        raise RunError(f"{folder}: no such folder; a finished run or a preset is expected")
     if (folder / "options.json").exists():
-        recipe = json.loads((folder / "options.json").read_text())["recipe"]
-        if recipe != "bert_mlm":
-            raise runs.RunError(f"{folder}: a run of {recipe}; one of bert_mlm is expected")
-        if not (folder / "results.json").exists():
-            raise runs.RunError(f"{folder}: the run there is not finished, it has no model yet")
+        open_finished(folder, "bert_mlm")
         folder = folder / "model"
     missing = [n for n in ("task.json", "task.weights.h5") if not (folder / n).is_file()]
     if missing:
-        raise runs.RunError(
+        raise RunError(
             f"{folder}: lacks {' and '.join(missing)}; a finished run of bert_mlm is expected, "
             "or a preset with a masked language model's head"
         )
-    kind = json.loads((folder / "task.json").read_text()).get("class_name")
+    problem = checksums.problem(folder)
+    if problem:
+        raise RunError(f"{folder}: damaged ({problem})")
+    kind = read_run_file(folder / "task.json", class_name=str)["class_name"]
     if kind != "BertMaskedLM":
-        raise runs.RunError(f"{folder}: a preset of {kind}; one of BertMaskedLM is expected")
+        raise RunError(f"{folder}: a preset of {kind}; one of BertMaskedLM is expected")
     return folder
 
 
@@ -165,7 +166,7 @@ def best_fills(text: str, place: int, probabilities: np.ndarray, tokenizer, top:
     for number in best[probabilities[best] > 0]:
         piece = tokenizer.id_to_token(int(number))
         before, after = text[: mask.start()], text[mask.end() :]
-        if piece.startswith("##"):  # goes on with the word before it
+        if piece.startswith("##"):  # belongs to the word before it
             before, piece_text = before.rstrip(), piece[2:]
         else:
             piece_text = piece
@@ -180,4 +181,4 @@ def best_fills(text: str, place: int, probabilities: np.ndarray, tokenizer, top:
 
 
 if __name__ == "__main__":
-    runs.command_line(Options, main)
+    command_line(Options, main)

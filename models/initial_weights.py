@@ -1,8 +1,8 @@
-"""Initial weights of a small BERT: attention heads that begin by looking at a neighbour.
+"""Initial weights of a small BERT: heads with an eye on a neighbour, word counts.
 
 With BERT's small random weights attention begins uniform, and a small model on little text stays a
 bag of words for thousands of steps before a head finds the word beside it. Here each head begins
-with its eye on one place: the word before, the word behind, two before, and so on. All of it is
+with its eye on one place: the word before, the word after, two before, and so on. All of it is
 trained from there.
 """
 
@@ -63,3 +63,17 @@ def look_at_neighbours(model, seed: int) -> None:
                 query_value[pairs + pair, head, both] += -sine, cosine
         query.assign(query_value)
         key.assign(key_value)
+
+
+def begin_at_unigram(model, log_frequency: np.ndarray) -> None:
+    """Sets the output bias of a new `BertMaskedLM`: it begins as the unigram model.
+
+    Its first predictions are then the word pieces' shares in the training text, which it would
+    otherwise spend some hundred steps to learn.
+
+    Args:
+        model: a `keras_nlp.models.BertMaskedLM` as Keras initialises it.
+        log_frequency: logarithms of the pieces' shares, float of shape (vocabulary size,).
+    """
+    bias = next(w for w in model.trainable_variables if w.path.endswith("output_bias"))
+    bias.assign(log_frequency)

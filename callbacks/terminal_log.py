@@ -1,0 +1,119 @@
+"""Shows the run's records to a person: a progress bar on a terminal, lines of a log elsewhere."""
+
+import logging
+import math
+import sys
+
+import tqdm
+
+from callbacks.steps import StepCallback
+from callbacks.throughput import Throughput
+
+log = logging.getLogger("recipes")
+
+# Lines that the progress bar already tells; a handler may leave them out while there is one.
+SHOWN_BY_BAR = {"shown_by_bar": True}
+
+
+class TerminalLog(StepCallback):
+    """Logs each record in a line, and keeps a progress bar where somebody looks at it.
+
+    Args:
+        throughput: tells how long the steps that are left will take.
+        progress_bar: whether to draw a bar on standard output.
+    """
+
+    def __init__(self, throughput: Throughput, progress_bar: bool = False):
+        super().__init__()
+        self.throughput = throughput
+        self.progress_bar = progress_bar
+        self._bar: tqdm.tqdm | None = None
+
+    def on_train_begin(self, logs=None):
+        """Draws the bar; a resumed run's begins where the run does."""
+        if self.progress_bar:
+            self._bar = tqdm.tqdm(
+                total=self.total_steps,
+                initial=self.step,
+                file=sys.stdout,
+                unit=" steps",
+                dynamic_ncols=True,
+                leave=False,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}",
+            )
+
+    def on_step_end(self, step, logs):
+        """Moves the bar."""
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {self.epoch + 1}", refresh=False)
+            left = self.throughput.seconds_for(self.total_steps - step)
+            told = {"loss": f"{float(logs['loss']):.4f}"} | _speed(self.throughput.total())
+            if left is not None:
+                told["left"] = time_left(left)
+            self._bar.set_postfix_str(
+                " ".join(f"{name} {value}" for name, value in told.items()), refresh=False
+            )
+            self._bar.update(step - self._bar.n)
+
+    def on_record(self, record: dict) -> None:
+        """Logs one line."""
+        step = record["step"]
+        if record["event"] == "step":
+            speed = _speed(record)
+            left = self.throughput.seconds_for(self.total_steps - step)
+            log.info(
+                "step %d/%d  loss %.4f  learning rate %.3g%s%s",
+                *(step, self.total_steps, record["loss"], record["learning_rate"]),
+                "".join(f"  {value} {name}" for name, value in speed.items()),
+                f"  {time_left(left)} left" if left is not None else "",
+                extra=SHOWN_BY_BAR,
+            )
+        elif record["event"] == "epoch":
+            log.info("epoch %d  %s", record["epoch"], numbers_in_words(record))
+        else:
+            log.info("step %d  %s  %s", step, record["split"], numbers_in_words(record))
+
+    def on_train_end(self, logs=None):
+        """Removes the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Removes the bar, also after an error."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def numbers_in_words(record: dict) -> str:
+    """The metrics of a record, each name before its number; training and validation apart.
+
+    A loss that equals the cross-entropy beside it is left out.
+    """
+    words = []
+    for prefix, title in (("", None), ("val_", "validation")):
+        numbers = {
+            name.removeprefix(prefix): value
+            for name, value in record.items()
+            if isinstance(value, float)
+            and name.startswith("val_") == bool(prefix)
+            and "per_second" not in name
+        }
+        loss = numbers.pop("loss", None)
+        if loss is not None and abs(loss - numbers.get("cross_entropy", math.inf)) > 5e-5:
+            numbers = {"loss": loss} | numbers
+        if numbers and title:
+            words.append(f"{title}:")
+        words += [f"{name} {value:.4f}" for name, value in numbers.items()]
+    return "  ".join(words)
+
+
+def time_left(seconds: float) -> str:
+    """Seconds below two minutes, minutes above."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _speed(numbers: dict) -> dict[str, str]:
+    for name in ("tokens", "examples"):
+        if f"{name}_per_second" in numbers:
+            return {f"{name}/s": f"{numbers[f'{name}_per_second']:,.0f}"}
+    return {}

@@ -1,0 +1,52 @@
+"""`SHA256SUMS`: what lies in a folder is what was written there."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+SUMS = "SHA256SUMS"
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Writes the checksums of a folder's files into the folder.
+
+    Args:
+        folder: where the files lie.
+        names: the files, relative to the folder; by default all that are there.
+    """
+    if names is None:
+        found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+        names = [path.relative_to(folder).as_posix() for path in found]
+    lines = (f"{sha256_of(folder / name)}  {name}\n" for name in sorted(names))
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def problem(folder: Path, names: Iterable[str] | None = None) -> str | None:
+    """What is wrong with a folder's files, or None.
+
+    Args:
+        folder: where `SHA256SUMS` lies; without it nothing is known, and nothing wrong.
+        names: files that it must name, besides what it does name; then it must be there.
+    """
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return f"{SUMS} is missing" if names is not None else None
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
+    sums = {name: wanted for wanted, gap, name in (line.partition("  ") for line in lines) if gap}
+    if len(sums) != len(lines) or not set(names or ()) <= set(sums):
+        return f"{SUMS} does not name its files"
+    for name, wanted in sums.items():
+        try:
+            if sha256_of(folder / name) != wanted:
+                return f"{name} does not match its checksum"
+        except (OSError, ValueError) as error:
+            return f"{name}: {getattr(error, 'strerror', None) or error}"
+    return None

@@ -1,0 +1,33 @@
+"""Imports TensorFlow without the lines that its native code writes to the terminal.
+
+They come before any setting of Python's is read, so the file descriptor itself is redirected for as
+long as the import takes. Whoever sets TF_CPP_MIN_LOG_LEVEL sees all that it lets through.
+"""
+
+import os
+import sys
+import tempfile
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and looks for GPUs, which is when its drivers complain.
+
+    What was written is shown if the import fails.
+    """
+    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, from here on
+    with tempfile.TemporaryFile() as caught:
+        stderr = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices("GPU")
+        except BaseException:
+            caught.seek(0)
+            os.write(stderr, caught.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -1,0 +1,1 @@
+"""BERT: presets, initial weights, heads; what a recipe builds with."""

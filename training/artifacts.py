@@ -1,0 +1,92 @@
+"""What a finished run leaves: its model, checksums, and what it was made with."""
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from data import checksums
+
+VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
+
+
+def weights_sha256(model: keras.Model) -> str:
+    """A checksum over dtypes, shapes and bytes of the trained weights, in the model's order."""
+    digest = hashlib.sha256()
+    for variable in model.trainable_variables:
+        value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def data_sha256(splits: dict[str, tuple]) -> str:
+    """A checksum over all examples; a run that resumes must find the same ones.
+
+    Args:
+        splits: by name, a tuple of NumPy arrays or lists of text.
+    """
+    digest = hashlib.sha256()
+    for parts in splits.values():
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                digest.update(np.ascontiguousarray(part).tobytes())
+            else:
+                digest.update("\n".join(part).encode())
+    return digest.hexdigest()
+
+
+def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
+    """Writes a model so that it loads without this package; whole or not at all.
+
+    A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), anything else
+    `folder/model.keras` (`keras.saving.load_model`). `SHA256SUMS` names the checksum of each file.
+
+    Args:
+        model: the trained model.
+        folder: a run's `model` folder.
+        preprocessor: a KerasNLP preprocessor, or None.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    if preprocessor is not None:
+        _save_preset(model, temporary, preprocessor)
+    else:
+        temporary.mkdir()
+        _save_keras_file(model, temporary / "model.keras")
+    checksums.write(temporary)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(temporary, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _save_preset(model: keras.Model, folder: Path, preprocessor) -> None:
+    # Without its preprocessor in training, or `fit()` would tokenise. Without its optimizer here,
+    # whose state, twice the size of the weights, Keras would put beside the head.
+    optimizer, model.optimizer = model.optimizer, None
+    model.preprocessor = preprocessor
+    try:
+        model.save_to_preset(str(folder))
+    finally:
+        model.preprocessor, model.optimizer = None, optimizer
+
+
+def _save_keras_file(model: keras.Model, path: Path) -> None:
+    # A copy that was never compiled: our loss and schedule would have to be imported to be loaded.
+    copy = type(model).from_config(model.get_config())
+    copy.set_weights(model.get_weights())
+    copy.save(path)
+
+
+def versions() -> dict[str, str]:
+    """What the results were made with."""
+    found = {name: importlib.metadata.version(name) for name in VERSIONS_OF}
+    return {"python": sys.version.split()[0], **found}

@@ -1,0 +1,209 @@
+"""What a run refuses before it begins, and what would make its numbers silently wrong."""
+
+import contextlib
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from callbacks.checkpoint_files import CheckpointInfo
+from callbacks.errors import BadLoss
+from callbacks.steps import StepCallback
+from distribution import cluster, keras_compat, strategies
+from distribution.global_loss import is_global
+from distribution.optimizers import is_reduced
+from training.errors import OptionsError, RunError
+from training.options import SharedOptions
+from training.plan import Plan
+
+# They hold numbers that no checkpoint of ours keeps, so a resumed run would train differently.
+KEEPS_STATE_OF_ITS_OWN = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Sets dtype policy and float type, and puts them back."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64" if name == "float64" else "float32")
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+def refuse_pairs(options: SharedOptions) -> None:
+    """Refuses options that do not go together on these devices, before anything is loaded.
+
+    Raises:
+        OptionsError: with a line for each.
+    """
+    name = strategies.resolve(options.strategy, options.replicas)
+    several = (options.replicas or 1) > 1 or name not in ("none", "mirrored", "central_storage")
+    found = strategies.problems(name, options.replicas)
+    if options.jit == "on" and several:
+        found.append(f"--jit on: XLA cannot compile the all-reduce of {name}; leave it at auto")
+    if name == "parameter_server" and options.accumulate_steps > 1:
+        found.append(
+            "--accumulate-steps does not go with parameter servers, whose workers do not "
+            "wait for each other"
+        )
+    if name in ("central_storage", "parameter_server") and options.precision == "mixed_float16":
+        found.append(
+            f"--precision mixed_float16 does not go with {name}, where replicas would share one "
+            "loss scale; mixed_bfloat16 needs none"
+        )
+    if options.global_batch_size is not None and options.replicas:
+        replicas = options.replicas * cluster.workers_in(cluster.cluster_spec())
+        if options.global_batch_size % replicas:
+            found.append(
+                f"--global-batch-size {options.global_batch_size} cannot be shared by "
+                f"{replicas} replicas"
+            )
+    if found:
+        raise OptionsError("\n".join(found))
+
+
+def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
+    """Refuses executions of several steps that would run over the end of an epoch or the run.
+
+    Args:
+        steps: steps of an execution.
+        plan: what the run does; a resumed one is perhaps within an epoch.
+
+    Raises:
+        OptionsError: says which numbers would fit.
+    """
+    ends = {plan.steps_done, plan.total_steps}
+    first = plan.steps_done // plan.steps_per_epoch
+    ends |= {
+        epoch * plan.steps_per_epoch
+        for epoch in (first + 1, first + 2)
+        if plan.steps_done < epoch * plan.steps_per_epoch <= plan.total_steps
+    }
+    ends.add(plan.total_steps // plan.steps_per_epoch * plan.steps_per_epoch)
+    ordered = sorted(end for end in ends if end >= plan.steps_done)
+    lengths = {after - before for before, after in zip(ordered, ordered[1:], strict=False)}
+    if any(length % steps for length in lengths):
+        common = math.gcd(*lengths)
+        fits = [str(n) for n in range(1, min(common, 10**4) + 1) if common % n == 0]
+        done = f", {plan.steps_done} of them done" if plan.steps_done else ""
+        raise OptionsError(
+            f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
+            f"run {plan.total_steps}{done}; {', '.join(fits[:12])} would fit"
+        )
+
+
+def require_metric(model: keras.Model, keep_best: str | None) -> None:
+    """Refuses a `--keep-best` that the model does not measure.
+
+    Raises:
+        OptionsError: names the metrics that there are.
+    """
+    measured = [f"val_{metric.name}" for metric in model.metrics]
+    if keep_best is not None and keep_best not in measured:
+        raise OptionsError(f"--keep-best {keep_best}: must be one of {', '.join(measured)}")
+
+
+def require_space(model: keras.Model, folder: Path, keep: int) -> None:
+    """Refuses to begin where the checkpoints cannot fit on the disk.
+
+    Raises:
+        RunError: with what is needed and what is there.
+    """
+    weights = sum(int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in model.variables)
+    needed = weights * 3 * (keep + 1) + weights  # Adam keeps two numbers a weight
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise RunError(
+            f"--run-dir {folder}: {keep} checkpoints and the model need about "
+            f"{needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB"
+        )
+
+
+def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
+    """Refuses a model whose test metrics are no numbers.
+
+    A perplexity may be infinite: it is the exponential of a cross-entropy.
+
+    Raises:
+        BadLoss: names the metric.
+    """
+    for name, value in test.items():
+        if math.isnan(value) or (math.isinf(value) and name != "perplexity"):
+            raise BadLoss(
+                f"the test's {name} is {value} after {steps} steps (learning rate "
+                f"{learning_rate:.3g} at the peak): no model is written; take a lower "
+                "--base-learning-rate and another --run-dir"
+            )
+
+
+def stateful(extra: Sequence[keras.callbacks.Callback]) -> dict[str, StepCallback]:
+    """The callbacks of a recipe's own whose state a checkpoint keeps, by the name of their class.
+
+    Raises:
+        RunError: one holds state that no checkpoint keeps, or two have the same name.
+    """
+    found = {}
+    for callback in extra:
+        name = type(callback).__name__
+        if isinstance(callback, KEEPS_STATE_OF_ITS_OWN):
+            raise RunError(
+                f"keras.callbacks.{name} holds state that no checkpoint keeps, a resumed run "
+                "would train differently: take --keep-best and --early-stopping, or write a "
+                "callbacks.steps.StepCallback with get_state() and set_state()"
+            )
+        if not isinstance(callback, StepCallback):
+            continue
+        if name in found:
+            raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
+        found[name] = callback
+    return found
+
+
+def require_callbacks(info: CheckpointInfo | None, callbacks: dict) -> None:
+    """Refuses to resume without a callback whose state the checkpoint holds.
+
+    Raises:
+        RunError: names it.
+    """
+    missing = sorted(set(info.state["callbacks"]) - set(callbacks)) if info else []
+    if missing:
+        raise RunError(
+            f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
+            "to run.callbacks(extra=[...]) as the run began with"
+        )
+
+
+def refuse_unwrapped(model: keras.Model) -> None:
+    """Refuses a model that would train with silently wrong numbers on several replicas.
+
+    Raises:
+        RunError: says what to write.
+    """
+    losses = keras.tree.flatten(model.loss)
+    if not losses or not all(is_global(loss) for loss in losses):
+        raise RunError(
+            "model.compile(loss=...): Keras's own mean is that of one replica, or counts empty "
+            "predictions; write GlobalMean(keras.losses...), from distribution.global_loss"
+        )
+    if not is_reduced(model.optimizer):
+        raise RunError(
+            "model.compile(optimizer=...): Keras clips and looks for overflows on one replica; "
+            "write reduce_before_clipping(keras.optimizers...), from distribution.optimizers"
+        )
+    if keras_compat.has_unweighted_metrics(model):
+        raise RunError(
+            "model.compile(metrics=...) counts the examples that pad the last batch; write "
+            "weighted_metrics=[...]"
+        )

@@ -1,0 +1,70 @@
+"""Where the run's log goes: standard output, and a file for each worker."""
+
+import logging
+import sys
+from pathlib import Path
+
+import tqdm
+
+log = logging.getLogger("recipes")
+
+
+class TerminalHandler(logging.Handler):
+    """Writes lines to the standard output of this moment, above a progress bar if there is one.
+
+    Args:
+        quiet: only warnings are written.
+        progress_bar: lines that the bar tells already are left out.
+    """
+
+    def __init__(self, quiet: bool, progress_bar: bool):
+        super().__init__(logging.WARNING if quiet else logging.INFO)
+        self.progress_bar = progress_bar
+
+    def emit(self, record):
+        """Writes one line."""
+        if not (self.progress_bar and getattr(record, "shown_by_bar", False)):
+            tqdm.tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+
+
+def wants_progress_bar(quiet: bool) -> bool:
+    """Whether somebody looks: standard output is a terminal, or a notebook's cell."""
+    notebook = "ipykernel" in sys.modules
+    return not quiet and (notebook or sys.stdout.isatty())
+
+
+class RunLogging:
+    """Sends the log "recipes" to the terminal, and to a file, until it is closed.
+
+    Args:
+        quiet: the terminal gets warnings only.
+    """
+
+    def __init__(self, quiet: bool):
+        self._before = (log.level, log.propagate)
+        self._handlers: list[logging.Handler] = []
+        log.setLevel(logging.INFO)
+        self._add(TerminalHandler(quiet, wants_progress_bar(quiet)))
+        log.propagate = False
+
+    def to_file(self, path: Path) -> None:
+        """Appends all lines to a file too, with the time.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        handler = logging.FileHandler(path)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self._add(handler)
+
+    def _add(self, handler: logging.Handler) -> None:
+        self._handlers.append(handler)
+        log.addHandler(handler)
+
+    def close(self) -> None:
+        """Takes the handlers away and puts the logger back."""
+        for handler in self._handlers:
+            log.removeHandler(handler)
+            handler.close()
+        log.level, log.propagate = self._before

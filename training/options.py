@@ -1,0 +1,305 @@
+"""The options that every recipe takes; a dataclass becomes a command line."""
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+import types
+import typing
+from pathlib import Path
+from typing import Literal
+
+from training.errors import OptionsError
+
+LARGEST = 10**9  # of every whole number that no other limit holds
+LONGEST_PATH = 255  # letters of one name in a path
+
+
+@dataclasses.dataclass(kw_only=True)
+class SharedOptions:
+    """What every recipe takes; a recipe adds its own and sets its own defaults."""
+
+    dataset: str = "auto"
+    """A name or a path; see the recipe's own help."""
+    strategy: Literal[
+        "auto", "none", "mirrored", "central_storage", "multi_worker", "parameter_server"
+    ] = "auto"
+    """Where the work runs; auto looks at TF_CONFIG, SLURM and the devices."""
+    replicas: int | None = None
+    """Logical devices per worker: splits one GPU by memory, otherwise the CPU."""
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float64"] = "float32"
+    """The dtype policy; float64 also sets Keras's float type."""
+    batch_size_per_replica: int | None = None
+    """Examples of a batch on one replica (times the replicas makes the global batch)."""
+    global_batch_size: int | None = None
+    """Examples of a batch over all replicas, which must be able to share it."""
+    base_learning_rate: float | None = None
+    """Peak learning rate for one replica."""
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """How the learning rate grows with the replicas."""
+    epochs: int = 1
+    """Passes over the training split."""
+    max_steps: int | None = None
+    """Ends the run, and its schedule, after so many updates of the weights."""
+    max_examples: int | None = None
+    """Takes only the first so many examples of the training split."""
+    validate_every: int | None = None
+    """Evaluates on the validation split every so many steps too, not only after each epoch."""
+    test_every: int | None = None
+    """Evaluates on the test split every so many steps."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints; each epoch ends with one."""
+    keep_checkpoints: int = 5
+    """How many checkpoints are kept."""
+    keep_best: str | None = None
+    """Metric of the validation split, for instance val_loss, by which the best is kept too."""
+    early_stopping: int | None = None
+    """Ends the run after so many epochs without a better --keep-best metric."""
+    resume: Literal["auto", "never", "extend"] = "auto"
+    """What to do with an unfinished run in --run-dir; extend trains on for more --epochs."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient of the global batch."""
+    accumulate_steps: int = 1
+    """Global batches that one update of the weights takes in."""
+    steps_per_execution: int = 1
+    """Steps run in one call of the training function; callbacks act between calls."""
+    jit: Literal["auto", "on", "off"] = "auto"
+    """XLA: auto leaves it to Keras."""
+    seed: int = 0
+    """Decides data order, masks, initial weights and dropout."""
+    deterministic: bool = False
+    """Uses only TensorFlow ops that repeat bit for bit (slower on GPUs)."""
+    run_dir: Path | None = None
+    """The run's folder (default: runs/<recipe>/<date-time>); an unfinished run there resumes."""
+    options: Path | None = None
+    """An options.json of an earlier run, whose values become the defaults."""
+    cache_dir: Path | None = None
+    """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
+    log_every: int = 50
+    """Steps between two lines of the log."""
+    quiet: bool = False
+    """Prints warnings and the results only."""
+
+    def __post_init__(self):
+        """Takes strings where paths are meant, as a notebook gives them."""
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str) and Path in _types(hints[field.name]):
+                setattr(self, field.name, Path(value))
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the values, a line each; recipes add their own."""
+        found = problems_of_types(self)
+        if found:
+            return found  # nothing else can be said of them
+        for name in (
+            *("batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
+            *("max_examples", "validate_every", "test_every", "checkpoint_every"),
+            *("keep_checkpoints", "early_stopping", "accumulate_steps", "steps_per_execution"),
+            "log_every",
+        ):
+            found += positive(name, getattr(self, name))
+        found += positive("replicas", self.replicas, most=256)
+        for name in ("base_learning_rate", "clip_norm"):
+            found += positive(name, getattr(self, name), most=math.inf)
+        if self.batch_size_per_replica is not None and self.global_batch_size is not None:
+            found.append(
+                f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
+                f"{self.global_batch_size}: give one of them"
+            )
+        found += positive("seed", self.seed, zero=True, most=2**31 - 1)
+        if self.early_stopping is not None and self.keep_best is None:
+            found.append("--early-stopping needs --keep-best, for instance val_loss")
+        if self.accumulate_steps > 1 and self.steps_per_execution > 1:
+            found.append(
+                "--accumulate-steps already runs several batches in one execution: leave out "
+                "--steps-per-execution"
+            )
+        if self.jit == "on" and self.precision == "float64":
+            found.append("--jit on does not go with --precision float64, which is for checks")
+        found += usable_folder("run_dir", self.run_dir) + usable_folder("cache_dir", self.cache_dir)
+        return found
+
+
+def problems_of_types(options) -> list[str]:
+    """A line for each value that is not of its field's type (a notebook's, or a file's)."""
+    hints = typing.get_type_hints(type(options))
+    return [
+        f"{flag(field.name)} {value!r}: must be {_in_words(hints[field.name])}"
+        for field in dataclasses.fields(options)
+        for value in [getattr(options, field.name)]
+        if not _fits(value, hints[field.name])
+    ]
+
+
+def usable_folder(name: str, path: Path | None) -> list[str]:
+    """A problem where a path can be no folder, whether it is there or to be made."""
+    if path is None:
+        return []
+    problem = path_problem(path)
+    if problem is None and os.path.exists(path.expanduser()):
+        if not path.expanduser().is_dir():
+            problem = "is a file, a folder is expected"
+        elif not os.access(path.expanduser(), os.R_OK | os.W_OK | os.X_OK):
+            problem = "cannot be read and written"
+    return [f"{flag(name)} {_short(path)}: {problem}"] if problem else []
+
+
+def path_problem(path: Path) -> str | None:
+    """Why no file system has such a path, or None."""
+    text = str(path)
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if any(len(part.encode()) > LONGEST_PATH for part in path.parts) or len(text) > 4000:
+        return f"is too long, a name has at most {LONGEST_PATH} letters"
+    try:
+        path.expanduser()
+    except RuntimeError:
+        return "names a user who is not there"
+    return None
+
+
+def _short(value) -> str:
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} letters)"
+
+
+def positive(
+    name: str, value: float | None, zero: bool = False, most: float = LARGEST
+) -> list[str]:
+    """A problem where a number is not finite, not above zero (or 0 with `zero`), or too large."""
+    if value is None:
+        return []
+    least = "0 or more" if zero else "more than 0"
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{flag(name)} {value}: must be {least}"]
+    if value < 0 or (value == 0 and not zero):
+        return [f"{flag(name)} {_short(value)}: must be {least}"]
+    if value > most:
+        return [f"{flag(name)} {_short_number(value)}: must be at most {most:,}"]
+    return []
+
+
+def _short_number(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 100:
+        return f"(a number of {value.bit_length()} bits)"
+    return str(value)
+
+
+def fraction(name: str, value: float, one: bool = False) -> list[str]:
+    """A problem where a number does not lie in [0, 1), or with `one` in (0, 1]."""
+    if one and not 0 < value <= 1:
+        return [f"{flag(name)} {value}: must lie above 0 and at most at 1"]
+    if not one and not 0 <= value < 1:
+        return [f"{flag(name)} {value}: must lie in [0, 1)"]
+    return []
+
+
+def flag(name: str) -> str:
+    """The option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def check(options: SharedOptions) -> None:
+    """Raises OptionsError with all problems at once."""
+    found = options.problems()
+    if found:
+        raise OptionsError("\n".join(found))
+
+
+def to_json(options) -> dict:
+    """The options as JSON values."""
+    return {
+        field.name: str(value) if isinstance(value, Path) else value
+        for field in dataclasses.fields(options)
+        for value in [getattr(options, field.name)]
+    }
+
+
+def from_json(kind: type, path: Path):
+    """The options of a file that a run wrote; `--run-dir` and `--resume` are not taken over.
+
+    Raises:
+        OptionsError: no such file, no JSON object, names that the recipe does not have, or values
+            of other types.
+    """
+    try:
+        values = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            values = values.get("options", values)
+        if not isinstance(values, dict):
+            raise ValueError(f"{json.dumps(values)[:40]} is no JSON object of options")
+    except (OSError, ValueError, RuntimeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionsError(f"--options {_short(path)}: {reason}") from error
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise OptionsError(f"--options {path}: unknown names {', '.join(unknown)}")
+    taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
+    wrong = [
+        f"--options {path}: {name} is {value!r}, must be {_in_words(hints[name])}"
+        for name, value in taken.items()
+        if not _fits(value, hints[name])
+        and not (isinstance(value, str) and Path in _types(hints[name]))
+    ]
+    if wrong:
+        raise OptionsError("\n".join(wrong))
+    return kind(**taken)
+
+
+def command(recipe: str, options: SharedOptions) -> str:
+    """The command line that runs, or resumes, these options."""
+    words = ["python", "-m", f"recipes.{recipe}"]
+    default = to_json(type(options)())
+    for name, value in to_json(options).items():
+        if value == default[name] or name in ("options", "resume"):
+            continue
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag("no_" + name))
+        else:
+            words += [flag(name), str(value)]
+    return shlex.join(words)
+
+
+def _types(hint) -> tuple:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _fits(value, hint) -> bool:
+    for kind in _types(hint):
+        if typing.get_origin(kind) is Literal:
+            if value in typing.get_args(kind):
+                return True
+        elif typing.get_origin(kind) is tuple:
+            if isinstance(value, tuple):
+                return True
+        elif isinstance(value, bool):
+            if kind is bool:
+                return True
+        elif kind is float and isinstance(value, int):
+            if abs(value) < 10**300:
+                return True
+        elif isinstance(value, kind):
+            return True
+    return False
+
+
+def _in_words(hint) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names |= {Path: "a path", type(None): "nothing"}
+    words = []
+    for kind in _types(hint):
+        if typing.get_origin(kind) is Literal:
+            words.append("one of " + ", ".join(map(str, typing.get_args(kind))))
+        else:
+            words.append(names.get(kind, str(kind)))
+    return " or ".join(words)

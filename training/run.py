@@ -1,0 +1,486 @@
+"""One run: where it works, what it resumes from, what it leaves. A companion, not a trainer.
+
+A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself.
+The run knows what every recipe does alike: devices, folder, plan, callbacks, results.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from callbacks import checkpoint_files
+from callbacks.checkpoint import Checkpoint
+from callbacks.errors import Stopped
+from callbacks.evaluate_every import EvaluateEvery
+from callbacks.learning_rate import LearningRatePrinter
+from callbacks.metrics_file import MetricsFile
+from callbacks.records import Records
+from callbacks.restore import Restore
+from callbacks.steps import StepCallback
+from callbacks.stop_at_step import StopAtStep
+from callbacks.stop_on_bad_loss import StopOnBadLoss
+from callbacks.tensorboard import TensorBoard
+from callbacks.terminal_log import TerminalLog
+from callbacks.throughput import Throughput
+from data.cache import default_cache_dir
+from data.errors import DataError
+from distribution import keras_compat, parameter_server, strategies
+from distribution.accumulate import accumulate
+from distribution.agree import Agreement
+from distribution.errors import DistributionError
+from training import artifacts, checks
+from training.errors import OptionsError, RunError
+from training.log import RunLogging, wants_progress_bar
+from training.options import SharedOptions, check, command
+from training.plan import Plan, make_plan
+from training.run_folder import RunFolder
+from training.signals import StopRequested, signals
+
+log = logging.getLogger("recipes")
+
+FEW_STEPS = 50
+
+
+@contextlib.contextmanager
+def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
+    """Opens a run: options, devices, seed, folder, lock, signals; and closes it again.
+
+    Everything that is changed for the whole process (dtype policy, signal handlers, log handlers,
+    repairs of Keras) is in force until the run is closed, and then put back.
+
+    Args:
+        recipe: the recipe's name.
+        options: the recipe's options.
+
+    Yields:
+        The run. If it is `finished`, there is nothing to do.
+
+    Raises:
+        OptionsError: the options are wrong, or do not go with the devices or the cluster.
+        DistributionError: likewise.
+        RunError: the run's folder cannot be used.
+        Stopped: a signal stopped the run; it is saved.
+    """
+    check(options)
+    checks.refuse_pairs(options)
+    with contextlib.ExitStack() as stack:
+        logging_ = RunLogging(options.quiet)
+        stack.callback(logging_.close)
+        signals.install()
+        stack.callback(signals.restore)
+        stack.enter_context(checks.precision(options.precision))
+        if options.deterministic:
+            tf.config.experimental.enable_op_determinism()
+        strategy = strategies.make_strategy(options.strategy, options.replicas)
+        signals.install()  # MultiWorkerMirroredStrategy puts a handler of its own for SIGTERM
+        stack.enter_context(keras_compat.patch_keras_for(strategy))
+        keras.utils.set_random_seed(options.seed)
+        run = Run(recipe, options, strategy)
+        stack.callback(run.folder.close)
+        try:
+            run.open(logging_)
+            yield run
+            run.agreement.barrier()
+        except (OptionsError, DataError, DistributionError, RunError, StopRequested):
+            run.folder.discard()
+            raise
+        except Stopped as stopped:
+            run.save_stopped()
+            again = command(recipe, options)
+            raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
+        finally:
+            run.terminal.close()
+
+
+class Run:
+    """What a recipe's `main` has beside it. `start_run()` makes it.
+
+    Attributes:
+        strategy: for `with run.strategy.scope():`.
+        tensorboard: where a callback of the recipe's own writes images or texts.
+        results: what a finished run left, or None.
+        is_chief: whether this process writes what is shared.
+    """
+
+    def __init__(self, recipe: str, options: SharedOptions, strategy: tf.distribute.Strategy):
+        self.recipe = recipe
+        self.options = options
+        self.strategy = strategy
+        self.workers = strategies.workers(strategy)
+        self.is_chief = strategies.is_chief(strategy)
+        self.agreement = Agreement(strategy, self.workers, self.is_chief)
+        options.run_dir = (options.run_dir or self._new_folder()).expanduser()
+        self.folder = RunFolder(options.run_dir, recipe, options, self.is_chief)
+        self._begun = time.perf_counter()
+        self._notes: list[str] = []
+        self._plan: Plan | None = None
+        self._facts: dict = {}
+        self._checkpoint: Checkpoint | None = None
+        self._adam_bound: float | None = None
+        self._of_chief = self.folder.path if self.is_chief else None
+        self.tensorboard = TensorBoard(self._of_chief / "logs" if self._of_chief else None)
+        self.throughput = Throughput(examples_per_step=0)
+        self.terminal = TerminalLog(
+            self.throughput, self.is_chief and wants_progress_bar(options.quiet)
+        )
+
+    def _new_folder(self) -> Path:
+        # The chief's clock names the folder, on every worker.
+        now = datetime.datetime.fromtimestamp(self.agreement.broadcast_from_chief(int(time.time())))
+        folder = Path("runs") / self.recipe / now.strftime("%Y%m%d-%H%M%S")
+        number = 1
+        while self.workers == 1 and folder.exists():  # another run began in the same second
+            number += 1
+            folder = folder.with_name(f"{now:%Y%m%d-%H%M%S}-{number}")
+        return folder
+
+    def open(self, logging_: RunLogging) -> None:
+        """Takes the folder, and finds the run that is there."""
+        self.folder.open()
+        if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
+            path = self.folder.path / f"worker-{strategies.worker_index(self.strategy)}.log"
+            try:
+                logging_.to_file(path)
+            except OSError as error:
+                raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+        checkpoint = self.folder.checkpoint
+        if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
+            raise RunError(
+                f"--run-dir {self.folder.path}: the workers see different checkpoints there; it "
+                "must lie on a disk that all of them share"
+            )
+        if self.finished:
+            log.info("the run in %s is finished: nothing to do", self.folder.path)
+
+    @property
+    def results(self) -> dict | None:
+        """What a finished run left, or None."""
+        return self.folder.results
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing to do: `main` returns `run.results` then."""
+        return self.folder.results is not None
+
+    @property
+    def dataset(self) -> str:
+        """The dataset of `--dataset`; a run that resumes keeps the one that `auto` meant."""
+        return self.folder.facts.get("dataset", self.options.dataset)
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where downloads, vocabularies and tokens are kept."""
+        return (self.options.cache_dir or default_cache_dir()).expanduser()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the weights come from a checkpoint of this run."""
+        return self.folder.checkpoint is not None
+
+    def fact(self, name: str):
+        """What an earlier part of this run came to, for instance its preset; None in a new run."""
+        return self.folder.facts.get(name)
+
+    def note(self, *lines: str | None) -> None:
+        """Says what is used instead of the first choice, and why; `results.json` holds it too."""
+        for line in filter(None, lines):
+            log.warning("%s", line)
+            self._notes.append(line)
+
+    def plan(
+        self,
+        *,
+        examples: int,
+        base_learning_rate: float,
+        batch_size_per_replica: int = 32,
+        tokens_per_example: float | None = None,
+        about: dict[str, str] | None = None,
+        **facts,
+    ) -> Plan:
+        """Plans batches, learning rate and steps; prints the plan, and writes `options.json`.
+
+        Args:
+            examples: examples of the training split.
+            base_learning_rate: peak rate for one replica, where the options name none.
+            batch_size_per_replica: examples a replica, where the options name no batch.
+            tokens_per_example: tokens that carry text in an average example, or None.
+            about: lines for the plan that is printed, by title.
+            **facts: what must be the same when the run resumes, as JSON values: `dataset`, a
+                checksum of the data, `vocabulary_sha256`, `preset` ...
+
+        Raises:
+            OptionsError: the replicas cannot share the batch, or the data have no full step.
+            RunError: the run that is there came to something else.
+        """
+        made = make_plan(
+            self.options,
+            replicas=strategies.replicas(self.strategy),
+            examples=examples,
+            batch_size_per_replica=batch_size_per_replica,
+            base_learning_rate=base_learning_rate,
+            steps_done=self.folder.checkpoint.step if self.resumes else 0,
+            resumed=self.folder.facts,
+        )
+        self._plan, self._facts = made, facts
+        self._steps_per_execution()  # refuses what does not divide
+        self.folder.keep_facts(facts | made.fixed())
+        self.throughput.examples_per_step = made.global_batch_size * made.accumulate_steps
+        self.throughput.tokens_per_example = tokens_per_example
+        self._print_plan(made, about or {})
+        return made
+
+    def _print_plan(self, made: Plan, about: dict[str, str]) -> None:
+        if not self.is_chief:
+            return
+        several = f" x {made.accumulate_steps} accumulated" if made.accumulate_steps > 1 else ""
+        name = type(self.strategy).__name__ if made.replicas > 1 else "one device"
+        lines = {
+            "run": str(self.folder.path),
+            **about,
+            "replicas": f"{made.replicas} in {self.workers} worker(s): {name}; all-reduce: "
+            f"{strategies.all_reduce_in_use(self.strategy)}",
+            "global batch": f"{made.global_batch_size}{several} "
+            f"({made.batch_size_per_replica} per replica)",
+            "learning rate": f"{made.learning_rate:g} at the peak",
+            "steps": f"{made.total_steps:,} in {made.epochs} epoch(s) of {made.steps_per_epoch:,}",
+        }
+        for title, line in lines.items():
+            log.info("%-14s %s", title, line)
+        if made.total_steps < FEW_STEPS:
+            log.info("               so few steps teach a model little: more --epochs, more data")
+        if self.resumes:
+            info = self.folder.checkpoint
+            log.info("resumes at step %d from %s", info.step, info.folder)
+
+    def _steps_per_execution(self) -> int:
+        """Steps of one call of the training function: with parameter servers, of a window."""
+        steps = self.options.steps_per_execution
+        if strategies.name_of(self.strategy) == "parameter_server":
+            return steps if steps > 1 else parameter_server.WINDOW
+        checks.refuse_executions_across_epochs(steps, self._plan)
+        return steps
+
+    @property
+    def compile_options(self) -> dict:
+        """For `model.compile()`: XLA, and the steps of one execution."""
+        return {
+            "jit_compile": {"auto": "auto", "on": True, "off": False}[self.options.jit],
+            "steps_per_execution": self._steps_per_execution(),
+        }
+
+    def build(self, model: keras.Model, train_data: tf.data.Dataset) -> None:
+        """Builds a compiled model's optimizer and metrics, and refuses what would go wrong.
+
+        With `--accumulate-steps` and with parameter servers the model gets a training function.
+
+        Raises:
+            RunError: the loss is no `GlobalMean`, the optimizer did not go through
+                `reduce_before_clipping()`, a metric ignores weights, or the disk is too small.
+            OptionsError: the model has no metric `--keep-best`.
+        """
+        checks.refuse_unwrapped(model)
+        keras_compat.build(model, train_data)
+        checks.require_metric(model, self.options.keep_best)
+        if self._plan.accumulate_steps > 1:
+            with self.strategy.scope():
+                accumulate(model, self._plan.accumulate_steps)
+        self._adam_bound = parameter_server.use_coordinator(
+            model,
+            self.strategy,
+            window=self._steps_per_execution(),
+            steps_per_epoch=self._plan.steps_per_epoch,
+            total_steps=self._plan.total_steps,
+            steps_done=self._plan.steps_done,
+        )
+        if self.is_chief:
+            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
+            if self._adam_bound is not None:
+                log.info(
+                    "%-14s no step of Adam is longer than %.3g learning rates",
+                    *("bound", self._adam_bound),
+                )
+            checks.require_space(model, self.folder.path, self.options.keep_checkpoints)
+
+    def callbacks(
+        self,
+        validation: tf.data.Dataset,
+        test: tf.data.Dataset,
+        *,
+        extra: Sequence[keras.callbacks.Callback] = (),
+        perplexity_of: str | None = None,
+    ) -> list[keras.callbacks.Callback]:
+        """What `fit()` gets, in the order that makes a resumed run identical.
+
+        Args:
+            validation: for `--validate-every`.
+            test: for `--test-every`.
+            extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
+                is kept in each checkpoint and handed back when the run resumes.
+            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
+
+        Raises:
+            RunError: a callback holds state that no checkpoint keeps, two have the same name, or
+                the checkpoint holds the state of one that is not there.
+        """
+        options, info = self.options, self.folder.checkpoint
+        metrics_file = MetricsFile(self._of_chief / "metrics.jsonl" if self._of_chief else None)
+        self.records = Records(
+            [self.tensorboard, metrics_file, self.terminal],
+            self.throughput,
+            options.log_every,
+            perplexity_of,
+        )
+        self._checkpoint = Checkpoint(
+            self.folder.path / "checkpoints",
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            is_chief=self.is_chief,
+            asked_to_stop=lambda: self.agreement.any_worker(signals.asked),
+            best=options.keep_best,
+            patience=options.early_stopping,
+            restored=info,
+        )
+        stop = [self._checkpoint]
+        validator = EvaluateEvery(
+            self.records, validation, "validation", options.validate_every, stop
+        )
+        tester = EvaluateEvery(self.records, test, "test", options.test_every, stop)
+        stateful = {
+            "records": self.records,
+            "metrics_file": metrics_file,
+            "tensorboard": self.tensorboard,
+            "validator": validator,
+            "tester": tester,
+        } | checks.stateful(extra)
+        checks.require_callbacks(info, stateful)
+        self._checkpoint.stateful_callbacks = stateful
+        self.terminal.step = self._plan.steps_done
+        newest = checkpoint_files.newest_name
+        in_order = [
+            Restore(info, stateful),
+            StopAtStep(),
+            StopOnBadLoss(lambda: newest(self.folder.path / "checkpoints")),
+            self.throughput,
+            *extra,
+            self.records,
+            self.tensorboard,
+            metrics_file,
+            self.terminal,
+            LearningRatePrinter(),
+            validator,
+            tester,
+            self._checkpoint,
+        ]
+        for callback in in_order:
+            if isinstance(callback, StepCallback):
+                callback.count_steps(self._plan.steps_per_epoch, self._plan.total_steps)
+        signals.training = True  # from here on a signal is noted, and the run saved
+        return in_order
+
+    @property
+    def fit_options(self) -> dict:
+        """For `model.fit()`: where it begins and ends, how long an epoch is."""
+        info = self.folder.checkpoint
+        done = 0
+        if info is not None:
+            done = info.epochs_done
+            if info.state["finished"] and self.options.resume != "extend":
+                done = self._plan.epochs
+        return {
+            "initial_epoch": done,
+            "epochs": self._plan.epochs,
+            "steps_per_epoch": self._plan.steps_per_epoch,
+            "verbose": 0,  # the callbacks tell
+            "shuffle": False,  # the data are shuffled already
+        }
+
+    @property
+    def evaluate_options(self) -> dict:
+        """For `model.evaluate()`: it ends when the run is asked to stop."""
+        return {"verbose": 0, "callbacks": [self._checkpoint]}
+
+    def save_stopped(self) -> None:
+        """Saves what was trained when the run was asked to stop; all workers together."""
+        self._checkpoint.save_stopped(self.records.step)
+
+    def finish(
+        self,
+        model: keras.Model,
+        *,
+        test: dict[str, float],
+        baseline: dict[str, float],
+        preprocessor=None,
+        **more,
+    ) -> dict:
+        """Saves the model and `results.json`, says where everything lies; returns the results.
+
+        Args:
+            model: the trained model.
+            test: metrics of the test split.
+            baseline: what a simpler model reaches there.
+            preprocessor: of a KerasNLP task, which then becomes a preset; or None.
+            **more: what else `results.json` shall hold, as JSON values.
+
+        Raises:
+            BadLoss: a test metric is not a number; nothing is written.
+            RunError: the folder is gone or the disk is full.
+        """
+        checks.require_finite(test, self._checkpoint.step, self._plan.learning_rate)
+        self.records.record_evaluation("test", self._checkpoint.step, dict(test))
+        self.tensorboard.flush()
+        if self.is_chief:
+            simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
+            log.info("%-14s %s", "to be beaten", simpler)
+        # The seconds are those of this process, from the beginning of the run to now.
+        results = {
+            "recipe": self.recipe,
+            "dataset": self._facts.get("dataset"),
+            "preset": self._facts.get("preset"),
+            "vocabulary_sha256": self._facts.get("vocabulary_sha256"),
+            "strategy": strategies.name_of(self.strategy),
+            "replicas": strategies.replicas(self.strategy),
+            "workers": self.workers,
+            "global_batch_size": self._plan.global_batch_size,
+            "learning_rate": self._plan.learning_rate,
+            "precision": self.options.precision,
+            "seed": self.options.seed,
+            "steps": self._checkpoint.step,  # fewer than planned after --early-stopping
+            "epochs": self._checkpoint.epochs_done,
+            "history": self.records.history,
+            "test": test,
+            "baseline": baseline,
+            **more,
+            "notes": self._notes,
+            "adam_bound": self._adam_bound,
+            **({"tokens_per_second": None} | self.throughput.total()),
+            "seconds": time.perf_counter() - self._begun,
+            "time_to_first_step": self.throughput.time_to_first_step,
+            "resumed_from_step": self.folder.checkpoint.step if self.resumes else None,
+            "weights_sha256": artifacts.weights_sha256(model),
+            "versions": artifacts.versions(),
+        }
+        if self.is_chief:
+            path = self.folder.path
+            if not (path / "options.json").exists():
+                raise RunError(f"--run-dir {path}: somebody removed it, or its options.json")
+            try:
+                artifacts.save_model(model, path / "model", preprocessor)
+            except OSError as error:
+                raise RunError(
+                    f"{path / 'model'} cannot be written: {error.strerror or error}; the last "
+                    f"checkpoint is {checkpoint_files.newest_name(path / 'checkpoints')}"
+                ) from error
+            self.folder.write_json("results.json", results)
+            # Results are shown even with --quiet.
+            print(f"model    {path / 'model'}")
+            print(f"logs     tensorboard --logdir {path / 'logs'}")
+            print(f"results  {path / 'results.json'}", flush=True)
+        signals.training = False
+        return results

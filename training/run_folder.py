@@ -1,0 +1,304 @@
+"""A run's folder: taken by one process, checked against the options, written atomically."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+
+from callbacks import checkpoint_files
+from data import checksums
+from training.errors import RunError
+from training.options import SharedOptions, command, flag, to_json
+
+log = logging.getLogger("recipes")
+
+# Options that change neither data, model, schedule nor order of the steps.
+OPTIONS_FREE_TO_CHANGE = {
+    *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
+    *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
+    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
+}
+OPTIONS_OF_LENGTH = {"epochs", "max_steps"}
+
+# What may lie in a folder before its first run has written options.json: locks, and logs that the
+# launcher opens.
+BEFORE_A_RUN = re.compile(r"\.lock|(worker|ps)-\d+\.log|chief\.log|\.options\.json\.\d+")
+
+
+class RunFolder:
+    """The folder of one run, and the run that was there before.
+
+    Args:
+        path: the folder, which need not exist.
+        recipe: the recipe's name.
+        options: what was asked for.
+        is_chief: whether this process locks the folder and writes what is shared.
+
+    Attributes:
+        checkpoint: the checkpoint that this run resumes from, or None.
+        results: what a finished run left, or None.
+        facts: what the earlier part of the run came to (dataset, global batch ...); empty without.
+    """
+
+    def __init__(self, path: Path, recipe: str, options: SharedOptions, is_chief: bool):
+        self.path = path
+        self.recipe = recipe
+        self.options = options
+        self.is_chief = is_chief
+        self.checkpoint: checkpoint_files.CheckpointInfo | None = None
+        self.results: dict | None = None
+        self.facts: dict = {}
+        self._lock = None
+        self._made: list[Path] = []
+
+    def open(self) -> None:
+        """Creates the folder, locks it, and finds the run that is there.
+
+        Raises:
+            RunError: not writable, used by another process, holding a run of other options, or
+                holding something that is no run's.
+        """
+        try:
+            # What this process makes, the outermost first.
+            absent = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self._made = absent[::-1]
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign()
+            if self.is_chief:
+                self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close())
+        except OSError as error:
+            raise RunError(f"--run-dir {self.path}: {error.strerror or error}") from error
+        if self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._made = []  # the other run's, after all
+                raise RunError(
+                    f"--run-dir {self.path}: another run is using this folder"
+                ) from error
+        self._find_run()
+
+    def _refuse_foreign(self) -> None:
+        if (self.path / "options.json").exists():
+            return
+        foreign = [p.name for p in self.path.iterdir() if not BEFORE_A_RUN.fullmatch(p.name)]
+        if foreign:
+            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+            raise RunError(
+                f"--run-dir {self.path}: holds no run, but {', '.join(sorted(foreign)[:3])}{more}; "
+                "name a new or an empty folder"
+            )
+
+    def _find_run(self) -> None:
+        path = self.path / "options.json"
+        if not path.exists():
+            return
+        if self.options.resume == "never":
+            raise RunError(
+                f"--run-dir {self.path}: holds a run, and --resume never does not touch one"
+            )
+        there = read_run_file(path, recipe=str, options=dict, resolved=dict)
+        if there["recipe"] != self.recipe:
+            raise RunError(
+                f"--run-dir {self.path}: holds a run of {there['recipe']}, not {self.recipe}"
+            )
+        self._refuse_differences(there["options"])
+        self.checkpoint = checkpoint_files.newest(
+            self.path / "checkpoints", set_aside=self.is_chief
+        )
+        self.facts = there["resolved"] if self.checkpoint else {}
+        if self.checkpoint is None and self.is_chief:
+            # Stopped before its first checkpoint: what it logged will be logged again.
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self.path / "logs", ignore_errors=True)
+        results = self.path / "results.json"
+        if results.exists() and self.options.resume != "extend":
+            if (self.path / "model").is_dir():
+                self.results = read_run_file(results, recipe=str, test=dict, weights_sha256=str)
+            elif self.checkpoint is not None:
+                log.warning(
+                    "%s: the run is finished but its model/ is gone: it is written again from the "
+                    "last checkpoint",
+                    self.path,
+                )
+
+    def _refuse_differences(self, saved: dict) -> None:
+        now = json.loads(json.dumps(to_json(self.options)))
+        different = [
+            name
+            for name in now
+            if name not in OPTIONS_FREE_TO_CHANGE and now[name] != saved.get(name)
+        ]
+        if self.options.resume == "extend":
+            different = [name for name in different if name not in OPTIONS_OF_LENGTH]
+        if different:
+            lines = [f"{flag(n)}: was {saved.get(n)}, is now {now[n]}" for n in different]
+            hint = (
+                " (--resume extend trains on for more --epochs)"
+                if OPTIONS_OF_LENGTH.issuperset(different)
+                else ""
+            )
+            raise RunError(
+                f"--run-dir {self.path}: holds a run of other options; the same command resumes "
+                f"it, another folder begins a new one{hint}\n" + "\n".join(lines)
+            )
+
+    def keep_facts(self, facts: dict) -> None:
+        """Writes down what the options came to: data, vocabulary, global batch, learning rate.
+
+        Args:
+            facts: JSON values; `total_steps` and `steps_per_epoch` among them.
+
+        Raises:
+            RunError: the run that is there came to something else, or has more steps behind it.
+        """
+        facts = json.loads(json.dumps(facts))
+        extend = self.options.resume == "extend"
+        if self.checkpoint is not None:
+            free = {"total_steps", "epochs"} if extend else set()
+            different = [
+                f"{name}: was {self.facts.get(name)}, is now {value}"
+                for name, value in facts.items()
+                if name not in free and self.facts.get(name) != value
+            ]
+            if different:
+                raise RunError(
+                    f"--run-dir {self.path}: resumed like this, the run there would train "
+                    "differently\n" + "\n".join(different)
+                )
+            if facts["total_steps"] < self.checkpoint.step:
+                raise RunError(
+                    f"--run-dir {self.path}: the run there has done {self.checkpoint.step} steps, "
+                    f"it cannot be cut to {facts['total_steps']}"
+                )
+            if extend and self.checkpoint.state["finished"]:
+                self.checkpoint = checkpoint_files.reopened(
+                    self.checkpoint, facts["steps_per_epoch"]
+                )
+            if self.facts.get("total_steps") != facts["total_steps"]:
+                log.warning(
+                    "the schedule is recomputed over %s steps instead of %s",
+                    *(facts["total_steps"], self.facts.get("total_steps")),
+                )
+        self.facts = facts
+        if self.is_chief:
+            content = {
+                "recipe": self.recipe,
+                "options": to_json(self.options),
+                "resolved": facts,
+                "command": command(self.recipe, self.options),
+            }
+            self.write_json("options.json", content)
+
+    def write_json(self, name: str, content: dict) -> None:
+        """Writes a JSON file so that a reader sees the old one or the new one.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            write_json(self.path / name, content)
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be written: {error.strerror}") from error
+
+    def discard(self) -> None:
+        """Removes the folder again if this process made it and nothing was trained in it."""
+        if not self.is_chief or self.path not in self._made:
+            return
+        if (self.path / "checkpoints").exists():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for path in reversed(self._made[:-1]):
+            with contextlib.suppress(OSError):  # something else lies there by now
+                path.rmdir()
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def read_run_file(path: Path, **expected: type) -> dict:
+    """A JSON object that a run wrote.
+
+    Args:
+        path: the file.
+        expected: keys that it must have, and the type of each.
+
+    Raises:
+        RunError: not there, unreadable, no JSON object, or not what a run writes.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: cannot be read ({reason})") from error
+    wrong = [
+        name
+        for name, kind in expected.items()
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind)
+    ]
+    if wrong or not isinstance(content, dict):
+        raise RunError(f"{path}: damaged, it lacks {', '.join(wrong) or 'everything'}")
+    return content
+
+
+def open_finished(folder: Path, recipe: str) -> tuple[dict, dict]:
+    """What a finished run wrote into `options.json` and `results.json`.
+
+    Args:
+        folder: the run's.
+        recipe: the recipe that it must be a run of.
+
+    Raises:
+        RunError: no such run, one that is not finished or damaged, or one of another recipe.
+    """
+    try:
+        there = (folder / "options.json").is_file()
+    except OSError as error:
+        raise RunError(f"{str(folder)[:80]}: {error.strerror}") from error
+    if not there:
+        raise RunError(f"{folder}: holds no run; the folder of a finished one is expected")
+    run = read_run_file(folder / "options.json", recipe=str, options=dict, resolved=dict)
+    if run["recipe"] != recipe:
+        raise RunError(f"{folder}: a run of {run['recipe']}; one of {recipe} is expected")
+    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
+        raise RunError(f"{folder}: the run there is not finished, it has no model yet")
+    problem = checksums.problem(folder / "model")
+    if problem:
+        raise RunError(f"{folder / 'model'}: damaged ({problem})")
+    return run, read_run_file(folder / "results.json", recipe=str, test=dict, steps=int)
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes JSON so that a reader sees the old file or the new one; synced to disk.
+
+    JSON has no NaN and no infinity: such numbers become text.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(_finite(content), file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    number = float(value)  # NumPy's numbers too
+    return number if math.isfinite(number) else str(number)

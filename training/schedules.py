@@ -1,0 +1,38 @@
+"""Learning rate schedules that keras.optimizers.schedules has no class for."""
+
+import keras
+
+
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Grows linearly to the rate with which another schedule begins, then follows that.
+
+    Args:
+        warmup_steps: steps of the warm-up; step s (from 0) has the share (s + 1) / warmup_steps.
+        after: schedule that begins, at its step 0, when the warm-up ends.
+
+    Example:
+        WarmUp(200, keras.optimizers.schedules.PolynomialDecay(1e-3, 9800, 0.0))
+    """
+
+    def __init__(self, warmup_steps: int, after):
+        self.warmup_steps = warmup_steps
+        self.after = after
+
+    def __call__(self, step):
+        """The learning rate of a step that is counted from 0; scalar."""
+        dtype = keras.config.floatx()
+        step = keras.ops.cast(step, dtype)
+        warm = keras.ops.cast(self.after(0), dtype) * (step + 1.0) / max(self.warmup_steps, 1)
+        later = self.after(keras.ops.maximum(step - self.warmup_steps, 0.0))
+        return keras.ops.where(step < self.warmup_steps, warm, keras.ops.cast(later, dtype))
+
+    def get_config(self):
+        """The arguments, `after` serialised."""
+        after = keras.optimizers.schedules.serialize(self.after)
+        return {"warmup_steps": self.warmup_steps, "after": after}
+
+    @classmethod
+    def from_config(cls, config):
+        """Rebuilds the schedule from `get_config()`."""
+        after = keras.optimizers.schedules.deserialize(config["after"])
+        return cls(config["warmup_steps"], after)
