@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import hashlib
 import os
 import struct
 import zlib
@@ -305,19 +304,8 @@ def _fetch(hashes: dict[str, str], subfolder: str) -> None:
         subfolder: Where below Keras's cache folder they go.
 
     Raises:
-        DataError: The source does not answer, or what came has another hash; it is removed.
+        DataError: The source does not answer, or what came has another hash.
     """
-    removed = ""
     for name, expected in hashes.items():
         path = _keras_cache() / subfolder / name
-        try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else expected
-            if found != expected:
-                path.unlink(missing_ok=True)  # another worker may have been first
-                removed += f"{path}: sha256 {found}, expected {expected}, removed; "
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read or replaced ({error.strerror})") from error
-        try:
-            fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)
-        except DataError as error:
-            raise DataError(f"{removed}{error}") from error
+        fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)

@@ -152,12 +152,13 @@ def _load_wikitext(
         download.fetch(
             archives[name].urls, archives[name].sha256, archive, 30.0, name, answer_within
         )
-        unpacked = temporary / "unpacked"
-        download.unpack_zip(archive, unpacked)
-        for split, file in _find_splits(_names(unpacked), archive.name).items():
-            kind = Path(file).suffix
-            os.replace(unpacked / file, temporary / f"wiki.{split}{kind}")
-        shutil.rmtree(unpacked)
+        with download.open_zip(archive, archive.name) as members:
+            found = _find_splits(members.namelist(), archive.name)
+            download.check_unpacked_size(members, found.values(), archive.name)
+            for split, member in found.items():
+                target = temporary / f"wiki.{split}{Path(member).suffix}"
+                with members.open(member) as source, open(target, "wb") as file:
+                    shutil.copyfileobj(source, file)
         archive.unlink()
 
     cache.build_once(folder, build, name)
@@ -171,16 +172,13 @@ def _load_folder(name: str, folder: Path) -> Text:
 
 
 def _load_zip(name: str, path: Path) -> Text:
-    try:
-        with zipfile.ZipFile(path) as members:
-            download.check_members(members, name)
-            found = _find_splits(members.namelist(), name)
-            splits = {}
-            for split, member in found.items():
-                with members.open(member) as stream:
-                    splits[split] = _read_lines(stream, f"{name}/{member}")
-    except download.ZIP_FAULTS as error:
-        raise DataError(f"{name}: damaged zip archive ({error})") from error
+    with download.open_zip(path, name) as members:
+        found = _find_splits(members.namelist(), name)
+        download.check_unpacked_size(members, found.values(), name)
+        splits = {}
+        for split, member in found.items():
+            with members.open(member) as stream:
+                splits[split] = _read_lines(stream, f"{name}/{member}")
     return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
 
 
@@ -197,10 +195,6 @@ def _load_files(name: str, files: list[Path]) -> Text:
                 " expected a longer text, or a folder with train, valid and test files"
             )
     return Text(name, splits, english_wikitext=_is_wikitext(str(file) for file in files))
-
-
-def _names(folder: Path) -> list[str]:
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
 def _is_zip(path: Path) -> bool:

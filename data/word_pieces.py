@@ -68,7 +68,7 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     return sorted(pieces, key=pieces.get)
 
 
-def vocabulary_once(text, size: int, cache_dir: Path) -> list[str]:
+def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     """Learns the vocabulary of a text's training split, or takes it from the cache.
 
     Args:
@@ -76,18 +76,18 @@ def vocabulary_once(text, size: int, cache_dir: Path) -> list[str]:
         size: number of pieces wanted.
         cache_dir: where `vocabularies/` lies.
     """
-    from data.text import text_sha256
+    target = Path(cache_dir) / "vocabularies" / f"{text_sha256(text)[:24]}-{size}"
 
-    target = Path(cache_dir) / "vocabularies" / f"{text_sha256(text)[:24]}-{size}.txt"
-
-    def build(path: Path) -> None:
+    def build(folder: Path) -> None:
         pieces = learn_vocabulary(
             _with_progress(text.splits["train"], "learning the vocabulary"), size
         )
-        path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+        folder.mkdir()
+        content = "".join(f"{piece}\n" for piece in pieces)
+        (folder / "vocabulary.txt").write_text(content, encoding="utf-8")
 
     cache.build_once(target, build, "vocabulary")
-    return read_vocabulary(target)
+    return read_vocabulary(target / "vocabulary.txt")
 
 
 def _with_progress(lines: Sequence[str], what: str):

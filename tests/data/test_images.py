@@ -289,15 +289,14 @@ def test_fashion_mnist_from_the_cache(keras_cache, monkeypatch):
     assert loaded.classes[9] == "Ankle boot"
 
 
-def test_a_damaged_cached_file_is_removed(keras_cache, monkeypatch):
+def test_a_damaged_cached_file_is_named_and_not_used(keras_cache, monkeypatch, caplog):
     cache = keras_cache / "datasets" / "fashion-mnist"
     put_in_cache(monkeypatch, cache, "FASHION_MNIST_HASHES")
     damaged = cache / "t10k-labels-idx1-ubyte.gz"
     damaged.write_bytes(b"something else")
-    with pytest.raises(DataError, match="sha256 .*, expected .*, removed") as caught:
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte.gz could not be downloaded"):
         load_images("fashion_mnist", keras_cache)
-    assert str(damaged) in str(caught.value)
-    assert not damaged.exists() and len(list(cache.iterdir())) == 3
+    assert f"{damaged} is damaged (sha256" in caplog.text
 
 
 def test_a_download_with_another_hash_is_refused(keras_cache, monkeypatch):

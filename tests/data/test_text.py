@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from data import installed_docs, text
+from data import cache, installed_docs, text
 from data.errors import DataError
 
 SPLITS = {
@@ -87,8 +87,27 @@ def test_wikitext_is_downloaded_once(server, tmp_path):
     assert len([path for path in server.requests if "a.zip" in path]) == 1
     assert os.listdir(tmp_path / "cache") == ["wikitext-2"]
     assert sorted(os.listdir(tmp_path / "cache" / "wikitext-2")) == [
-        f"wiki.{split}.tokens" for split in ("test", "train", "valid")
+        "SHA256SUMS",
+        *(f"wiki.{split}.tokens" for split in ("test", "train", "valid")),
     ]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "older"])
+def test_a_damaged_wikitext_is_downloaded_again(server, tmp_path, monkeypatch, caplog, damage):
+    make_wikitext_zip(server.folder / "a.zip")
+    mirrors = {"wikitext-2": archive_of(server)}
+    loaded = text.load_text("wikitext-2", tmp_path / "cache", mirrors)
+    path = tmp_path / "cache" / "wikitext-2" / "wiki.test.tokens"
+    if damage == "flipped":
+        path.write_bytes(path.read_bytes().replace(b"poet", b"poem"))
+    elif damage == "truncated":
+        os.truncate(path, 0)
+    else:
+        (path.parent / "SHA256SUMS").unlink()
+    monkeypatch.setattr(cache, "_verified", {})  # as in another process
+    assert text.load_text("wikitext-2", tmp_path / "cache", mirrors) == loaded
+    assert len(server.requests) == 2
+    assert len(caplog.records) == 1 and str(path.parent) in caplog.text
 
 
 def test_a_zip_that_climbs_out_leaves_nothing(server, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import word_pieces
+from data import cache, word_pieces
 from data.errors import DataError
 from data.text import Text
 
@@ -23,7 +23,7 @@ LINES = [
 
 LEARN = """
 import sys
-from data import word_pieces
+from data import cache, word_pieces
 lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
 print(word_pieces.vocabulary_sha256(word_pieces.learn_vocabulary(lines, 150)))
 """
@@ -105,6 +105,23 @@ class TestVocabularyOnce:
         assert first != other_size and first != other_text
         assert len(list((tmp_path / "vocabularies").iterdir())) == 3
 
+    def test_is_learned_from_the_training_split_alone(self, tmp_path):
+        words = {"train": "training", "valid": "validation", "test": "examination"}
+        text = Text("x", {split: [word] * 50 for split, word in words.items()}, False)
+        found = word_pieces.vocabulary_once(text, 80, tmp_path)
+        assert "training" in found
+        assert not {"validation", "examination"} & set(found)
+        assert not set("vdxmo") & set("".join(found[5:])), "no letter of the other splits either"
+
+    def test_a_damaged_one_is_learned_again(self, pieces, tmp_path, monkeypatch, caplog):
+        text = self.text(LINES)
+        word_pieces.vocabulary_once(text, 150, tmp_path)
+        (path,) = (tmp_path / "vocabularies").glob("*/vocabulary.txt")
+        path.write_text(path.read_text().replace("number", "numbed"))
+        monkeypatch.setattr(cache, "_verified", {})  # as in another process
+        assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
+        assert "vocabulary.txt has another sha256" in caplog.text
+
 
 class TestReadVocabulary:
     def test_what_is_missing_is_named(self, tmp_path):
@@ -183,3 +200,17 @@ class TestTokenizeOnce:
         with pytest.raises(TypeError):
             word_pieces.tokenize_once(text, tokenizer, tmp_path, drop_short=True)
         assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+    @pytest.mark.parametrize("damage", ["flipped", "truncated"])
+    def test_damaged_tokens_are_made_again(self, tokenizer, tmp_path, monkeypatch, caplog, damage):
+        text = Text("mine", {"train": LINES, "valid": LINES[:2], "test": LINES[2:4]}, False)
+        first = word_pieces.tokenize_once(text, tokenizer, tmp_path)
+        expected = np.array(first["train"][0])
+        (path,) = (tmp_path / "tokens").glob("*/train-ids.npy")
+        content = bytearray(path.read_bytes())
+        content[-4] ^= 1
+        path.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+        monkeypatch.setattr(cache, "_verified", {})  # as in another process
+        again = word_pieces.tokenize_once(text, tokenizer, tmp_path)
+        np.testing.assert_array_equal(again["train"][0], expected)
+        assert "train-ids.npy has another sha256" in caplog.text
