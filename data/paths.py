@@ -1,6 +1,8 @@
 """Paths that a person names, and compressed files: what is wrong is said in one line."""
 
 import errno
+import fnmatch
+import glob
 import gzip
 import os
 import stat
@@ -89,6 +91,85 @@ def readable_file(path: str | Path, what: str) -> Path:
     return found
 
 
+def files_in(folder: Path, what: str) -> list[Path]:
+    """Returns the files that lie in a folder, sorted; what lies deeper is left out.
+
+    Args:
+        folder: The folder; links are followed.
+        what: Begins the message.
+
+    Raises:
+        DataError: The folder cannot be listed.
+    """
+    names = _names_in(folder, what)
+    return [folder / name for name in names if kind_of(folder / name, what) == "file"]
+
+
+def matching_files(pattern: Path, what: str) -> list[Path]:
+    """Returns the files that match a pattern, as `glob.glob(pattern, recursive=True)` would.
+
+    Unlike it, this follows links without walking in circles, takes a file once, however many links
+    lead to it, and does not leave out what lies in a folder that cannot be read.
+
+    Args:
+        pattern: A path with `*`, `?`, `[...]` or `**` (any number of folders) in it. They match no
+            hidden files.
+        what: Begins the message.
+
+    Raises:
+        DataError: A folder on the way cannot be read.
+    """
+    parts = pattern.parts
+    if parts[-1] == "**":
+        parts += ("*",)
+    found, seen = [], set()
+    waiting = [(Path(parts[0]), parts[1:]) if pattern.is_absolute() else (Path(), parts)]
+    while waiting:
+        path, parts = waiting.pop()
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            # A link that leads nowhere or to itself, or a name that is not there.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                continue
+            raise DataError(f"{what} {path}: {error.strerror}") from error
+        place = (status.st_dev, status.st_ino, len(parts))
+        if place in seen:
+            continue
+        seen.add(place)
+        if not parts:
+            if stat.S_ISREG(status.st_mode):
+                found.append(path)
+        elif stat.S_ISDIR(status.st_mode):
+            # The first to be looked at comes last.
+            waiting += reversed(list(_one_deeper(path, parts, what)))
+    return sorted(found, key=str)
+
+
+def _one_deeper(folder: Path, parts: tuple[str, ...], what: str) -> Iterator[tuple]:
+    """Yields where to look next, each with the parts of the pattern that are left."""
+    part, *rest = parts
+    if not glob.has_magic(part):
+        yield folder / part, tuple(rest)
+        return
+    if part == "**":
+        yield folder, tuple(rest)
+    for name in _names_in(folder, what):
+        if name.startswith(".") and not part.startswith("."):
+            continue
+        if part == "**":
+            yield folder / name, parts
+        elif fnmatch.fnmatchcase(name, part):
+            yield folder / name, tuple(rest)
+
+
+def _names_in(folder: Path, what: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise DataError(f"{what} {folder}: cannot be listed ({error.strerror})") from error
+
+
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """Opens a file, unpacking `.gz`, for `with`; every error of reading becomes a `DataError`.
@@ -100,7 +181,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged ({error}), expected a whole gzip file") from error
+        raise DataError(f"{path}: damaged gzip file ({error}), expected a whole one") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from data import cache, word_pieces
 from data.errors import DataError
 from data.text import Text
+from tests.data.closed_paths import close
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,6 +145,29 @@ class TestReadVocabulary:
         with pytest.raises(DataError, match="not UTF-8 at byte 6"):
             word_pieces.read_vocabulary(tmp_path / "vocab.txt")
 
+    @pytest.mark.parametrize(
+        "name", ["", "~nosuchuser", "x" * 300, "a\0b", "caf\udce9", "/dev/null"]
+    )
+    def test_what_is_no_file(self, name):
+        with pytest.raises(DataError, match="--vocabulary") as caught:
+            word_pieces.read_vocabulary(name)
+        str(caught.value).encode()
+
+    def test_a_folder_a_closed_file_and_a_binary_one(self, tmp_path, monkeypatch):
+        with pytest.raises(DataError, match="a folder; expected a file"):
+            word_pieces.read_vocabulary(tmp_path)
+        (tmp_path / "vocab.txt").write_bytes(bytes(1000))
+        with pytest.raises(DataError, match="lacks"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+        close(tmp_path / "vocab.txt", monkeypatch)
+        with pytest.raises(DataError, match="cannot be read .Permission denied"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+
+    def test_a_million_lines(self, tmp_path):
+        pieces = [*word_pieces.SPECIAL_TOKENS, *map(str, range(1_000_000))]
+        (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+        assert word_pieces.read_vocabulary(tmp_path / "vocab.txt") == pieces
+
     def test_the_checksum_is_the_files(self, tmp_path, pieces):
         import hashlib
 
@@ -182,6 +207,48 @@ class TestTokenize:
         assert len(ids) == 0 and offsets.tolist() == [0]
         ids, offsets = word_pieces.tokenize(["", "  ", "the"], tokenizer)
         assert len(ids) == 1 and offsets.tolist() == [0, 0, 0, 1]
+
+
+class TestLongWords:
+    """Without the cuts, three million letters take hours."""
+
+    LETTERS = "abcdefgh" * 375_000
+
+    def test_a_word_of_three_million_letters_is_unknown(self, tokenizer):
+        lines = ["the", f"the {self.LETTERS} of", "of"]
+        ids, offsets = word_pieces.tokenize(lines, tokenizer)
+        names = [tokenizer.id_to_token(id) for id in ids]
+        assert names == ["the", "the", "[UNK]", "of", "of"]
+        assert offsets.tolist() == [0, 1, 4, 5]
+
+    def test_it_teaches_nothing(self, pieces):
+        assert word_pieces.learn_vocabulary([*LINES, self.LETTERS], 150) == pieces
+
+    def test_a_hundred_bytes_are_known_and_one_more_is_not(self):
+        for word, known in (("ab" * 50, True), ("ab" * 50 + "a", False), ("б" * 51, False)):
+            pieces = word_pieces.learn_vocabulary(["the of it"] * 9 + [word] * 9, 150)
+            assert bool(set(word) & set("".join(pieces[5:]))) == known
+            settings = [*word_pieces.SPECIAL_TOKENS, *"abб", "##a", "##b", "##б"]
+            ids, _ = word_pieces.tokenize([word], make_tokenizer(settings))
+            assert (ids.tolist() == [1]) != known
+
+    @pytest.mark.parametrize("split_on_cjk", [True, False])
+    @pytest.mark.parametrize(
+        "unit", ["the,of-number(", "the東of京", "of…", "of​the­", "theカ—", "the$"]
+    )
+    def test_long_chunks_give_what_keras_gives(self, pieces, unit, split_on_cjk, monkeypatch):
+        tokenizer = make_tokenizer(pieces, split_on_cjk=split_on_cjk)
+        line = f"the {unit * (1500 // len(unit))} of"
+        ids, _ = word_pieces.tokenize([line], tokenizer)
+        np.testing.assert_array_equal(ids, np.asarray(tokenizer(line)))
+        assert len(ids) > 3 or (unit.isalpha() and not split_on_cjk)
+
+    def test_a_long_line_of_short_parts_is_quick(self, tokenizer):
+        line = "the,of-" * 60_000
+        begun = time.process_time()
+        ids, _ = word_pieces.tokenize([line], tokenizer)
+        assert len(ids) == 240_000
+        assert time.process_time() - begun < 20
 
 
 class TestTokenizeOnce:
