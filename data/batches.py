@@ -2,7 +2,7 @@
 
 Position p of epoch e is example `permutation(seed, e)[p]`, and step s holds the positions
 `[s * G, (s + 1) * G)` of its epoch, G being the global batch. So the number of replicas, workers
-or restarts changes nothing that a model sees, and a run goes on at any step at once.
+or restarts changes nothing that a model sees, and a run resumes at any step at once.
 """
 
 import zlib
@@ -26,7 +26,7 @@ def stream_seed(seed: int, name: str) -> int:
 
 
 def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> tf.Tensor:
-    """The examples at these positions of an epoch.
+    """The indices of the examples at these positions of an epoch.
 
     Args:
         positions: int64 tensor of shape (batch,), each in [0, count).
@@ -56,16 +56,24 @@ def training_batches(
         count: number of examples.
         batch_size: examples of a global batch.
         seed: the run's seed.
-        make_batch: maps (examples, epoch), int64 of shape (batch,) and (), to what `fit()` takes.
+        make_batch: maps (indices, epoch), int64 of shape (batch,) and (), to what `fit()` takes.
         batches_per_epoch: where an epoch ends; all full batches by default. (With accumulation an
             epoch ends at a multiple of the accumulated batches.)
         first_batch: the batch of the run that comes first: a resumed run starts there.
 
     Returns:
-        A data set without end; the incomplete last batch of each epoch is dropped. It is split over
+        A dataset without end; the incomplete last batch of each epoch is dropped. It is split over
         the workers by data, each of which computes the whole global batch and keeps its part.
+
+    Raises:
+        ValueError: There are fewer examples than an epoch takes.
     """
     per_epoch = (batches_per_epoch or count // batch_size) * batch_size
+    if not 0 < per_epoch <= count:
+        raise ValueError(
+            f"{count} examples give no epoch of {batches_per_epoch or 'full'} batches of "
+            f"{batch_size}"
+        )
 
     def batch_at(positions):
         epoch = positions[0] // per_epoch
@@ -84,7 +92,7 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
     Args:
         count: number of examples.
         batch_size: examples of a global batch.
-        make_batch: maps (examples, epoch) to (x, y, sample_weight); `epoch` is `EVALUATION_EPOCH`.
+        make_batch: maps (indices, epoch) to (x, y, sample_weight); `epoch` is `EVALUATION_EPOCH`.
     """
     total = -(-count // batch_size) * batch_size
 

@@ -1,8 +1,14 @@
-"""The cache folder: what is made there is whole or absent, also when two ask for it at once."""
+"""The cache folder: what is made there is whole or absent, also when two ask for it at once.
+
+Every folder in it holds its checksums, and they are verified before it is used: a flipped bit or a
+truncated file is named and built again, not trained on.
+"""
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import logging
 import os
 import shutil
 import sys
@@ -11,12 +17,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data.errors import DataError
+from data.paths import expand
+
+log = logging.getLogger("recipes")
+
+# In each folder, in the format of the command `sha256sum`, which can verify it, too.
+SUMS = "SHA256SUMS"
 
 # What a person can repair: no space, no permission, a file system that cannot lock.
 REPAIRABLE = {
     errno.EACCES,
     errno.EDQUOT,
     errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
     errno.ENOLCK,
     errno.ENOSPC,
     errno.ENOTDIR,
@@ -27,35 +42,52 @@ REPAIRABLE = {
 
 
 def default_cache_dir() -> Path:
-    """Returns the folder in `RECIPES_CACHE_DIR`, otherwise `~/.cache/keras-recipes`."""
+    """Returns the folder in `RECIPES_CACHE_DIR`, otherwise `~/.cache/keras-recipes`.
+
+    Raises:
+        DataError: `RECIPES_CACHE_DIR` is no path.
+    """
     folder = os.environ.get("RECIPES_CACHE_DIR") or "~/.cache/keras-recipes"
-    return Path(folder).expanduser()
+    return expand(folder, "RECIPES_CACHE_DIR")
 
 
-def build_once(target: Path, build: Callable[[Path], None], what: str) -> None:
-    """Makes a file or folder unless it exists; it appears whole or not at all.
+def build_once(
+    target: Path, build: Callable[[Path], None], what: str, sha256: str | None = None
+) -> None:
+    """Makes a folder, or a file with a known checksum, unless it is there and undamaged.
 
-    `build` works on a temporary path beside `target`. Of several processes (or threads) that ask
-    at once, one builds and the others wait. A kill at any moment leaves at most the temporary path
-    and the lock file; the next call that builds the same target removes them.
+    It appears whole or not at all. `build` works on a temporary path beside `target`. Of several
+    processes (or threads) that ask at once, one builds and the others wait. A kill at any moment
+    leaves at most temporary paths and the lock file; the next call that builds the same target
+    removes them.
+
+    A folder gets a file `SHA256SUMS`. What exists is verified on its first use in each process, and
+    again when a size or a time stamp has changed since. What is damaged, or has no `SHA256SUMS`, is
+    named in a warning and built again; it is replaced only when that succeeds.
 
     Args:
-        target: The file or folder to make.
-        build: Gets a path that does not exist, in a folder that does, and makes a file or a
-            folder of it.
+        target: The folder or file to make.
+        build: Gets a path that does not exist, in a folder that does, and makes a folder of it
+            (a file where `sha256` is given).
         what: What is made, for messages.
+        sha256: Hex digest of the file that `build` makes; None where it makes a folder.
 
     Raises:
         DataError: The folder cannot be written or locked, or the disk is full.
     """
     target = Path(target)
-    if target.exists():
-        return
     try:
+        if _damage(target, sha256) is None:
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_name(f".{target.name}.lock"), what):
-            if not target.exists():
-                _build(target, build)
+            # Another process may have built it meanwhile.
+            damage = _damage(target, sha256)
+            if damage is None:
+                return
+            if os.path.lexists(target):
+                log.warning("%s: %s is damaged (%s) and is built again", what, target, damage)
+            _build(target, build, sha256)
     except OSError as error:
         if error.errno not in REPAIRABLE:
             raise
@@ -65,17 +97,93 @@ def build_once(target: Path, build: Callable[[Path], None], what: str) -> None:
         ) from error
 
 
-def _build(target: Path, build: Callable[[Path], None]) -> None:
+def _build(target: Path, build: Callable[[Path], None], sha256: str | None) -> None:
     # Whoever holds the lock is the only builder: what lies here was left by a dead process.
     temporary = target.with_name(f".{target.name}.building")
+    replaced = target.with_name(f".{target.name}.replaced")
     _remove(temporary)
+    _remove(replaced)
     try:
         build(temporary)
+        if sha256 is None:
+            _write_sums(temporary)
         _sync(temporary)
+        if target.is_dir():  # os.replace puts nothing in the place of a folder that holds something
+            os.rename(target, replaced)
+        elif sha256 is None:
+            target.unlink(missing_ok=True)
         os.replace(temporary, target)
         _sync_path(target.parent)
+        _verified[target] = _stamps(target)
     finally:
         _remove(temporary)
+        _remove(replaced)
+
+
+# What was verified in this process, and how its files looked then.
+_verified: dict[Path, list[tuple]] = {}
+
+
+def _damage(target: Path, sha256: str | None) -> str | None:
+    """Returns in a few words what is wrong with a target, or None."""
+    try:
+        stamps = _stamps(target)
+        if _verified.get(target) == stamps:
+            return None
+        if sha256 is not None:
+            found = _sha256(target)
+            damage = None if found == sha256.lower() else f"sha256 {found}, expected {sha256}"
+        else:
+            damage = _folder_damage(target)
+    except OSError as error:
+        return f"{error.filename or target}: {error.strerror}"
+    if damage is None:
+        _verified[target] = stamps
+    return damage
+
+
+def _folder_damage(folder: Path) -> str | None:
+    if not (folder / SUMS).is_file():
+        return f"no {SUMS}; an older version made it"
+    try:
+        lines = (folder / SUMS).read_text("utf-8").splitlines()
+        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    except ValueError:  # not UTF-8, or a line without two spaces
+        return f"{SUMS} cannot be read"
+    names = _names(folder)
+    if sorted(expected) != names:
+        different = ", ".join(sorted(set(names) ^ set(expected)))
+        return f"the files are not those of {SUMS}: {different[:200]}"
+    for name in names:
+        if _sha256(folder / name) != expected[name]:
+            return f"{name} has another sha256 than in {SUMS}"
+    return None
+
+
+def _write_sums(folder: Path) -> None:
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in _names(folder)]
+    (folder / SUMS).write_text("".join(lines), "utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
+
+
+def _names(folder: Path) -> list[str]:
+    """The files of a folder; hidden ones (file managers leave some) do not belong to it."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    names = (name.as_posix() for name in names if not name.name.startswith("."))
+    return sorted(name for name in names if name != SUMS)
+
+
+def _stamps(target: Path) -> list[tuple]:
+    """What changes when somebody writes to a target: cheap to compare, unlike its content."""
+    paths = [target]
+    if target.is_dir():
+        paths += [target / name for name in (*_names(target), SUMS)]
+    found = ((path, os.stat(path)) for path in paths if path.exists())
+    return [(str(p), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in found]
 
 
 @contextlib.contextmanager

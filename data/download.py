@@ -1,21 +1,23 @@
-"""Downloads: several mirrors in turn, checked against a hash; and zip archives, unpacked safely."""
+"""Downloads: several mirrors in turn, checked against a hash; zip archives, read safely."""
 
 import hashlib
 import math
+import os
 import stat
 import sys
 import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import requests
 from tqdm import tqdm
 
-from data import cache
+from data import cache, paths
 from data.errors import DataError
 
 # One of the WikiText mirrors answers 403 to the default User-Agent of Python's libraries.
@@ -25,7 +27,7 @@ USER_AGENT = "Mozilla/5.0 (compatible; keras-recipes)"
 CHUNK_BYTES = 16 * 1024
 # What zipfile raises: RuntimeError for an encrypted member, and for one that is compressed in an
 # unknown way a subclass of it.
-ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 def fetch(
@@ -36,7 +38,7 @@ def fetch(
     what: str = "file",
     answer_within: float | None = None,
 ) -> None:
-    """Downloads a file from the first mirror that has it, unless it is there already.
+    """Downloads a file from the first mirror that has it, unless it is there already, undamaged.
 
     Args:
         urls: The mirrors, in the order in which they are tried.
@@ -54,6 +56,7 @@ def fetch(
         Path(target),
         lambda temporary: _fetch(urls, sha256, temporary, timeout, what, answer_within),
         f"downloading {what}",
+        sha256,
     )
 
 
@@ -150,7 +153,7 @@ def _download(url: str, sink: _Sink, patience: float, timeout: float, what: str)
 
 
 def _reason(error: BaseException) -> str:
-    """Says in a few words what went wrong with a mirror; raises what is no fault of the mirror."""
+    """Says in a few words what went wrong with a mirror; raises what is not the mirror's doing."""
     if isinstance(error, OSError) and error.errno in cache.REPAIRABLE:
         raise error
     text = str(error)
@@ -169,28 +172,23 @@ def _reason(error: BaseException) -> str:
     return f"failed ({type(error).__name__}: {' '.join(text.split())[:200]})"
 
 
-def unpack_zip(archive: Path, folder: Path) -> None:
-    """Unpacks a zip archive into a new folder, unless that folder exists.
+@contextmanager
+def open_zip(path: Path, name: str) -> Iterator[zipfile.ZipFile]:
+    """Opens a zip archive whose paths are safe; what is wrong with it becomes a `DataError`.
 
     Args:
-        archive: The zip file.
-        folder: The folder to make. It appears whole or not at all.
+        path: The zip file.
+        name: Its name, for messages.
 
     Raises:
-        DataError: The archive is damaged, or a path in it leaves the folder; nothing is unpacked.
+        DataError: The archive is damaged or cannot be read, or a path in it leaves its folder.
     """
-    archive = Path(archive)
-
-    def build(temporary: Path) -> None:
-        try:
-            with zipfile.ZipFile(archive) as members:
-                check_members(members, archive.name)
-                temporary.mkdir()
-                members.extractall(temporary)
-        except ZIP_FAULTS as error:
-            raise DataError(f"{archive}: cannot be unpacked ({error})") from error
-
-    cache.build_once(Path(folder), build, f"unpacking {archive.name}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_members(archive, name)
+            yield archive
+    except ZIP_ERRORS as error:
+        raise DataError(f"{name}: damaged zip archive ({error})") from error
 
 
 def check_members(members: zipfile.ZipFile, name: str) -> None:
@@ -210,3 +208,24 @@ def check_members(members: zipfile.ZipFile, name: str) -> None:
             raise DataError(f"{name}: the path {path!r} in the archive leaves its folder")
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{name}: {path!r} in the archive is a symbolic link")
+
+
+def check_unpacked_size(archive: zipfile.ZipFile, members: Iterable[str], name: str) -> None:
+    """Refuses members that unpack to more than is in proportion (see `paths.unpacked_limit`).
+
+    zipfile reads no more of a member than the archive declares: a member that is larger than it
+    says fails at its checksum.
+
+    Args:
+        archive: The open archive.
+        members: Names of the members that will be read.
+        name: The archive's name, for messages.
+
+    Raises:
+        DataError: Names both sizes.
+    """
+    chosen = [archive.getinfo(member) for member in members]
+    packed = min(sum(info.compress_size for info in chosen), os.path.getsize(archive.filename))
+    declared = sum(info.file_size for info in chosen)
+    if declared > paths.unpacked_limit(packed):
+        raise paths.too_large(name, packed, declared)

@@ -1,15 +1,13 @@
 """Small images of ten classes: MNIST, Fashion-MNIST, digits, or a folder of IDX files."""
 
 import dataclasses
-import gzip
-import hashlib
 import os
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from data import paths
 from data.download import fetch
 from data.errors import DataError
 
@@ -149,26 +147,27 @@ def _digits() -> Images:
 
 
 def _folder(dataset: str) -> Images:
-    folder = Path(dataset).expanduser()
-    if not folder.is_dir():
+    folder = paths.expand(dataset, "dataset")
+    if paths.kind_of(folder, "dataset") != "folder":
         raise DataError(
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
             "a folder with the four IDX files of MNIST"
         )
     names = [name.removesuffix(".gz") for name in FASHION_MNIST_HASHES]
-    paths = {}
+    path_of = {}
     for name in names:
-        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-        paths[name] = found[0] if found else None
-    missing = [name for name in names if paths[name] is None]
+        candidates = (folder / name, folder / f"{name}.gz")
+        found = [path for path in candidates if paths.kind_of(path, "dataset") == "file"]
+        path_of[name] = found[0] if found else None
+    missing = [name for name in names if path_of[name] is None]
     if missing:
         raise DataError(f"{folder}: no {', '.join(missing)}; expected each, plain or as .gz")
 
     halves = []
     for half in ("train", "t10k"):
         images_path, labels_path = (
-            paths[f"{half}-images-idx3-ubyte"],
-            paths[f"{half}-labels-idx1-ubyte"],
+            path_of[f"{half}-images-idx3-ubyte"],
+            path_of[f"{half}-labels-idx1-ubyte"],
         )
         pixels = _read_idx(images_path, (28, 28))
         labels = _read_idx(labels_path, ())
@@ -204,43 +203,46 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
         DataError: The file is not that.
     """
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                content = file.read()
-        else:
-            content = path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged ({error}), expected a whole gzip file") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
     dimensions = 1 + len(shape)
     expected = bytes([0, 0, 8, dimensions])
-    if content[:4] != expected:
-        found = content[:4].hex(" ") or "nothing"
+    length = 4 + 4 * dimensions
+    with paths.open_bytes(path) as file:
+        header = file.read(length)
+        if header[:4] != expected:
+            found = header[:4].hex(" ") or "nothing"
+            raise DataError(
+                f"{path}: begins with {found}, expected {expected.hex(' ')} (IDX, unsigned bytes, "
+                f"{dimensions} dimensions)"
+            )
+        if len(header) < length:
+            raise DataError(
+                f"{path}: cut short: {len(header)} bytes, expected a header of {length}"
+            )
+        count, *sizes = struct.unpack(f">{dimensions}I", header[4:])
+        if tuple(sizes) != shape:
+            raise DataError(
+                f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
+                f"{'x'.join(map(str, shape))}"
+            )
+        expected_bytes = count * int(np.prod(shape, dtype=np.int64))
+        size = os.fstat(file.fileno()).st_size
+        if path.suffix == ".gz" and expected_bytes > paths.unpacked_limit(size):
+            raise paths.too_large(str(path), size, length + expected_bytes)
+        # No more than is expected, and a byte that shows whether there is more. (A plain file is
+        # never longer than it is: a header may promise terabytes.)
+        wanted = expected_bytes + 1
+        content = file.read(wanted if path.suffix == ".gz" else min(wanted, size))
+    if len(content) != expected_bytes:
+        found = f"{length + len(content):,}"
+        problem = "cut short" if len(content) < expected_bytes else "too long"
+        more = "" if len(content) < expected_bytes else " or more"
         raise DataError(
-            f"{path}: begins with {found}, expected {expected.hex(' ')} (IDX, unsigned bytes, "
-            f"{dimensions} dimensions)"
-        )
-    header = 4 + 4 * dimensions
-    if len(content) < header:
-        raise DataError(f"{path}: cut short: {len(content)} bytes, expected a header of {header}")
-    count, *sizes = struct.unpack(f">{dimensions}I", content[4:header])
-    if tuple(sizes) != shape:
-        raise DataError(
-            f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
-            f"{'x'.join(map(str, shape))}"
-        )
-    length = header + count * int(np.prod(shape, dtype=np.int64))
-    if len(content) != length:
-        fault = "cut short" if len(content) < length else "too long"
-        raise DataError(
-            f"{path}: {fault}: {len(content):,} bytes, expected {length:,} for {count:,} items"
+            f"{path}: {problem}: {found} bytes{more}, expected {length + expected_bytes:,} for "
+            f"{count:,} items"
         )
     if count == 0:
         raise DataError(f"{path}: holds 0 items, expected at least 1")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
+    return np.frombuffer(content, np.uint8).reshape(count, *shape)
 
 
 def _three_splits(
@@ -305,19 +307,8 @@ def _fetch(hashes: dict[str, str], subfolder: str) -> None:
         subfolder: Where below Keras's cache folder they go.
 
     Raises:
-        DataError: The source does not answer, or what came has another hash; it is removed.
+        DataError: The source does not answer, or what came has another hash.
     """
-    removed = ""
     for name, expected in hashes.items():
         path = _keras_cache() / subfolder / name
-        try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else expected
-            if found != expected:
-                path.unlink(missing_ok=True)  # another worker may have been first
-                removed += f"{path}: sha256 {found}, expected {expected}, removed; "
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read or replaced ({error.strerror})") from error
-        try:
-            fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)
-        except DataError as error:
-            raise DataError(f"{removed}{error}") from error
+        fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)

@@ -18,8 +18,9 @@ from data.errors import DataError
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
-# Part of the cache's name: a change of what counts as prose must not meet an older result.
-RULES_VERSION = 1
+# Part of the cache's name: a change of what counts as prose, or of how it is kept, must not meet an
+# older result.
+RULES_VERSION = 2
 
 # Tests say little, and `_api` and `_tf_keras` only repeat what stands elsewhere.
 SKIPPED_FOLDERS = {"_api", "_tf_keras", "testing", "tests", "__pycache__"}
@@ -54,6 +55,22 @@ MINIMUM_WORDS = 6
 def load_installed_docs(cache_dir: Path) -> dict[str, list[str]]:
     """Returns the prose of the docstrings of TensorFlow, Keras, KerasHub and NumPy.
 
+    Args:
+        cache_dir: Where the result is kept.
+
+    Returns:
+        Paragraphs by split, see `load_labelled_docs`.
+
+    Raises:
+        DataError: One of the packages is not installed.
+    """
+    splits = load_labelled_docs(cache_dir)
+    return {split: [text for text, _ in found] for split, found in splits.items()}
+
+
+def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
+    """Returns the prose of the docstrings, each paragraph with the package that it comes from.
+
     The packages are parsed, not imported. This takes some seconds once; the result is kept under a
     fingerprint of the packages' versions.
 
@@ -61,8 +78,10 @@ def load_installed_docs(cache_dir: Path) -> dict[str, list[str]]:
         cache_dir: Where the result is kept.
 
     Returns:
-        Paragraphs, one line each and none twice, by split ("train", "valid", "test": about 90/5/5,
-        decided by a hash of the module's path).
+        Pairs of a paragraph and its package ("tensorflow", "keras", "keras_hub" or "numpy") by
+        split: "train", "valid" and "test", about 90/5/5, decided by a hash of the module's path, so
+        that no module is in two splits. A paragraph is one line, and none appears twice: what
+        several packages say counts for the first of them.
 
     Raises:
         DataError: One of the packages is not installed.
@@ -75,45 +94,49 @@ def load_installed_docs(cache_dir: Path) -> dict[str, list[str]]:
     def build(temporary: Path) -> None:
         splits = extract_prose(roots)
         temporary.mkdir()
-        for split, paragraphs in splits.items():
-            (temporary / f"{split}.txt").write_text("\n".join(paragraphs) + "\n", "utf-8")
+        for split, found in splits.items():
+            # A paragraph holds no tab: all its white space is single spaces.
+            lines = [f"{package}\t{paragraph}\n" for paragraph, package in found]
+            (temporary / f"{split}.tsv").write_text("".join(lines), "utf-8")
 
     cache.build_once(folder, build, "reading the docstrings of the installed packages")
-    return {
-        split: [line for line in (folder / f"{split}.txt").read_text("utf-8").split("\n") if line]
-        for split in ("train", "valid", "test")
-    }
+    splits = {}
+    for split in ("train", "valid", "test"):
+        lines = (folder / f"{split}.tsv").read_text("utf-8").split("\n")[:-1]
+        pairs = (line.split("\t") for line in lines)
+        splits[split] = [(paragraph, package) for package, paragraph in pairs]
+    return splits
 
 
-def extract_prose(roots: dict[str, Path]) -> dict[str, list[str]]:
+def extract_prose(roots: dict[str, Path]) -> dict[str, list[tuple[str, str]]]:
     """Collects the prose of all docstrings below some packages' folders.
 
     Args:
         roots: Folders by package name.
 
     Returns:
-        Paragraphs by split, in the order of packages, paths and lines.
+        Pairs of a paragraph and its package by split, in the order of packages, paths and lines.
     """
     files = [
-        (f"{package}/{path.relative_to(root).as_posix()}", path)
+        (package, f"{package}/{path.relative_to(root).as_posix()}", path)
         for package, root in roots.items()
         for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix())
         if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
         and not GENERATED_NAME.fullmatch(path.name)
     ]
-    splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
     bar = tqdm(files, desc="docstrings", unit=" files", leave=False, disable=None)
     if bar.disable and len(files) > 100:
         print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
-    for module, path in bar:
+    for package, module, path in bar:
         for docstring in _docstrings(path):
             for paragraph in prose(docstring):
                 # Copies that differ in case, spaces or punctuation alone are repeats, too.
                 key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
                 if key not in seen:
                     seen.add(key)
-                    splits[split_of(module)].append(paragraph)
+                    splits[split_of(module)].append((paragraph, package))
     return splits
 
 

@@ -33,14 +33,15 @@ class Masking:
         special: ids that are never chosen and never put in.
         vocabulary_size: random replacements are drawn from [0, vocabulary_size).
         probability: share of an example's tokens that are predicted.
-        slots: predictions that each example has room for; what is not filled weighs zero.
+        max_predictions: masked positions that each example has room for; what is not filled
+            weighs zero.
         seed: the run's seed.
     """
 
     special: SpecialTokens
     vocabulary_size: int
     probability: float
-    slots: int
+    max_predictions: int
     seed: int
 
 
@@ -50,7 +51,7 @@ def packed_sequences(
     """Joins lines by [SEP] and cuts them into full sequences, [CLS] first.
 
     Args:
-        ids: int32 of shape (tokens,), all lines behind each other.
+        ids: int32 of shape (tokens,), all lines concatenated.
         offsets: int64 of shape (lines + 1,), where each line begins.
         length: tokens of a sequence, [CLS] counted.
         special: the ids of the special tokens.
@@ -93,7 +94,7 @@ def line_sequences(
 
 
 def mask_batch(
-    token_ids: tf.Tensor, examples: tf.Tensor, epoch: tf.Tensor, masking: Masking, stream: str
+    token_ids: tf.Tensor, indices: tf.Tensor, epoch: tf.Tensor, masking: Masking, split: str
 ) -> tuple:
     """Chooses positions and replaces 80 % by [MASK], 10 % by a random piece, 10 % by nothing.
 
@@ -101,20 +102,20 @@ def mask_batch(
 
     Args:
         token_ids: int32 of shape (batch, length).
-        examples: int64 of shape (batch,).
+        indices: int64 of shape (batch,), which sequences these are.
         epoch: int64 scalar.
         masking: how to mask.
-        stream: "train", "valid" or "test": each has masks of its own.
+        split: "train", "valid" or "test": each has masks of its own.
 
     Returns:
         (x, labels, weights) as `BertMaskedLM` takes them: x has int32 `token_ids`, `segment_ids`
-        and `padding_mask` of shape (batch, length) and `mask_positions` of shape (batch, slots);
-        labels are int32 and weights float32 of shape (batch, slots).
+        and `padding_mask` of shape (batch, length) and `mask_positions` of shape
+        (batch, max_predictions); labels are int32 and weights float32 of that shape.
     """
     length = token_ids.shape[1]
     seed = functools.partial(batches.stream_seed, masking.seed)
     place = tf.range(length, dtype=tf.int64)[None, :]
-    example = examples[:, None]
+    example = indices[:, None]
 
     eligible = tf.ones_like(token_ids, tf.bool)
     for token in masking.special.all():
@@ -123,19 +124,19 @@ def mask_batch(
 
     # The eligible places with the smallest random numbers are chosen; a place that is not eligible
     # comes last. Ties (24 bits) go to the lower place.
-    score = batches.uniform(seed(f"{stream} places"), epoch, example, place)
+    score = batches.uniform(seed(f"{split} places"), epoch, example, place)
     score = tf.where(eligible, score, 2.0)
-    negated, positions = tf.math.top_k(-score, masking.slots)
+    negated, positions = tf.math.top_k(-score, masking.max_predictions)
     tokens = tf.reduce_sum(padding_mask, axis=1, keepdims=True)
     wanted = tf.round(masking.probability * tf.cast(tokens, tf.float32))
     wanted = tf.maximum(tf.cast(wanted, tf.int32), 1)
-    chosen = (negated > -1.5) & (tf.range(masking.slots)[None, :] < wanted)
+    chosen = (negated > -1.5) & (tf.range(masking.max_predictions)[None, :] < wanted)
 
     labels = tf.gather(token_ids, positions, batch_dims=1)
-    slot = tf.cast(positions, tf.int64)
-    kind = batches.uniform(seed(f"{stream} kinds"), epoch, example, slot)
+    place = tf.cast(positions, tf.int64)
+    kind = batches.uniform(seed(f"{split} kinds"), epoch, example, place)
     ordinary = np.setdiff1d(np.arange(masking.vocabulary_size), masking.special.all())
-    draw = batches.uniform(seed(f"{stream} pieces"), epoch, example, slot)
+    draw = batches.uniform(seed(f"{split} pieces"), epoch, example, place)
     draw = tf.cast(draw * float(len(ordinary)), tf.int32)
     random_piece = tf.gather(tf.constant(ordinary, tf.int32), draw)
     replaced = tf.where(
@@ -143,7 +144,7 @@ def mask_batch(
     )
     replaced = tf.where(chosen, replaced, labels)
 
-    rows = tf.repeat(tf.range(tf.shape(token_ids)[0]), masking.slots)
+    rows = tf.repeat(tf.range(tf.shape(token_ids)[0]), masking.max_predictions)
     where = tf.stack([rows, tf.reshape(positions, [-1])], axis=1)
     masked = tf.tensor_scatter_nd_update(token_ids, where, tf.reshape(replaced, [-1]))
     x = {
@@ -159,50 +160,91 @@ def mask_batch(
 def training_data(
     sequences: np.ndarray,
     masking: Masking,
-    batch_size: int,
     *,
+    batch_size: int,
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
 ) -> tf.data.Dataset:
-    """Endless global batches, shuffled and masked anew in each epoch (see `data.batches`)."""
-    table = tf.constant(sequences)
+    """Endless global batches, shuffled and masked anew in each epoch.
 
-    def make_batch(examples, epoch):
-        return mask_batch(tf.gather(table, examples), examples, epoch, masking, "train")
+    Args:
+        sequences: int32 token ids of shape (sequences, length).
+        masking: how to mask; its seed also shuffles.
+        batch_size: sequences of a global batch.
+        batches_per_epoch: where an epoch ends, see `batches.training_batches`.
+        first_batch: the batch of the run that comes first.
 
+    Returns:
+        Batches as `mask_batch` makes them.
+    """
     return batches.training_batches(
         len(sequences),
         batch_size,
         masking.seed,
-        make_batch,
+        _gather_and_mask(sequences, masking, "train"),
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
     )
 
 
 def evaluation_data(
-    sequences: np.ndarray, masking: Masking, batch_size: int, stream: str
+    sequences: np.ndarray, masking: Masking, *, batch_size: int, split: str
 ) -> tf.data.Dataset:
-    """Every sequence once, with the masks that the seed fixes for this split."""
-    table = tf.constant(sequences)
+    """Every sequence once, with the masks that the seed fixes for this split.
 
-    def make_batch(examples, epoch):
-        return mask_batch(tf.gather(table, examples), examples, epoch, masking, stream)
+    Args:
+        sequences: int32 token ids of shape (sequences, length).
+        masking: how to mask.
+        batch_size: sequences of a global batch; the last one is padded with sequences of weight
+            zero.
+        split: "valid" or "test": each has masks of its own.
 
+    Returns:
+        Batches as `mask_batch` makes them.
+    """
+    make_batch = _gather_and_mask(sequences, masking, split)
     return batches.evaluation_batches(len(sequences), batch_size, make_batch)
 
 
+def _gather_and_mask(sequences: np.ndarray, masking: Masking, split: str):
+    table = tf.constant(sequences)
+
+    def make_batch(indices, epoch):
+        return mask_batch(tf.gather(table, indices), indices, epoch, masking, split)
+
+    return make_batch
+
+
+def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> None:
+    """Refuses a split in which no token can be predicted: its loss would be 0, the best there is.
+
+    Args:
+        sequences: int32 token ids of shape (sequences, length), by split.
+        masking: its special tokens are never predicted.
+
+    Raises:
+        DataError: Names all such splits.
+    """
+    special = masking.special.all()
+    empty = [split for split, found in sequences.items() if np.isin(found, special).all()]
+    if empty:
+        raise DataError(
+            f"{', '.join(empty)}: no word piece that could be predicted, only special tokens and "
+            "unknown words; take more text, or a vocabulary that fits it"
+        )
+
+
 def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
-    """How full sequences and prediction slots are.
+    """How full sequences and their predictions are.
 
     Returns:
-        The share of positions that are padding, and the share of slots that get a prediction.
+        The share of positions that are padding, and the share of `max_predictions` that is used.
     """
     is_text = sequences != masking.special.pad
     eligible = ~np.isin(sequences, masking.special.all())
     wanted = np.maximum(np.rint(masking.probability * is_text.sum(1)), 1)
-    filled = np.minimum(np.minimum(wanted, masking.slots), eligible.sum(1))
-    return 1.0 - is_text.mean(), filled.sum() / (len(sequences) * masking.slots)
+    filled = np.minimum(np.minimum(wanted, masking.max_predictions), eligible.sum(1))
+    return 1.0 - is_text.mean(), filled.sum() / (len(sequences) * masking.max_predictions)
 
 
 def baselines(

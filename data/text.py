@@ -2,18 +2,16 @@
 
 import dataclasses
 import glob
-import gzip
 import hashlib
 import os
 import re
 import shutil
 import zipfile
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from data import cache, download, installed_docs
+from data import cache, download, installed_docs, paths
 from data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -30,7 +28,7 @@ class Text:
     and its `<unk>`.
     """
 
-    name: str  # A known data set, or the path that was given.
+    name: str  # A known dataset, or the path that was given.
     splits: dict[str, list[str]]  # Keys "train", "valid" and "test".
     english_wikitext: bool  # Decides whether a pretrained English preset is tried.
     note: str | None = None  # One line where something else than the first choice is used, and why.
@@ -51,7 +49,7 @@ def _smerity(name: str) -> tuple[str, str]:
 
 
 def wikitext_archives() -> dict[str, Archive]:
-    """Returns the WikiText archives by data set name."""
+    """Returns the WikiText archives by dataset name."""
     hugging_face = "https://huggingface.co/datasets"
     ggml = f"{hugging_face}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9"
     return {
@@ -93,7 +91,7 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
         The text; no split is empty.
 
     Raises:
-        DataError: There is no such data set or path, no mirror delivers, a file is empty, binary
+        DataError: There is no such dataset or path, no mirror delivers, a file is empty, binary
             or not UTF-8, or a split is missing.
     """
     archives = {**wikitext_archives(), **(mirrors or {})}
@@ -107,20 +105,24 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
         return _load_installed_docs(cache_dir)
     if dataset in archives:
         return _load_wikitext(dataset, archives, cache_dir)
-    path = Path(dataset).expanduser()
-    if dataset and path.is_dir():
-        return _load_folder(dataset, path)
-    if dataset and path.is_file():
-        return _load_zip(dataset, path) if _is_zip(path) else _load_files(dataset, [path])
-    if glob.has_magic(dataset):
-        found = sorted(glob.glob(os.path.expanduser(dataset), recursive=True))
-        files = [Path(name) for name in found if os.path.isfile(name)]
-        if not files:
-            raise DataError(f"no file matches {dataset!r}")
-        return _load_files(dataset, files)
+    if dataset:
+        path = paths.expand(dataset, "dataset")
+        kind = paths.kind_of(path, "dataset")
+        if kind == "folder":
+            return _load_folder(dataset, path)
+        if kind == "file":
+            path = paths.readable_file(path, "dataset")
+            return _load_zip(dataset, path) if _is_zip(path) else _load_files(dataset, [path])
+        if kind == "device":
+            raise DataError(f"dataset {dataset}: a {kind}; expected a file or folder")
+        if glob.has_magic(dataset):
+            files = paths.matching_files(path, "dataset")
+            if not files:
+                raise DataError(f"no file matches {dataset!r}")
+            return _load_files(dataset, files)
     known = ", ".join(["auto", "installed-docs", *archives])
     raise DataError(
-        f"{dataset!r} is neither a known data set ({known}) nor an existing file or folder"
+        f"{dataset!r} is neither a known dataset ({known}) nor an existing file or folder"
     )
 
 
@@ -152,12 +154,13 @@ def _load_wikitext(
         download.fetch(
             archives[name].urls, archives[name].sha256, archive, 30.0, name, answer_within
         )
-        unpacked = temporary / "unpacked"
-        download.unpack_zip(archive, unpacked)
-        for split, file in _find_splits(_names(unpacked), archive.name).items():
-            kind = Path(file).suffix
-            os.replace(unpacked / file, temporary / f"wiki.{split}{kind}")
-        shutil.rmtree(unpacked)
+        with download.open_zip(archive, archive.name) as members:
+            found = _find_splits(members.namelist(), archive.name)
+            download.check_unpacked_size(members, found.values(), archive.name)
+            for split, member in found.items():
+                target = temporary / f"wiki.{split}{Path(member).suffix}"
+                with members.open(member) as source, open(target, "wb") as file:
+                    shutil.copyfileobj(source, file)
         archive.unlink()
 
     cache.build_once(folder, build, name)
@@ -165,22 +168,19 @@ def _load_wikitext(
 
 
 def _load_folder(name: str, folder: Path) -> Text:
-    found = _find_splits([path.name for path in folder.iterdir() if path.is_file()], name)
+    found = _find_splits([path.name for path in paths.files_in(folder, "dataset")], name)
     splits = {split: _read_file(folder / file) for split, file in found.items()}
     return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
 
 
 def _load_zip(name: str, path: Path) -> Text:
-    try:
-        with zipfile.ZipFile(path) as members:
-            download.check_members(members, name)
-            found = _find_splits(members.namelist(), name)
-            splits = {}
-            for split, member in found.items():
-                with members.open(member) as stream:
-                    splits[split] = _read_lines(stream, f"{name}/{member}")
-    except download.ZIP_FAULTS as error:
-        raise DataError(f"{name}: damaged zip archive ({error})") from error
+    with download.open_zip(path, name) as members:
+        found = _find_splits(members.namelist(), name)
+        download.check_unpacked_size(members, found.values(), name)
+        splits = {}
+        for split, member in found.items():
+            with members.open(member) as stream:
+                splits[split] = _read_lines(stream, f"{name}/{member}")
     return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
 
 
@@ -197,10 +197,6 @@ def _load_files(name: str, files: list[Path]) -> Text:
                 " expected a longer text, or a folder with train, valid and test files"
             )
     return Text(name, splits, english_wikitext=_is_wikitext(str(file) for file in files))
-
-
-def _names(folder: Path) -> list[str]:
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
 def _is_zip(path: Path) -> bool:
@@ -244,23 +240,27 @@ def _find_splits(names: list[str], where: str) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> list[str]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
-            return _read_lines(stream, str(path))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    with paths.open_bytes(path) as stream:
+        packed = os.fstat(stream.fileno()).st_size if path.suffix == ".gz" else None
+        return _read_lines(stream, str(path), packed)
 
 
-def _read_lines(stream: BinaryIO, name: str) -> list[str]:
+def _read_lines(stream: BinaryIO, name: str, packed: int | None = None) -> list[str]:
+    """Reads lines of UTF-8; `packed` are the bytes of the gzip file that the stream unpacks."""
     # Line by line, so that half a gigabyte of text does not lie in memory three times over.
     binary = DataError(f"{name}: a binary file (it holds NUL bytes); expected UTF-8 text")
     if b"\0" in stream.read(65536):
         raise binary
     stream.seek(0)
+    left = paths.unpacked_limit(packed) if packed is not None else None
     lines = []
-    for number, raw in enumerate(stream, 1):
+    # A bound for each line, too: a bomb may hold a single one.
+    read_line = stream.readline if left is None else lambda: stream.readline(left + 1)
+    for number, raw in enumerate(iter(read_line, b""), 1):
+        if left is not None:
+            left -= len(raw)
+            if left < 0:
+                raise paths.too_large(name, packed)
         try:
             line = raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:

@@ -7,22 +7,41 @@ agree to the letter. It works on each distinct word once, which makes it quick.
 import collections
 import hashlib
 import json
+import re
+import string
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import tqdm
 
-from data import cache
+from data import cache, paths
 from data.errors import DataError
 from data.text import Text, text_sha256
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNKNOWN_IN_TEXT = "<unk>"  # what WikiText puts for a rare word
 
+# A longer word is [UNK] as a whole, to Keras's tokenizer as to BERT's (there 100 letters).
+MAX_WORD_BYTES = 100
+# Keras's tokenizer takes quadratic time for what stands between white space; longer chunks are cut.
+MAX_CHUNK_LETTERS = 1000
+# The ideographs that BERT takes for words of their own (`_is_chinese_char` in its tokenization.py).
+IDEOGRAPHS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
 
 def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
-    """Learns word pieces from text: lower case, accents stripped.
+    """Learns word pieces from text: lower case, accents stripped, words of at most 100 bytes.
 
     The `tokenizers` trainer numbers characters in the order of a hash map and breaks ties by these
     numbers, so it gives another vocabulary on each run. With all characters among the special
@@ -68,7 +87,7 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     return sorted(pieces, key=pieces.get)
 
 
-def vocabulary_once(text, size: int, cache_dir: Path) -> list[str]:
+def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     """Learns the vocabulary of a text's training split, or takes it from the cache.
 
     Args:
@@ -76,18 +95,18 @@ def vocabulary_once(text, size: int, cache_dir: Path) -> list[str]:
         size: number of pieces wanted.
         cache_dir: where `vocabularies/` lies.
     """
-    from data.text import text_sha256
+    target = Path(cache_dir) / "vocabularies" / f"{text_sha256(text)[:24]}-{size}"
 
-    target = Path(cache_dir) / "vocabularies" / f"{text_sha256(text)[:24]}-{size}.txt"
-
-    def build(path: Path) -> None:
+    def build(folder: Path) -> None:
         pieces = learn_vocabulary(
             _with_progress(text.splits["train"], "learning the vocabulary"), size
         )
-        path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+        folder.mkdir()
+        content = "".join(f"{piece}\n" for piece in pieces)
+        (folder / "vocabulary.txt").write_text(content, encoding="utf-8")
 
     cache.build_once(target, build, "vocabulary")
-    return read_vocabulary(target)
+    return read_vocabulary(target / "vocabulary.txt")
 
 
 def _with_progress(lines: Sequence[str], what: str):
@@ -96,7 +115,11 @@ def _with_progress(lines: Sequence[str], what: str):
 
 
 def _count_words(lines: Iterable[str]) -> dict[str, int]:
-    """Counts words as BERT splits them: lower case, accents stripped, punctuation apart."""
+    """Counts words as BERT splits them: lower case, accents stripped, punctuation apart.
+
+    A word that every tokenizer takes for [UNK] has nothing to teach, and the trainer would take
+    quadratic time for one of millions of letters.
+    """
     import tokenizers
 
     chunks = collections.Counter()
@@ -108,7 +131,8 @@ def _count_words(lines: Iterable[str]) -> dict[str, int]:
     words = collections.Counter()
     for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
-            words[word] += count
+            if len(word.encode()) <= MAX_WORD_BYTES:
+                words[word] += count
     return words
 
 
@@ -116,15 +140,14 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """Reads a vocabulary file: UTF-8, one piece a line.
 
     Raises:
-        DataError: no such file, not UTF-8, a piece that stands twice, or a special token missing.
+        DataError: no file that can be read, not UTF-8, a piece that stands twice, or a special
+            token missing.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"--vocabulary {path}: no such file")
+    found = paths.readable_file(path, "--vocabulary")
     try:
-        pieces = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as fault:
-        raise DataError(f"--vocabulary {path}: not UTF-8 at byte {fault.start}") from fault
+        pieces = found.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"--vocabulary {path}: not UTF-8 at byte {error.start}") from error
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     if missing:
         raise DataError(
@@ -147,7 +170,9 @@ def tokenize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Turns lines into token ids with Keras's tokenizer, each distinct word once.
 
-    Words are what stands between white space; `<unk>` becomes [UNK].
+    Words are what stands between white space; `<unk>` becomes [UNK], and so does, by the rule of
+    Keras's tokenizer, a run of more than 100 bytes without white space, punctuation or ideographs.
+    The time is linear in the length of the text, whatever it holds.
 
     Args:
         lines: the text.
@@ -155,7 +180,7 @@ def tokenize(
         progress: what the progress bar says, or None for no bar.
 
     Returns:
-        ids, int32 of shape (tokens,), all lines behind each other, and offsets, int64 of shape
+        ids, int32 of shape (tokens,), all lines concatenated, and offsets, int64 of shape
         (lines + 1,), where each line begins.
     """
     import tensorflow as tf
@@ -165,6 +190,8 @@ def tokenize(
     words_in_line = np.zeros(len(lines), np.int64)
     for index, line in enumerate(_with_progress(lines, progress) if progress else lines):
         words = line.split()
+        if len(line) > MAX_CHUNK_LETTERS:
+            words = [part for word in words for part in _cut(word, tokenizer.split_on_cjk)]
         word_of.append(
             np.fromiter((number.setdefault(w, len(number)) for w in words), np.int32, len(words))
         )
@@ -192,6 +219,27 @@ def tokenize(
     ends_of_lines = np.concatenate([[0], np.cumsum(words_in_line)])
     offsets = np.concatenate([[0], word_ends])[ends_of_lines]
     return ids.astype(np.int32), offsets.astype(np.int64)
+
+
+def _cut(chunk: str, split_on_cjk: bool) -> list[str]:
+    """Cuts a long chunk where the tokenizer would: the same pieces come out.
+
+    Args:
+        chunk: text without white space.
+        split_on_cjk: whether the tokenizer takes ideographs for words of their own.
+    """
+    if len(chunk) <= MAX_CHUNK_LETTERS:
+        return [chunk]
+    apart = "".join(
+        re.escape(letter)
+        for letter in sorted(set(chunk))
+        if letter in string.punctuation
+        or unicodedata.category(letter).startswith("P")
+        or unicodedata.category(letter) in ("Cc", "Cf")  # white space to the tokenizer
+        or (split_on_cjk and any(low <= ord(letter) <= high for low, high in IDEOGRAPHS))
+    )
+    parts = re.split(f"([{apart}])", chunk) if apart else [chunk]
+    return [UNKNOWN_IN_TEXT if len(part) > MAX_CHUNK_LETTERS else part for part in parts if part]
 
 
 def tokenize_once(

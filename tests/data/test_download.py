@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from data import download
+from data import download, paths
 from data.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +80,14 @@ def test_what_is_there_is_not_asked_for_again(server, tmp_path):
     (tmp_path / "file").write_bytes(BODY)
     fetch(server, ["good"], tmp_path / "file")
     assert server.requests == []
+
+
+def test_a_damaged_file_is_named_and_downloaded_again(server, tmp_path, caplog):
+    (tmp_path / "file").write_bytes(BODY[:-1] + b"!")
+    fetch(server, ["good"], tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert str(tmp_path / "file") in caplog.text and f"expected {SHA256}" in caplog.text
+    assert os.listdir(tmp_path) == ["file"]
 
 
 FAILURES = {
@@ -162,25 +170,23 @@ def make_zip(path, members):
             archive.writestr(name, content)
 
 
-def test_unpack_zip(tmp_path):
+def open_zip(path):
+    with download.open_zip(path, "a.zip") as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+def test_open_zip(tmp_path):
     make_zip(tmp_path / "a.zip", {"folder/one": "1", "two": "2"})
-    download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
-    assert (tmp_path / "out" / "folder" / "one").read_text() == "1"
-    assert (tmp_path / "out" / "two").read_text() == "2"
-    assert sorted(os.listdir(tmp_path)) == ["a.zip", "out"]
+    assert open_zip(tmp_path / "a.zip") == {"folder/one": "1", "two": "2"}
 
 
 @pytest.mark.parametrize(
     "name", ["../climbs", "folder/../../climbs", "/absolute", "..\\climbs", "C:\\absolute"]
 )
 def test_a_path_that_climbs_out_is_refused(tmp_path, name):
-    folder = tmp_path / "deep"
-    folder.mkdir()
-    make_zip(folder / "a.zip", {"good": "1", name: "2"})
-    with pytest.raises(DataError, match="leaves its folder"):
-        download.unpack_zip(folder / "a.zip", folder / "out")
-    assert os.listdir(folder) == ["a.zip"]
-    assert os.listdir(tmp_path) == ["deep"]
+    make_zip(tmp_path / "a.zip", {"good": "1", name: "2"})
+    with pytest.raises(DataError, match="a.zip: .* leaves its folder"):
+        open_zip(tmp_path / "a.zip")
 
 
 def test_a_symbolic_link_is_refused(tmp_path):
@@ -188,8 +194,7 @@ def test_a_symbolic_link_is_refused(tmp_path):
     link.external_attr = 0o120777 << 16
     make_zip(tmp_path / "a.zip", {link: "/etc"})
     with pytest.raises(DataError, match="symbolic link"):
-        download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
-    assert os.listdir(tmp_path) == ["a.zip"]
+        open_zip(tmp_path / "a.zip")
 
 
 def test_damaged_archives(tmp_path):
@@ -199,9 +204,53 @@ def test_damaged_archives(tmp_path):
     damaged[200] ^= 0xFF
     for content in (bytes(damaged), buffer.getvalue()[:500], b"no archive", b""):
         (tmp_path / "a.zip").write_bytes(content)
-        with pytest.raises(DataError, match="cannot be unpacked"):
-            download.unpack_zip(tmp_path / "a.zip", tmp_path / "out")
-        assert os.listdir(tmp_path) == ["a.zip"]
+        with pytest.raises(DataError, match="a.zip: damaged zip archive"):
+            open_zip(tmp_path / "a.zip")
+
+
+class TestUnpackedSize:
+    def check(self, path, members=("zeros",)):
+        with download.open_zip(path, "a.zip") as archive:
+            download.check_unpacked_size(archive, members, "a.zip")
+
+    def test_what_is_out_of_proportion_is_refused(self, tmp_path, monkeypatch):
+        make_zip(tmp_path / "a.zip", {"zeros": bytes(200_000), "text": "text"})
+        self.check(tmp_path / "a.zip")  # small enough for any ratio
+        monkeypatch.setattr(paths, "UNPACKED_BYTES", 199_999)
+        with pytest.raises(DataError, match="unpack to 200,000, expected at most 199,999"):
+            self.check(tmp_path / "a.zip")
+        self.check(tmp_path / "a.zip", ["text"])  # what is not read does not count
+        monkeypatch.setattr(paths, "UNPACKED_RATIO", 2000)
+        self.check(tmp_path / "a.zip")
+
+    def test_all_chosen_members_count(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(paths, "UNPACKED_BYTES", 100_000)
+        make_zip(tmp_path / "a.zip", {"one": bytes(60_000), "two": bytes(60_000)})
+        self.check(tmp_path / "a.zip", ["one"])
+        with pytest.raises(DataError, match="unpack to 120,000"):
+            self.check(tmp_path / "a.zip", ["one", "two"])
+
+    def test_an_archive_that_lies_yields_no_more_than_it_says(self, tmp_path):
+        make_zip(tmp_path / "a.zip", {"zeros": bytes(200_000)})
+        content = (tmp_path / "a.zip").read_bytes()
+        size, small = (200_000).to_bytes(4, "little"), (100).to_bytes(4, "little")
+        assert content.count(size) == 2
+        (tmp_path / "a.zip").write_bytes(content.replace(size, small))
+        read = []
+        with pytest.raises(DataError, match="damaged zip archive .*CRC"):
+            with download.open_zip(tmp_path / "a.zip", "a.zip") as archive:
+                with archive.open("zeros") as stream:
+                    while piece := stream.read(50):
+                        read.append(len(piece))
+        assert sum(read) <= 100
+
+    def test_wikitext_103_is_in_proportion(self):
+        assert paths.unpacked_limit(190_229_076) > 541_000_000
+        assert paths.unpacked_limit(1_500_000) < 14_000_000_000
+
+    def test_no_more_than_the_memory_holds(self, monkeypatch):
+        monkeypatch.setattr(os, "sysconf", lambda name: 4096)
+        assert paths.unpacked_limit(10**9) == 4096**2
 
 
 def test_a_killed_download_leaves_nothing_in_place(server, tmp_path):

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from data import installed_docs
+from data import cache, installed_docs
 from data.errors import DataError
 
 MODULE = '''"""Tools that turn words into numbers
@@ -89,20 +89,48 @@ def make_package(folder):
 
 def test_prose_is_extracted(tmp_path):
     root = make_package(tmp_path / "package")
-    splits = installed_docs.extract_prose({"package": root})
+    labelled = installed_docs.extract_prose({"package": root})
+    splits = {split: [line for line, _ in found] for split, found in labelled.items()}
     split = splits[installed_docs.split_of("package/__init__.py")]
     assert [line for line in split if "docstring of module" not in line][: len(PROSE)] == PROSE
     lines = sum(splits.values(), [])
     assert len(lines) == len(set(lines)) == len(PROSE) + 101
     assert not any("must not be seen" in line for line in lines)
     assert all(splits.values()) and len(splits["train"]) > 80
-    assert splits == installed_docs.extract_prose({"package": root})
+    assert labelled == installed_docs.extract_prose({"package": root})
 
 
-def test_the_same_paragraph_is_kept_once_over_packages(tmp_path):
+def test_the_same_paragraph_is_kept_once_and_counts_for_the_first_package(tmp_path):
     roots = {name: make_package(tmp_path / name) for name in ("one", "two")}
     one = installed_docs.extract_prose({"one": roots["one"]})
     assert installed_docs.extract_prose(roots) == one
+    assert {package for found in one.values() for _, package in found} == {"one"}
+
+
+def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path, monkeypatch):
+    roots = {}
+    for name in installed_docs.PACKAGES:
+        roots[name] = tmp_path / name
+        roots[name].mkdir()
+        for number in range(60):
+            (roots[name] / f"m{number}.py").write_text(
+                f'"""This is the first sentence of {name} {number}.\n\nThis is the second sentence'
+                f' of {name} {number}."""'
+            )
+    monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
+    splits = installed_docs.load_labelled_docs(tmp_path / "cache")
+    assert list(splits) == ["train", "valid", "test"] and all(splits.values())
+    seen = {}
+    for split, found in splits.items():
+        for paragraph, package in found:
+            name, number = paragraph.rstrip(".").split()[-2:]
+            assert name == package
+            assert split == installed_docs.split_of(f"{package}/m{number}.py")
+            seen.setdefault((package, number), []).append(paragraph)
+    assert len(seen) == 240 and all(len(both) == 2 for both in seen.values())
+    assert installed_docs.load_installed_docs(tmp_path / "cache") == {
+        split: [paragraph for paragraph, _ in found] for split, found in splits.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -133,7 +161,8 @@ def test_the_result_is_cached(tmp_path, monkeypatch):
     monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
     cache_dir = tmp_path / "cache"
     first = installed_docs.load_installed_docs(cache_dir)
-    assert first == installed_docs.extract_prose(roots)
+    labelled = installed_docs.extract_prose(roots)
+    assert first == {split: [line for line, _ in found] for split, found in labelled.items()}
     assert len(os.listdir(cache_dir)) == 1
 
     def fail(roots):
@@ -146,6 +175,18 @@ def test_the_result_is_cached(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="parsed twice"):
         installed_docs.load_installed_docs(cache_dir)
     assert len(os.listdir(cache_dir)) == 1
+
+
+def test_a_damaged_cache_is_built_again(tmp_path, monkeypatch, caplog):
+    roots = {name: make_package(tmp_path / name) for name in installed_docs.PACKAGES}
+    monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
+    cache_dir = tmp_path / "cache"
+    first = installed_docs.load_installed_docs(cache_dir)
+    (path,) = cache_dir.glob("*/train.tsv")
+    path.write_bytes(path.read_bytes().replace(b"words", b"swords", 1))
+    monkeypatch.setattr(cache, "_verified", {})  # as in another process
+    assert installed_docs.load_installed_docs(cache_dir) == first
+    assert "train.tsv has another sha256" in caplog.text
 
 
 def test_a_package_that_is_not_installed(tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ import zipfile
 
 import pytest
 
-from data import installed_docs, text
+from data import cache, installed_docs, paths, text
 from data.errors import DataError
+from tests.data.closed_paths import close
 
 SPLITS = {
     "train": [" = Robert Boulter = ", " Robert <unk> is an English actor . ", " He had a role . "],
@@ -87,8 +88,27 @@ def test_wikitext_is_downloaded_once(server, tmp_path):
     assert len([path for path in server.requests if "a.zip" in path]) == 1
     assert os.listdir(tmp_path / "cache") == ["wikitext-2"]
     assert sorted(os.listdir(tmp_path / "cache" / "wikitext-2")) == [
-        f"wiki.{split}.tokens" for split in ("test", "train", "valid")
+        "SHA256SUMS",
+        *(f"wiki.{split}.tokens" for split in ("test", "train", "valid")),
     ]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "older"])
+def test_a_damaged_wikitext_is_downloaded_again(server, tmp_path, monkeypatch, caplog, damage):
+    make_wikitext_zip(server.folder / "a.zip")
+    mirrors = {"wikitext-2": archive_of(server)}
+    loaded = text.load_text("wikitext-2", tmp_path / "cache", mirrors)
+    path = tmp_path / "cache" / "wikitext-2" / "wiki.test.tokens"
+    if damage == "flipped":
+        path.write_bytes(path.read_bytes().replace(b"poet", b"poem"))
+    elif damage == "truncated":
+        os.truncate(path, 0)
+    else:
+        (path.parent / "SHA256SUMS").unlink()
+    monkeypatch.setattr(cache, "_verified", {})  # as in another process
+    assert text.load_text("wikitext-2", tmp_path / "cache", mirrors) == loaded
+    assert len(server.requests) == 2
+    assert len(caplog.records) == 1 and str(path.parent) in caplog.text
 
 
 def test_a_zip_that_climbs_out_leaves_nothing(server, tmp_path):
@@ -249,7 +269,7 @@ def test_text_sha256_sees_every_change():
     assert sha256() == sha256(), "and nothing else"
 
 
-# Faults.
+# Errors.
 
 
 def test_an_unknown_name_or_missing_path(tmp_path):
@@ -304,3 +324,84 @@ def test_a_folder_that_is_not_clear(tmp_path):
 def test_a_file_too_small_to_split(tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
     assert "too small to be split 90/5/5: of 2 lines" in error_of(tmp_path / "a.txt", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["~nosuchuser/a.txt", "x" * 300, "*" * 300, "a\0b", "caf\udce9.txt", "\ud800", "/dev/null", ""],
+)
+def test_what_is_no_path(tmp_path, dataset):
+    error_of(dataset, tmp_path).encode()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.zip"])
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
+    make_wikitext_zip(tmp_path / name)
+    close(tmp_path / name, monkeypatch)
+    message = error_of(tmp_path / name, tmp_path)
+    assert name in message and "Permission denied" in message
+    assert "Permission denied" in error_of(tmp_path / "a*", tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["", "*.txt", "train.txt"])
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch, pattern):
+    (tmp_path / "folder").mkdir()
+    for split in text.SPLITS:
+        (tmp_path / "folder" / f"{split}.txt").write_text("text")
+    close(tmp_path / "folder", monkeypatch)
+    assert "Permission denied" in error_of(tmp_path / "folder" / pattern, tmp_path)
+
+
+def test_one_file_of_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    for split in text.SPLITS:
+        (tmp_path / f"{split}.txt").write_text("text")
+    close(tmp_path / "valid.txt", monkeypatch)
+    assert "valid.txt: cannot be read (Permission denied)" in error_of(tmp_path, tmp_path)
+
+
+def test_a_glob_through_links_to_the_folder_itself(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    expected = text.load_text(str(tmp_path / "a.txt"), tmp_path).splits
+    for number in range(3):
+        (tmp_path / f"link{number}").symlink_to(".")
+    loaded = text.load_text(str(tmp_path / "**" / "*.txt"), tmp_path)
+    assert loaded.splits == expected, "each line once"
+
+
+# Bombs. Small ones: what is allowed is made smaller, too.
+
+
+@pytest.fixture
+def little_room(monkeypatch):
+    monkeypatch.setattr(paths, "UNPACKED_BYTES", 100_000)
+
+
+BOMBS = {"lines": b"the same line again\n" * 10_000, "one line": b"again " * 40_000}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_gzip_bomb(tmp_path, little_room, monkeypatch, bomb):
+    packed = gzip.compress(BOMBS[bomb])
+    (tmp_path / "a.txt.gz").write_bytes(packed)
+    message = error_of(tmp_path / "a.txt.gz", tmp_path)
+    assert f"{len(packed):,} bytes that unpack to more than 100,000" in message
+    monkeypatch.setattr(paths, "UNPACKED_RATIO", 1000)
+    assert "too small to be split" in error_of(tmp_path / "a.txt.gz", tmp_path)
+
+
+def test_a_zip_bomb(server, tmp_path, little_room):
+    for path in (tmp_path / "a.zip", server.folder / "a.zip"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for split in text.SPLITS:
+                archive.writestr(f"wiki.{split}.tokens", BOMBS["lines"])
+    assert "unpack to 600,000, expected at most 100,000" in error_of(tmp_path / "a.zip", tmp_path)
+    with pytest.raises(DataError, match="unpack to 600,000"):
+        text.load_text("wikitext-2", tmp_path / "cache", {"wikitext-2": archive_of(server)})
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_what_else_lies_in_a_zip_does_not_count(tmp_path, little_room):
+    make_wikitext_zip(tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("picture.raw", bytes(500_000))
+    assert text.load_text(str(tmp_path / "a.zip"), tmp_path / "cache").splits == SPLITS

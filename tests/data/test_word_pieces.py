@@ -1,14 +1,16 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data import word_pieces
+from data import cache, word_pieces
 from data.errors import DataError
 from data.text import Text
+from tests.data.closed_paths import close
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +25,7 @@ LINES = [
 
 LEARN = """
 import sys
-from data import word_pieces
+from data import cache, word_pieces
 lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
 print(word_pieces.vocabulary_sha256(word_pieces.learn_vocabulary(lines, 150)))
 """
@@ -105,6 +107,23 @@ class TestVocabularyOnce:
         assert first != other_size and first != other_text
         assert len(list((tmp_path / "vocabularies").iterdir())) == 3
 
+    def test_is_learned_from_the_training_split_alone(self, tmp_path):
+        words = {"train": "training", "valid": "validation", "test": "examination"}
+        text = Text("x", {split: [word] * 50 for split, word in words.items()}, False)
+        found = word_pieces.vocabulary_once(text, 80, tmp_path)
+        assert "training" in found
+        assert not {"validation", "examination"} & set(found)
+        assert not set("vdxmo") & set("".join(found[5:])), "no letter of the other splits either"
+
+    def test_a_damaged_one_is_learned_again(self, pieces, tmp_path, monkeypatch, caplog):
+        text = self.text(LINES)
+        word_pieces.vocabulary_once(text, 150, tmp_path)
+        (path,) = (tmp_path / "vocabularies").glob("*/vocabulary.txt")
+        path.write_text(path.read_text().replace("number", "numbed"))
+        monkeypatch.setattr(cache, "_verified", {})  # as in another process
+        assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
+        assert "vocabulary.txt has another sha256" in caplog.text
+
 
 class TestReadVocabulary:
     def test_what_is_missing_is_named(self, tmp_path):
@@ -125,6 +144,29 @@ class TestReadVocabulary:
         (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
         with pytest.raises(DataError, match="not UTF-8 at byte 6"):
             word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+
+    @pytest.mark.parametrize(
+        "name", ["", "~nosuchuser", "x" * 300, "a\0b", "caf\udce9", "/dev/null"]
+    )
+    def test_what_is_no_file(self, name):
+        with pytest.raises(DataError, match="--vocabulary") as caught:
+            word_pieces.read_vocabulary(name)
+        str(caught.value).encode()
+
+    def test_a_folder_a_closed_file_and_a_binary_one(self, tmp_path, monkeypatch):
+        with pytest.raises(DataError, match="a folder; expected a file"):
+            word_pieces.read_vocabulary(tmp_path)
+        (tmp_path / "vocab.txt").write_bytes(bytes(1000))
+        with pytest.raises(DataError, match="lacks"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+        close(tmp_path / "vocab.txt", monkeypatch)
+        with pytest.raises(DataError, match="cannot be read .Permission denied"):
+            word_pieces.read_vocabulary(tmp_path / "vocab.txt")
+
+    def test_a_million_lines(self, tmp_path):
+        pieces = [*word_pieces.SPECIAL_TOKENS, *map(str, range(1_000_000))]
+        (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+        assert word_pieces.read_vocabulary(tmp_path / "vocab.txt") == pieces
 
     def test_the_checksum_is_the_files(self, tmp_path, pieces):
         import hashlib
@@ -167,6 +209,48 @@ class TestTokenize:
         assert len(ids) == 1 and offsets.tolist() == [0, 0, 0, 1]
 
 
+class TestLongWords:
+    """Without the cuts, three million letters take hours."""
+
+    LETTERS = "abcdefgh" * 375_000
+
+    def test_a_word_of_three_million_letters_is_unknown(self, tokenizer):
+        lines = ["the", f"the {self.LETTERS} of", "of"]
+        ids, offsets = word_pieces.tokenize(lines, tokenizer)
+        names = [tokenizer.id_to_token(id) for id in ids]
+        assert names == ["the", "the", "[UNK]", "of", "of"]
+        assert offsets.tolist() == [0, 1, 4, 5]
+
+    def test_it_teaches_nothing(self, pieces):
+        assert word_pieces.learn_vocabulary([*LINES, self.LETTERS], 150) == pieces
+
+    def test_a_hundred_bytes_are_known_and_one_more_is_not(self):
+        for word, known in (("ab" * 50, True), ("ab" * 50 + "a", False), ("б" * 51, False)):
+            pieces = word_pieces.learn_vocabulary(["the of it"] * 9 + [word] * 9, 150)
+            assert bool(set(word) & set("".join(pieces[5:]))) == known
+            settings = [*word_pieces.SPECIAL_TOKENS, *"abб", "##a", "##b", "##б"]
+            ids, _ = word_pieces.tokenize([word], make_tokenizer(settings))
+            assert (ids.tolist() == [1]) != known
+
+    @pytest.mark.parametrize("split_on_cjk", [True, False])
+    @pytest.mark.parametrize(
+        "unit", ["the,of-number(", "the東of京", "of…", "of​the­", "theカ—", "the$"]
+    )
+    def test_long_chunks_give_what_keras_gives(self, pieces, unit, split_on_cjk, monkeypatch):
+        tokenizer = make_tokenizer(pieces, split_on_cjk=split_on_cjk)
+        line = f"the {unit * (1500 // len(unit))} of"
+        ids, _ = word_pieces.tokenize([line], tokenizer)
+        np.testing.assert_array_equal(ids, np.asarray(tokenizer(line)))
+        assert len(ids) > 3 or (unit.isalpha() and not split_on_cjk)
+
+    def test_a_long_line_of_short_parts_is_quick(self, tokenizer):
+        line = "the,of-" * 60_000
+        begun = time.process_time()
+        ids, _ = word_pieces.tokenize([line], tokenizer)
+        assert len(ids) == 240_000
+        assert time.process_time() - begun < 20
+
+
 class TestTokenizeOnce:
     def test_is_done_once_for_a_fingerprint(self, tokenizer, tmp_path, monkeypatch):
         splits = {"train": LINES, "valid": LINES[:2], "test": LINES[2:4]}
@@ -183,3 +267,17 @@ class TestTokenizeOnce:
         with pytest.raises(TypeError):
             word_pieces.tokenize_once(text, tokenizer, tmp_path, drop_short=True)
         assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+    @pytest.mark.parametrize("damage", ["flipped", "truncated"])
+    def test_damaged_tokens_are_made_again(self, tokenizer, tmp_path, monkeypatch, caplog, damage):
+        text = Text("mine", {"train": LINES, "valid": LINES[:2], "test": LINES[2:4]}, False)
+        first = word_pieces.tokenize_once(text, tokenizer, tmp_path)
+        expected = np.array(first["train"][0])
+        (path,) = (tmp_path / "tokens").glob("*/train-ids.npy")
+        content = bytearray(path.read_bytes())
+        content[-4] ^= 1
+        path.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+        monkeypatch.setattr(cache, "_verified", {})  # as in another process
+        again = word_pieces.tokenize_once(text, tokenizer, tmp_path)
+        np.testing.assert_array_equal(again["train"][0], expected)
+        assert "train-ids.npy has another sha256" in caplog.text

@@ -1,0 +1,110 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import arrays, batches
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.random((11, 2, 3)).astype(np.float32)
+LABELS = np.arange(11, dtype=np.int32)
+COLUMN = RNG.random((11, 1)).astype(np.float32)
+INPUTS = {
+    "token_ids": RNG.integers(0, 99, (11, 4), np.int32),
+    "segment_ids": np.zeros((11, 4), np.int64),
+    "padding_mask": RNG.random((11, 4)) < 0.5,
+}
+
+
+def flat(dataset):
+    return [
+        [part.numpy() for part in tf.nest.flatten(batch, expand_composites=True)]
+        for batch in dataset
+    ]
+
+
+class TestTraining:
+    @pytest.mark.parametrize("first", [0, 5])
+    def test_a_batch_holds_the_rows_of_the_contract(self, first):
+        data = arrays.training_data(PIXELS, LABELS, seed=7, batch_size=4, first_batch=first)
+        for number, (x, y, weights) in enumerate(data.take(6), first):
+            epoch, batch = divmod(number, 2)
+            positions = tf.range(4 * batch, 4 * batch + 4, dtype=tf.int64)
+            rows = batches.permuted(positions, 7, tf.constant(epoch, tf.int64), 11).numpy()
+            np.testing.assert_array_equal(y, LABELS[rows])
+            np.testing.assert_array_equal(x, PIXELS[rows])
+            np.testing.assert_array_equal(weights, np.ones(4))
+
+    def test_an_epoch_may_end_earlier(self):
+        options = dict(seed=7, batch_size=4)
+        short = arrays.training_data(PIXELS, LABELS, batches_per_epoch=1, **options)
+        whole = arrays.training_data(PIXELS, LABELS, **options)
+        short, whole = flat(short.take(2)), flat(whole.take(4))
+        np.testing.assert_array_equal(short[0][1], whole[0][1])
+        np.testing.assert_array_equal(short[1][1], whole[2][1])
+
+    def test_several_inputs_stay_together(self):
+        data = arrays.training_data(INPUTS, LABELS, seed=1, batch_size=5)
+        for x, y, _ in data.take(4):
+            assert set(x) == set(INPUTS)
+            for name, value in x.items():
+                np.testing.assert_array_equal(value, INPUTS[name][y.numpy()])
+                assert value.dtype == tf.int32, "booleans, too"
+
+    def test_too_few_examples(self):
+        with pytest.raises(ValueError, match="11 examples give no epoch"):
+            arrays.training_data(PIXELS, LABELS, seed=0, batch_size=12)
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize("size", [1, 4, 11, 16])
+    def test_each_row_counts_once_in_order(self, size):
+        found = flat(arrays.evaluation_data(PIXELS, COLUMN, batch_size=size))
+        x, y, weights = (np.concatenate([batch[part] for batch in found]) for part in range(3))
+        assert all(len(batch[0]) == size for batch in found)
+        np.testing.assert_array_equal(weights, np.arange(len(weights)) < 11)
+        np.testing.assert_array_equal(x[:11], PIXELS)
+        np.testing.assert_array_equal(y[:11], COLUMN)
+        assert y.shape[1:] == (1,) and weights.ndim == 1
+
+    def test_equals_the_mean_that_keras_reports(self):
+        """The padding does not count: a metric over the batches is that over the rows."""
+        metric = keras.metrics.MeanSquaredError()
+        for _, y, weights in arrays.evaluation_data(PIXELS, COLUMN, batch_size=4):
+            metric.update_state(y, tf.zeros_like(y), weights)
+        assert float(metric.result()) == pytest.approx((COLUMN**2).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("floatx", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint8, np.int64, bool])
+def test_dtypes(floatx, dtype):
+    keras.config.set_floatx(floatx)
+    for data in (
+        arrays.training_data(PIXELS.astype(dtype), LABELS.astype(dtype), seed=0, batch_size=4),
+        arrays.evaluation_data(PIXELS.astype(dtype), LABELS.astype(dtype), batch_size=4),
+    ):
+        expected = floatx if np.dtype(dtype).kind == "f" else "int32"
+        assert [part.dtype.name for part in data.element_spec] == [expected, expected, floatx]
+
+
+def test_float64_numbers_lose_nothing():
+    keras.config.set_floatx("float64")
+    x = RNG.random((3, 2))
+    ((found, _, _),) = flat(arrays.evaluation_data(x, LABELS[:3], batch_size=3))
+    np.testing.assert_array_equal(found, x)
+
+
+@pytest.mark.parametrize(
+    "x, y, words",
+    [
+        (PIXELS[:10], LABELS, "x 10, y 11"),
+        (INPUTS | {"token_ids": LABELS[:4]}, LABELS, "token_ids 4, segment_ids 11, .*y 11"),
+        (PIXELS, np.array(["a"] * 11), "an array of <U1"),
+        (PIXELS, np.full(11, 2**31), "integers from 2147483648 to 2147483648: int32 does not hold"),
+    ],
+)
+def test_what_does_not_fit(x, y, words):
+    with pytest.raises(ValueError, match=words):
+        arrays.training_data(x, y, seed=0, batch_size=4)
+    with pytest.raises(ValueError, match=words):
+        arrays.evaluation_data(x, y, batch_size=4)
