@@ -15,11 +15,11 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
 
     The update is that of one batch of all their examples: each batch's mean gradient counts by the
     batch's sum of weights. A step of `fit()` stays an update of the weights, and takes
-    `batches_per_step` elements from the data set. The model must be built and compiled, with
+    `batches_per_step` elements from the dataset. The model must be built and compiled, with
     `GlobalMean` as its loss, under the strategy's scope.
 
     Args:
-        model: the compiled model; its training function is replaced.
+        model: the compiled model; it gets a training function. Compiled anew, it needs it anew.
         batches_per_step: K, at least 2.
     """
     strategy = model.distribute_strategy
@@ -71,10 +71,9 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
             strategy.run(add_batch, args=(next(iterator),))
         return keras_compat.logs_of_replicas(strategy, strategy.run(apply))
 
-    def make_train_function(force=False):
-        model.train_function = one_step
-
-    model.make_train_function = make_train_function
+    # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
+    # plain function, as Keras's own: a tf.function would become a part of what is exported.
+    model.train_function = lambda iterator: one_step(iterator)
 
 
 def _local(value: tf.Tensor) -> tf.Variable:

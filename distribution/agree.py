@@ -1,4 +1,4 @@
-"""What all workers must know together: the chief's word, and whether anyone wants to stop."""
+"""What all workers must know together: the chief's value, and whether any worker wants to stop."""
 
 import tensorflow as tf
 
@@ -34,11 +34,11 @@ class Agreement:
         total = self._add_up(tf.constant(value, tf.int64)).numpy()
         return int(total) // len(self.strategy.extended.worker_devices)
 
-    def anyone(self, wish: bool) -> bool:
+    def any_worker(self, wish: bool) -> bool:
         """Whether at least one worker wishes it."""
         return self.total(int(wish)) > 0
 
-    def chiefs(self, value: int) -> int:
+    def broadcast_from_chief(self, value: int) -> int:
         """The chief's value, on every worker."""
         return self.total(value if self.is_chief else 0)
 

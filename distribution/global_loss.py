@@ -78,6 +78,16 @@ class GlobalMean(keras.losses.Loss):
         return cls(keras.losses.deserialize(config["loss"]), name=config["name"])
 
 
+def is_global(loss) -> bool:
+    """Whether a loss, as `model.loss` has it, is a mean over the global batch.
+
+    Args:
+        loss: a loss, or a list or dict of losses (None for an output without one).
+    """
+    losses = [part for part in keras.tree.flatten(loss) if part is not None]
+    return bool(losses) and all(isinstance(part, GlobalMean) for part in losses)
+
+
 def _same_rank(y_true, y_pred, loss):
     if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
         return y_true, y_pred

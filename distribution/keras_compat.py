@@ -1,54 +1,79 @@
 """What Keras lacks for tf.distribute: the only file that touches private names of Keras.
 
-Each piece says what breaks, names the upstream thread where there is one, and what it does.
-`make check-upstream` tells which pieces the installed Keras no longer needs. Tested with Keras
-3.15.1 and TensorFlow 2.21.
+Each piece says what breaks, names the upstream thread where there is one, and what it does. What
+has to be patched for the whole process is a context manager, and `patch_keras_for` enters those
+that a strategy needs. `make check-upstream` tells which pieces the installed Keras no longer
+needs. Tested with Keras 3.15.1 and TensorFlow 2.21.
 """
 
+import contextlib
 import functools
 import threading
+import weakref
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.backend.tensorflow.core import Variable
 from keras.src.random import seed_generator
 from keras.src.trainers import epoch_iterator
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 
-def fit_keras_to(strategy: tf.distribute.Strategy) -> None:
-    """Installs what `fit()` and `evaluate()` need under this strategy, besides `build()`."""
+@contextlib.contextmanager
+def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Within it `fit()` and `evaluate()` run under this strategy; afterwards Keras is stock again.
+
+    The model is created within it too. It may be entered again, also for another strategy.
+    """
+    patches = [use_what_is_built, count_from_mid_epoch]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        average_logs()
-    if isinstance(
-        strategy,
-        (
-            tf.distribute.experimental.CentralStorageStrategy,
-            tf.distribute.ParameterServerStrategy,
-        ),
-    ):
-        share_dropout_seeds()
-        add_in_place()
+        patches += [average_logs]
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        patches += [share_dropout_seeds, add_in_place]
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        patches += [share_dropout_seeds, add_in_place, leave_data_on_coordinator]
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch())
+        yield
 
 
-def average_logs() -> None:
+@contextlib.contextmanager
+def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
+    """Replaces a function of a class or module by `make(stock)`, and puts it back."""
+    stock = getattr(owner, name)
+    is_own = name in vars(owner)  # else it is inherited
+    setattr(owner, name, functools.wraps(stock)(make(stock)))
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, stock)
+        else:
+            delattr(owner, name)
+
+
+def average_logs() -> contextlib.AbstractContextManager:
     """Lets `fit()` return its logs under MultiWorkerMirroredStrategy.
 
     Breaks: `reduce_per_replica("auto")` takes the mean over axis 0 of scalars
     (keras-team/keras#20585, open). Does: takes the mean over all replicas, as Keras does under
     MirroredStrategy, in one all-reduce; so each worker logs the same numbers.
     """
-    stock = tf_trainer.reduce_per_replica
-    if getattr(stock, "is_ours", False):
-        return
 
-    @functools.wraps(stock)
-    def reduce_per_replica(values, strategy, reduction):
-        if reduction == "auto" and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            return _mean_over_replicas(strategy, values)
-        return stock(values, strategy, reduction)
+    def make(stock):
+        def reduce_per_replica(values, strategy, reduction):
+            if reduction == "auto" and isinstance(
+                strategy, tf.distribute.MultiWorkerMirroredStrategy
+            ):
+                return _mean_over_replicas(strategy, values)
+            return stock(values, strategy, reduction)
 
-    reduce_per_replica.is_ours = True
-    tf_trainer.reduce_per_replica = reduce_per_replica
+        return reduce_per_replica
+
+    return _replaced(tf_trainer, "reduce_per_replica", make)
 
 
 def _mean_over_replicas(strategy, values):
@@ -62,45 +87,32 @@ def _mean_over_replicas(strategy, values):
     return keras.tree.pack_sequence_as(values, tf.unstack(mean))
 
 
-def add_in_place() -> None:
+def add_in_place() -> contextlib.AbstractContextManager:
     """Lets metrics and counters add up under CentralStorage- and ParameterServerStrategy.
 
     Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`. Where all replicas share one
     copy, the sum over n replicas counts the old value n times, and workers that do not wait for
     each other lose updates. Does: adds in place.
     """
-    variable_class = type_of_variables()
-    if getattr(variable_class.assign_add, "is_ours", False):
-        return
-    stock = variable_class.assign_add
 
-    @functools.wraps(stock)
-    def assign_add(self, value):
-        if self._value is None:
-            return stock(self, value)
-        self._value.assign_add(tf.cast(value, self._value.dtype))
-        return None
+    def make(stock):
+        def assign_add(self, value):
+            if self._value is None:
+                return stock(self, value)
+            self._value.assign_add(tf.cast(value, self._value.dtype))
+            return None
 
-    assign_add.is_ours = True
-    variable_class.assign_add = assign_add
+        return assign_add
+
+    return _replaced(Variable, "assign_add", make)
 
 
-def type_of_variables() -> type:
-    """Keras's class of variables on TensorFlow."""
-    from keras.src.backend.tensorflow.core import Variable
+def leave_data_on_coordinator() -> contextlib.AbstractContextManager:
+    """Lets `fit()` iterate over a dataset under ParameterServerStrategy.
 
-    return Variable
-
-
-def leave_data_on_coordinator() -> None:
-    """Lets `fit()` iterate over a data set under ParameterServerStrategy.
-
-    Breaks: `TFEpochIterator` hands the data set to `experimental_distribute_dataset`, which that
+    Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which that
     strategy refuses (keras-team/keras#18624). Does: iterates on the coordinator.
     """
-    stock = tf_trainer.TFEpochIterator.__init__
-    if getattr(stock, "is_ours", False):
-        return
 
     class Local:
         """Stands for the strategy while the iterator is made."""
@@ -109,35 +121,33 @@ def leave_data_on_coordinator() -> None:
         def experimental_distribute_dataset(dataset):
             return dataset
 
-    @functools.wraps(stock)
-    def init(self, distribute_strategy=None, *args, **kwargs):
-        if isinstance(distribute_strategy, tf.distribute.ParameterServerStrategy):
-            distribute_strategy = Local
-        stock(self, distribute_strategy, *args, **kwargs)
+    def make(stock):
+        def init(self, distribute_strategy=None, *args, **kwargs):
+            if isinstance(distribute_strategy, tf.distribute.ParameterServerStrategy):
+                distribute_strategy = Local
+            stock(self, distribute_strategy, *args, **kwargs)
 
-    init.is_ours = True
-    tf_trainer.TFEpochIterator.__init__ = init
+        return init
+
+    return _replaced(tf_trainer.TFEpochIterator, "__init__", make)
 
 
-def share_dropout_seeds() -> None:
+def share_dropout_seeds() -> contextlib.AbstractContextManager:
     """Lets dropout run under CentralStorageStrategy and ParameterServerStrategy.
 
     Breaks: the seed variable has `aggregation="none"`, which these strategies refuse to assign
     in a replica. Does: creates it with `aggregation="only_first_replica"`.
     """
-    stock = seed_generator.SeedGenerator.__init__
-    if getattr(stock, "is_ours", False):
-        return
 
-    @functools.wraps(stock)
-    def init(self, *args, **kwargs):
-        backend = kwargs.pop("backend", None) or keras.src.backend
-        shim = _Backend(backend)
-        stock(self, *args, backend=shim, **kwargs)
-        self.backend = backend
+    def make(stock):
+        def init(self, *args, **kwargs):
+            backend = kwargs.pop("backend", None) or keras.src.backend
+            stock(self, *args, backend=_Backend(backend), **kwargs)
+            self.backend = backend
 
-    init.is_ours = True
-    seed_generator.SeedGenerator.__init__ = init
+        return init
+
+    return _replaced(seed_generator.SeedGenerator, "__init__", make)
 
 
 class _Backend:
@@ -154,76 +164,63 @@ class _Backend:
         return self._backend.Variable(*args, **kwargs)
 
 
-def reduce_before_all_else(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Orders a step as: reduce over replicas, finite?, unscale, clip, apply.
-
-    Breaks: Keras reduces last. So `global_clipnorm` clips each replica's own gradient (step norm
-    0.1 on one replica, 0.17 on two), and `LossScaleOptimizer` looks for an overflow on replica 0
-    only: one on another replica goes into the weights. And it never adds up the gradients of a row
-    that a batch looks up several times in an embedding (`tf.IndexedSlices`): Adam then adds up
-    their squares, where it should square their sum, and a clipped norm is wrong in the same way.
-    Does: sums all of that at the outermost `apply()`, and leaves out the sum at the innermost.
-
-    Args:
-        optimizer: an optimizer, or a `LossScaleOptimizer` around one; changed in place.
-
-    Returns:
-        The same optimizer.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    reduce = inner._all_reduce_sum_gradients
-    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
-    apply = optimizer.apply
-
-    def reduced_apply(grads, trainable_variables=None):
-        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
-        places = (
-            list(trainable_variables) if trainable_variables is not None else [None] * len(grads)
-        )
-        reduced = [gradient for gradient, _ in reduce(list(zip(dense, places, strict=True)))]
-        return apply(reduced, trainable_variables)
-
-    optimizer.apply = reduced_apply
-    return optimizer
-
-
 _first_epoch = threading.local()
+
+
+@contextlib.contextmanager
+def count_from_mid_epoch() -> Iterator[None]:
+    """Lets `start_in_mid_epoch` set the batch from which an epoch of `fit()` counts.
+
+    Breaks: `fit(initial_epoch=...)` starts at an epoch's first batch only, and so
+    `BackupAndRestore` repeats the epoch that it was killed in. Does: drops the first counts of the
+    epoch; the dataset must begin at that batch.
+    """
+
+    def make(stock):
+        def enumerate_iterator(self):
+            done, _first_epoch.done = getattr(_first_epoch, "done", 0), 0
+            for begin, end, iterator in stock(self):
+                if begin >= done:
+                    yield begin, end, iterator
+
+        enumerate_iterator.counts_from_mid_epoch = True
+        return enumerate_iterator
+
+    _first_epoch.done = 0
+    try:
+        with _replaced(epoch_iterator.EpochIterator, "_enumerate_iterator", make):
+            yield
+    finally:
+        _first_epoch.done = 0
 
 
 def start_in_mid_epoch(batch: int) -> None:
     """Makes the next epoch of `fit()` count from a batch other than 0.
 
-    Breaks: `fit(initial_epoch=...)` starts at an epoch's first batch only, and so
-    `BackupAndRestore` repeats the epoch that it was killed in. Does: drops the first counts of the
-    epoch; the data set must begin at that batch. Called in a callback's `on_epoch_begin`.
+    To be called within `patch_keras_for`, in a callback's `on_epoch_begin`.
 
     Args:
-        batch: how many batches of the epoch are done.
+        batch: how many batches of the epoch are done. The dataset must begin at the next one.
+
+    Raises:
+        RuntimeError: it is called outside of `patch_keras_for`.
     """
-    stock = epoch_iterator.EpochIterator._enumerate_iterator
-    if not getattr(stock, "is_ours", False):
-
-        @functools.wraps(stock)
-        def enumerate_iterator(self):
-            done = getattr(_first_epoch, "done", 0)
-            _first_epoch.done = 0
-            for begin, end, iterator in stock(self):
-                if begin >= done:
-                    yield begin, end, iterator
-
-        enumerate_iterator.is_ours = True
-        epoch_iterator.EpochIterator._enumerate_iterator = enumerate_iterator
+    counted = epoch_iterator.EpochIterator._enumerate_iterator
+    if not hasattr(counted, "counts_from_mid_epoch"):
+        raise RuntimeError("start_in_mid_epoch() has no effect outside of patch_keras_for()")
     _first_epoch.done = batch
+
+
+# What `build` has built, by model: its optimizer and its metrics.
+_built = weakref.WeakKeyDictionary()
 
 
 def build(model: keras.Model, data: tf.data.Dataset) -> None:
     """Builds the optimizer and the metrics of a compiled model before `fit()`.
 
     Breaks: without a strategy Keras builds them while it traces the first step, which is too late
-    to put a checkpoint's numbers into them, and the step is then traced twice. Under a strategy
-    each `fit()` and `evaluate()` sets its data up on all replicas once more, only to read a batch's
-    shapes; with several workers it cannot use that batch (keras-team/keras#20585, open). Does:
-    builds them from the data set's specification, once.
+    to put a checkpoint's numbers into them, and the step is then traced twice. Does: builds them
+    from the dataset's specification.
 
     Args:
         model: a compiled model. Compiled anew, it is to be built anew.
@@ -231,7 +228,68 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     """
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=data.element_spec)
-    model._maybe_symbolic_build = lambda iterator=None, data_batch=None: None
+    _built[model] = (model.optimizer, model._compile_metrics)
+
+
+def use_what_is_built() -> contextlib.AbstractContextManager:
+    """Lets `fit()` and `evaluate()` take the optimizer and the metrics that `build` has built.
+
+    Breaks: under a strategy each `fit()` and `evaluate()` sets its data up on all replicas once
+    more, only to read a batch's shapes; with several workers it cannot use that batch
+    (keras-team/keras#20585, open). Does: leaves that out for a model that is built.
+    """
+
+    def make(stock):
+        def maybe_symbolic_build(self, iterator=None, data_batch=None):
+            if _built.get(self) != (self.optimizer, self._compile_metrics):
+                stock(self, iterator, data_batch)
+
+        return maybe_symbolic_build
+
+    return _replaced(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", make)
+
+
+def several_cpus_per_worker(count: int) -> contextlib.AbstractContextManager:
+    """Lets MultiWorkerMirroredStrategy train on several logical CPUs in each worker.
+
+    Breaks: TensorFlow takes all logical GPUs of a worker, but one CPU only, also where there are
+    more. Does: names them all. It is needed while the strategy is constructed, not later.
+
+    Args:
+        count: how many logical CPUs this process has; with GPUs it does not count.
+    """
+
+    def make(stock):
+        def initialize_local_devices(self, cluster_resolver, worker_device):
+            devices, kind = stock(self, cluster_resolver, worker_device)
+            if kind == "CPU":
+                devices = tuple(f"{worker_device}/device:CPU:{index}" for index in range(count))
+            return devices, kind
+
+        return initialize_local_devices
+
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    return _replaced(extended, "_initialize_local_devices", make)
+
+
+class WithoutReduction:
+    """An optimizer that takes its gradients as already summed over the replicas; a mixin.
+
+    Breaks: Keras sums them in the innermost part of `apply()`, after clipping and after the look
+    for an overflow, and has no public way to leave that out (keras-team/keras#19308, open). Does:
+    leaves it out.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars
+
+
+def cross_device_ops_of(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps:
+    """What adds up the gradients of a MirroredStrategy or MultiWorkerMirroredStrategy.
+
+    Lacks: TensorFlow takes it as an argument and has no public name to read it.
+    """
+    return strategy.extended._cross_device_ops
 
 
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):

@@ -1,4 +1,4 @@
-"""The states of a model's metrics, replica by replica, to the last bit."""
+"""The states of a model's metrics, replica by replica, bit for bit."""
 
 import weakref
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 class MetricStates:
     """Reads and writes the variables of a model's metrics.
 
-    Each replica adds up its own numbers, which are summed when a metric is read. To go on to the
-    last bit, each replica must get its own numbers back. All workers call together.
+    Each replica adds up its own numbers, which are summed when a metric is read. To resume bit for
+    bit, each replica must get its own numbers back. All workers call together.
 
     Args:
         model: a built and compiled model.

@@ -5,24 +5,65 @@ import math
 import keras
 import tensorflow as tf
 
-from distribution.keras_compat import reduce_before_all_else
+from distribution.keras_compat import WithoutReduction
 
 
-def in_order(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def reduce_before_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Makes an optimizer act on the gradient of the global batch.
 
-    Under the `mixed_float16` policy it is wrapped into a `LossScaleOptimizer`, as `compile()` would
-    do. Its `global_clipnorm` then clips the reduced gradient, and all replicas skip the same steps.
+    Keras reduces last. So `global_clipnorm` clips each replica's own gradient (step norm 0.1 on one
+    replica, 0.17 on two), and `LossScaleOptimizer` looks for an overflow on replica 0 only: one on
+    another replica goes into the weights. And Keras never adds up the gradients of a row that a
+    batch looks up several times in an embedding (`tf.IndexedSlices`): Adam then adds up their
+    squares, where it should square their sum, and a clipped norm is wrong in the same way.
+
+    Under the `mixed_float16` policy the optimizer is wrapped into a `LossScaleOptimizer`, as
+    `compile()` would do. Its variables, their order and their names stay as they are.
 
     Args:
-        optimizer: created inside the strategy's scope, not yet built.
+        optimizer: created inside the strategy's scope, not yet built. Changed in place.
 
     Returns:
         What goes into `model.compile(optimizer=...)`.
     """
-    if keras.config.dtype_policy().compute_dtype == "float16":
+    if is_reduced(optimizer):
+        return optimizer
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if keras.config.dtype_policy().compute_dtype == "float16" and not scales:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    return reduce_before_all_else(optimizer)
+    _specialize(getattr(optimizer, "inner_optimizer", optimizer), WithoutReduction)
+    _specialize(optimizer, _ReduceFirst)
+    return optimizer
+
+
+def is_reduced(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer, as `model.optimizer` has it, reduces before all else."""
+    return isinstance(optimizer, _ReduceFirst)
+
+
+class _ReduceFirst:
+    """An optimizer whose `apply()` begins with the sum over the replicas; a mixin."""
+
+    def apply(self, grads, trainable_variables=None):
+        """Sums dense gradients over all replicas, and applies them as Keras does."""
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        present = [g for g in dense if g is not None]
+        replica = tf.distribute.get_replica_context()
+        if replica is not None and present:
+            present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
+        present = iter(present)
+        reduced = [None if g is None else next(present) for g in dense]
+        return super().apply(reduced, trainable_variables)
+
+
+def _specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
+    """Makes an optimizer an instance of a subclass of its class, in which `mixin` comes first.
+
+    The subclass bears the names of its base, under which Keras saves and loads an optimizer.
+    """
+    base = type(optimizer)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    optimizer.__class__ = type(base.__name__, (mixin, base), names)
 
 
 def largest_adam_step(beta_1: float, beta_2: float) -> float:
@@ -39,7 +80,7 @@ def largest_adam_step(beta_1: float, beta_2: float) -> float:
     return ratio * max(1.0, math.sqrt(1 - beta_2) / (1 - beta_1))
 
 
-def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
+def bound_adam(optimizer: keras.optimizers.Optimizer) -> float | None:
     """Holds Adam to its largest step where several workers write its two means without waiting.
 
     One worker may read a mean m that another one has just raised, and a v that it has not raised
@@ -47,25 +88,29 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
     long, and one such step can spoil a run. With a single writer the bound is never reached.
 
     Args:
-        optimizer: changed in place if it is an Adam or AdamW.
+        optimizer: changed in place if it is an Adam or AdamW without `amsgrad`.
+
+    Returns:
+        The longest step of a weight, in learning rates; None if there is no bound.
     """
     if not isinstance(optimizer, keras.optimizers.Adam) or optimizer.amsgrad:
-        return
+        return None
     # A little room for the rounding of the two means.
     factor = 1.01 * largest_adam_step(optimizer.beta_1, optimizer.beta_2)
     if math.isinf(factor):
-        return
-    update_step, assign_sub = optimizer.update_step, optimizer.assign_sub
+        return None
     limits = []
 
-    def bounded_update_step(gradient, variable, learning_rate):
-        limits.append(factor * tf.cast(learning_rate, variable.dtype))
-        update_step(gradient, variable, learning_rate)
-        limits.pop()
+    class Bounded:
+        def update_step(self, gradient, variable, learning_rate):
+            limits.append(factor * tf.cast(learning_rate, variable.dtype))
+            super().update_step(gradient, variable, learning_rate)
+            limits.pop()
 
-    def bounded_assign_sub(variable, value):
-        if limits:
-            value = tf.clip_by_value(value, -limits[-1], limits[-1])
-        assign_sub(variable, value)
+        def assign_sub(self, variable, value):
+            if limits:
+                value = tf.clip_by_value(value, -limits[-1], limits[-1])
+            super().assign_sub(variable, value)
 
-    optimizer.update_step, optimizer.assign_sub = bounded_update_step, bounded_assign_sub
+    _specialize(optimizer, Bounded)
+    return factor

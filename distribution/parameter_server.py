@@ -12,7 +12,6 @@ import time
 import keras
 import tensorflow as tf
 
-from distribution import keras_compat
 from distribution.optimizers import bound_adam
 
 log = logging.getLogger("recipes")
@@ -38,7 +37,7 @@ def make_strategy(config: dict) -> tf.distribute.Strategy | None:
     return tf.distribute.ParameterServerStrategy(resolver)
 
 
-def drive(
+def use_coordinator(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     *,
@@ -46,22 +45,26 @@ def drive(
     steps_per_epoch: int,
     total_steps: int,
     steps_done: int,
-) -> None:
+) -> float | None:
     """Makes `fit()` and `evaluate()` of a compiled model schedule their steps on the workers.
 
-    Keras's own `fit()` does not run under ParameterServerStrategy (keras-team/keras#18624).
+    Keras's own `fit()` does not run under ParameterServerStrategy (keras-team/keras#18624). What is
+    patched for it is in force within `keras_compat.patch_keras_for`.
 
     Args:
-        model: compiled under the strategy's scope with `steps_per_execution=window`.
+        model: compiled under the strategy's scope with `steps_per_execution=window`, and built.
         strategy: a ParameterServerStrategy; any other one is left alone.
         window: steps that are scheduled before a join.
         steps_per_epoch: steps of an epoch, where a window ends too.
         total_steps: steps of the run, where a window ends too.
         steps_done: steps that an earlier part of the run has done.
+
+    Returns:
+        The longest step that Adam may do, in learning rates; None if there is no bound.
     """
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return
-    bound_adam(model.optimizer)
+        return None
+    bound = bound_adam(model.optimizer)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     step = steps_done
 
@@ -92,12 +95,8 @@ def drive(
         coordinator.join()
         return model.get_metrics_result()
 
-    def make_train_function(force=False):
-        model.train_function = train_window
-
-    def make_test_function(force=False):
-        model.test_function = test_window
-
-    model.make_train_function = make_train_function
-    model.make_test_function = make_test_function
-    keras_compat.leave_data_on_coordinator()
+    # Where `fit()` and `evaluate()` keep the functions of `make_train_function()` and
+    # `make_test_function()`; they take what is there.
+    model.train_function = train_window
+    model.test_function = test_window
+    return bound

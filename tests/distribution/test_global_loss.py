@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution.global_loss import GlobalMean, global_sum, weight_sum
+from distribution.global_loss import GlobalMean, global_sum, is_global, weight_sum
 
 generator = np.random.default_rng(0)
 LOGITS = generator.normal(size=(4, 3, 7)).astype("float32")
@@ -92,6 +92,12 @@ def test_serialises():
     assert again.name == "mine"
     assert float(again(LABELS, LOGITS, WEIGHTS)) == float(loss(LABELS, LOGITS, WEIGHTS))
     assert GlobalMean(keras.losses.Huber()).name == keras.losses.Huber().name
+
+
+def test_is_global():
+    one, stock = GlobalMean(keras.losses.Huber()), keras.losses.Huber()
+    assert all(is_global(loss) for loss in (one, [one, one], {"a": one, "b": None}))
+    assert not any(is_global(loss) for loss in (stock, "mse", None, [one, stock], {"a": "mse"}))
 
 
 def test_fit_minimises_the_weighted_mean():

@@ -3,7 +3,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution.optimizers import bound_adam, in_order, largest_adam_step
+from distribution import keras_compat
+from distribution.global_loss import GlobalMean
+from distribution.optimizers import (
+    bound_adam,
+    is_reduced,
+    largest_adam_step,
+    reduce_before_clipping,
+)
+from tests.support import forked
 
 BETAS = [(0.9, 0.98), (0.9, 0.999), (0.5, 0.9)]
 
@@ -14,7 +22,7 @@ def train(gradients, betas, bounded, between=lambda optimizer: None):
     optimizer = keras.optimizers.AdamW(0.1, beta_1=betas[0], beta_2=betas[1], epsilon=1e-12)
     optimizer.build([weight])
     if bounded:
-        bound_adam(optimizer)
+        assert bound_adam(optimizer) == 1.01 * largest_adam_step(*betas)
     seen = [np.zeros(gradients.shape[1])]
     for gradient in gradients:
         between(optimizer)
@@ -60,8 +68,12 @@ def test_a_mean_without_its_square_moves_no_weight_far():
     assert np.abs(bounded).max() <= 1.02 * 0.1 * largest_adam_step(0.9, 0.98)
 
 
-def test_betas_without_a_bound():
+def test_what_has_no_bound():
     assert largest_adam_step(0.99, 0.9) == np.inf
+    assert bound_adam(keras.optimizers.Adam(beta_1=0.99, beta_2=0.9)) is None
+    assert bound_adam(keras.optimizers.Adam(amsgrad=True)) is None
+    assert bound_adam(keras.optimizers.SGD()) is None
+    assert bound_adam(reduce_before_clipping(keras.optimizers.AdamW())) is not None
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
@@ -70,7 +82,7 @@ def test_a_row_that_a_batch_looks_up_twice_has_the_sum_of_its_gradients(clip_nor
     steps = []
     for sparse in (True, False):
         weight = keras.Variable(np.zeros((3, 2)), dtype="float64")
-        optimizer = in_order(keras.optimizers.Adam(0.1, global_clipnorm=clip_norm))
+        optimizer = reduce_before_clipping(keras.optimizers.Adam(0.1, global_clipnorm=clip_norm))
         for first in (1.0, 2.0):
             gradient = tf.IndexedSlices(
                 tf.constant([[first, 1.0], [3.0, -1.5], [1.0, 1.0]], "float64"),
@@ -82,3 +94,101 @@ def test_a_row_that_a_batch_looks_up_twice_has_the_sum_of_its_gradients(clip_nor
             optimizer.apply([gradient], [weight])
         steps.append(keras.ops.convert_to_numpy(weight))
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-12)
+
+
+def clipped_steps(clip_norm):
+    """The steps of SGD(1.0) over three batches of 4 weighted examples, on two replicas."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    data = tf.data.Dataset.from_tensor_slices(weighted_examples()).batch(4)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(np.concatenate([w.reshape(-1) for w in self.model.get_weights()]))
+
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            layers = [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+            model = keras.Sequential(layers)
+            optimizer = keras.optimizers.SGD(1.0, global_clipnorm=clip_norm)
+            model.compile(
+                optimizer=reduce_before_clipping(optimizer),
+                loss=GlobalMean(keras.losses.MeanSquaredError()),
+            )
+        keras_compat.build(model, data)
+        model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
+    return np.diff([np.zeros(4), *seen], axis=0)
+
+
+def weighted_examples():
+    numbers = np.random.default_rng(1)
+    x, y = numbers.normal(size=(12, 3)), numbers.normal(size=(12, 1))
+    y[4:8] *= 0.01  # so that the second of three steps is not clipped
+    return x, y, numbers.integers(1, 9, 12).astype("float64")
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 1e9])
+def test_a_step_on_two_replicas_is_numpys_clip_of_the_global_gradient(clip_norm):
+    x, y, weights = weighted_examples()
+    x = np.concatenate([x, np.ones((12, 1))], axis=1)
+    w, expected, clipped = np.zeros(4), [], []
+    for part in (slice(0, 4), slice(4, 8), slice(8, 12)):
+        errors = x[part] @ w - y[part, 0]
+        gradient = 2 * (weights[part] * errors) @ x[part] / weights[part].sum()
+        norm = np.linalg.norm(gradient)
+        clipped.append(norm > clip_norm)
+        expected.append(-gradient * min(1.0, clip_norm / norm))
+        w = w + expected[-1]
+    assert any(clipped) == (clip_norm < 1)
+    np.testing.assert_allclose(forked.run(clipped_steps, clip_norm), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_what_a_recipe_wrote_keeps_its_names_and_variables(precision, tmp_path):
+    """A weights file of the stock optimizer loads, and the other way round."""
+
+    def model(reduced):
+        keras.utils.clear_session()
+        keras.config.set_dtype_policy(precision)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.AdamW(0.1, global_clipnorm=1.0, name="mine")
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        model.compile(reduce_before_clipping(optimizer) if reduced else optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    stock, ours = model(False), model(True)
+    assert is_reduced(ours.optimizer) and not is_reduced(stock.optimizer)
+    assert reduce_before_clipping(ours.optimizer) is ours.optimizer
+    configs = [m.optimizer.get_config() for m in (stock, ours)]
+    if precision == "mixed_float16":
+        configs = [config["inner_optimizer"]["config"] for config in configs]
+    assert configs[0] == configs[1]
+    assert isinstance(ours.optimizer, type(stock.optimizer))
+    assert type(ours.optimizer).__name__ == type(stock.optimizer).__name__
+    paths = [[v.path for v in m.optimizer.variables] for m in (stock, ours)]
+    assert paths[0] == paths[1] and len(paths[0]) > 4
+    for number, (one, other) in enumerate([(stock, ours), (ours, stock)]):
+        for variable in one.optimizer.variables:
+            variable.assign(keras.ops.full(variable.shape, number + 5))
+        one.save_weights(tmp_path / "model.weights.h5")
+        other.load_weights(tmp_path / "model.weights.h5")
+        for a, b in zip(one.optimizer.variables, other.optimizer.variables, strict=True):
+            assert keras.ops.all(keras.ops.equal(a, b)), a.path
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert type(loaded) is type(stock.optimizer)
+    assert loaded.name == ours.optimizer.name
+
+
+def test_only_the_outermost_optimizer_counts():
+    """`compile()` wraps under float16, and then looks for an overflow before the reduction."""
+    inside = reduce_before_clipping(keras.optimizers.SGD())
+    assert not is_reduced(keras.optimizers.LossScaleOptimizer(inside))
+    assert not is_reduced(keras.optimizers.SGD())
+    keras.config.set_dtype_policy("mixed_float16")
+    scaled = reduce_before_clipping(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    assert is_reduced(scaled)
+    assert not isinstance(scaled.inner_optimizer, keras.optimizers.LossScaleOptimizer)

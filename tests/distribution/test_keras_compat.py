@@ -1,0 +1,175 @@
+"""Patches of Keras: in force within `patch_keras_for`, gone afterwards."""
+
+import inspect
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy
+
+from distribution import keras_compat
+from tests.support import forked
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PATCHED = [
+    (keras_compat.tf_trainer, "reduce_per_replica"),
+    (keras_compat.tf_trainer.TFEpochIterator, "__init__"),
+    (keras_compat.tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
+    (keras_compat.Variable, "assign_add"),
+    (keras_compat.seed_generator.SeedGenerator, "__init__"),
+    (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
+    (
+        collective_all_reduce_strategy.CollectiveAllReduceExtended,
+        "_initialize_local_devices",
+    ),
+]
+FOR_ALL = {"_maybe_symbolic_build", "_enumerate_iterator"}
+ONE_COPY = FOR_ALL | {"SeedGenerator.__init__", "assign_add"}
+
+
+def in_force():
+    """What stands under each patched name, and whether it is the class's own."""
+    return [(getattr(owner, name), name in vars(owner)) for owner, name in PATCHED]
+
+
+def changed(before):
+    """The names under which something else stands than before."""
+    names = [f"{owner.__name__}.{name}" if name == "__init__" else name for owner, name in PATCHED]
+    return {name for name, a, b in zip(names, before, in_force(), strict=True) if a != b}
+
+
+def stand_in(kind):
+    """An object of a class of strategies, without devices behind it."""
+    return object.__new__(kind)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (tf.distribute.get_strategy(), FOR_ALL),
+        (stand_in(tf.distribute.MirroredStrategy), FOR_ALL),
+        (
+            stand_in(tf.distribute.MultiWorkerMirroredStrategy),
+            FOR_ALL | {"reduce_per_replica"},
+        ),
+        (stand_in(tf.distribute.experimental.CentralStorageStrategy), ONE_COPY),
+        (
+            stand_in(tf.distribute.ParameterServerStrategy),
+            ONE_COPY | {"TFEpochIterator.__init__"},
+        ),
+    ],
+    ids=["none", "mirrored", "multi_worker", "central_storage", "parameter_server"],
+)
+def test_a_patch_is_in_force_within_and_gone_afterwards(strategy, expected):
+    before = in_force()
+    for _ in range(2):  # a second run in the same process
+        with keras_compat.patch_keras_for(strategy):
+            assert changed(before) == expected
+            with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+                assert changed(before) == expected
+            assert changed(before) == expected
+        assert in_force() == before
+    with pytest.raises(ZeroDivisionError), keras_compat.patch_keras_for(strategy):
+        raise ZeroDivisionError
+    assert in_force() == before
+
+
+def test_several_cpus_is_gone_afterwards():
+    before = in_force()
+    with keras_compat.several_cpus_per_worker(2):
+        assert changed(before) == {"_initialize_local_devices"}
+    assert in_force() == before
+
+
+def train(strategy):
+    """An epoch with dropout, and its history."""
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile("adam", "mse", metrics=[keras.metrics.MeanSquaredError("error")])
+        keras_compat.build(model, data)
+        return model.fit(data, validation_data=data, verbose=0).history
+
+
+def train_under_one_strategy_after_the_other():
+    devices = ["CPU:0", "CPU:1"]
+    strategies = [
+        tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0"),
+        tf.distribute.get_strategy(),
+        tf.distribute.MirroredStrategy(devices),
+    ]
+    return [train(strategy) for strategy in strategies]
+
+
+def test_runs_under_other_strategies_in_one_process():
+    histories = forked.run(train_under_one_strategy_after_the_other)
+    assert [len(history["val_error"]) for history in histories] == [1] * 3
+    assert np.isfinite([list(history.values()) for history in histories]).all()
+
+
+class TestStartInMidEpoch:
+    class Note(keras.callbacks.Callback):
+        def __init__(self, start):
+            super().__init__()
+            self.start, self.seen = start, []
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 0:
+                keras_compat.start_in_mid_epoch(self.start)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(batch)
+
+    def fit(self, note):
+        data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat()
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(data, epochs=2, steps_per_epoch=4, verbose=0, callbacks=[note])
+
+    def test_counts_from_there_in_the_first_epoch_only(self):
+        note = self.Note(3)
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            self.fit(note)
+        assert note.seen == [3, 0, 1, 2, 3]
+
+    def test_leaves_nothing_behind(self):
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            keras_compat.start_in_mid_epoch(3)  # and no epoch follows
+        note = self.Note(0)
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            self.fit(note)
+        assert note.seen == [0, 1, 2, 3] * 2
+
+    def test_is_refused_where_it_would_do_nothing(self):
+        with pytest.raises(RuntimeError, match="outside of patch_keras_for"):
+            keras_compat.start_in_mid_epoch(1)
+
+
+def test_a_model_that_is_compiled_anew_is_built_anew():
+    data = tf.data.Dataset.from_tensors((np.ones((2, 1)), np.ones((2, 1))))
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        for metric in ("mse", "mae"):
+            model.compile("adam", "mse", metrics=[metric])
+            if metric == "mse":
+                keras_compat.build(model, data)
+            assert metric in model.fit(data, verbose=0).history
+
+
+def test_every_repair_has_a_test_that_says_when_it_can_go():
+    ours = {
+        name
+        for name, piece in inspect.getmembers(keras_compat)
+        if inspect.isfunction(piece) or inspect.isclass(piece)
+        if piece.__module__ == keras_compat.__name__ and "Breaks:" in (piece.__doc__ or "")
+    }
+    assert len(ours) >= 9
+    sources = "".join(path.read_text() for path in (ROOT / "tests/upstream").glob("test_*.py"))
+    tested = ",".join(re.findall(r'@repair\(\s*"([^"]+)"', sources))
+    assert not ours - set(re.split(r",\s*", tested))

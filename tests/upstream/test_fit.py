@@ -1,0 +1,181 @@
+"""What `fit()` cannot do under a strategy, or cannot do in the middle of an epoch."""
+
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distribution import keras_compat
+from distribution.accumulate import accumulate
+from distribution.global_loss import GlobalMean
+from tests.upstream.support import (
+    asking_keras,
+    assert_close,
+    batches,
+    gradient,
+    linear_model,
+    numbers,
+    only_if,
+    repair,
+    two_replicas,
+    weights_of,
+)
+
+
+def fit_on_workers(strategy, build):
+    """Two steps of `fit()` on several workers, against the same steps by hand."""
+    x, y = numbers()
+    with strategy.scope():
+        model = linear_model(keras.optimizers.SGD(0.01))
+    data = batches(x, y)
+    if build:
+        keras_compat.build(model, data)
+    with asking_keras():
+        logs = model.fit(data, verbose=0, shuffle=False).history
+        w, losses = np.zeros(3), []
+        for part in (slice(0, 8), slice(8, 16)):
+            losses.append(((x[part] @ w[:, None] - y[part]) ** 2).mean())
+            w = w - 0.01 * gradient(x[part], y[part], w)
+        assert_close(weights_of(model), w, "weights")
+        assert_close(logs["loss"][0], np.mean(losses), "loss")
+
+
+@repair(
+    "use_what_is_built", "keras-team/keras#20585: the first batch of several workers", workers=2
+)
+def test_fit_on_two_workers(repaired):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with keras_compat.average_logs(), only_if(repaired, keras_compat.use_what_is_built()):
+        fit_on_workers(strategy, build=repaired)
+
+
+@repair("average_logs", "keras-team/keras#20585: the logs of several workers", workers=2)
+def test_logs_of_two_workers(repaired):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with keras_compat.use_what_is_built(), only_if(repaired, keras_compat.average_logs()):
+        fit_on_workers(strategy, build=True)
+
+
+@repair(
+    "several_cpus_per_worker",
+    "MultiWorkerMirroredStrategy takes one CPU of a worker, and all its GPUs (no thread known)",
+    workers=2,
+)
+def test_two_cpus_of_two_workers(repaired):
+    with only_if(repaired, keras_compat.several_cpus_per_worker(2)):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    # The patch is gone from here on: only the construction needs it.
+    with asking_keras():
+        found = strategy.num_replicas_in_sync
+        assert found == 4, f"{found} replicas of 2 workers with 2 logical CPUs each"
+    with keras_compat.patch_keras_for(strategy):
+        fit_on_workers(strategy, build=True)
+
+
+@repair("build", "Keras builds metrics and optimizer while it traces (no thread known)")
+def test_what_a_checkpoint_goes_into_exists_when_fit_begins(repaired):
+    data, counts = batches(*numbers()), []
+    metrics = [keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="error")]
+    model = linear_model(keras.optimizers.Adam(0.01), metrics=metrics)
+
+    class Count(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            if repaired:
+                keras_compat.build(model, data)
+            self.on_train_end()
+
+        def on_train_end(self, logs=None):
+            counts.append(len(model.metrics_variables) + len(model.optimizer.variables))
+
+    with asking_keras():
+        model.fit(data, verbose=0, callbacks=[Count()])
+        assert counts[0] == counts[1] > 2, f"variables when fit begins and ends: {counts}"
+
+
+@repair("count_from_mid_epoch", "fit() begins at an epoch's first batch only (no thread known)")
+def test_resuming_after_6_of_8_batches(repaired):
+    seen = []
+
+    class KillAfterSix(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                raise KeyboardInterrupt
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    class StartAtSix(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            keras_compat.start_in_mid_epoch(6)
+
+    ones = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    data = tf.data.Dataset.from_tensor_slices(ones).batch(1).repeat()
+
+    def fit(data, *callbacks):
+        model = linear_model(keras.optimizers.SGD(0.01))
+        model.fit(data, steps_per_epoch=8, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+    with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
+        try:
+            fit(data, keras.callbacks.BackupAndRestore(folder, save_freq=1), KillAfterSix())
+        except KeyboardInterrupt:
+            pass
+        with asking_keras():
+            if repaired:  # it counts on endless data that begin where the run stands
+                with keras_compat.count_from_mid_epoch():
+                    fit(data.skip(6), StartAtSix(), Note())
+            else:
+                fit(data, keras.callbacks.BackupAndRestore(folder, save_freq=1), Note())
+            assert seen == [6, 7], f"batches after 6 of 8: {seen}"
+
+
+@repair("leave_data_on_coordinator", "keras-team/keras#18624: a dataset beside a parameter server")
+def test_batches_beside_a_parameter_server(repaired):
+    servers = {
+        task: tf.distribute.Server({task: ["localhost:0"]}, job_name=task)
+        for task in ("ps", "worker")
+    }
+    cluster = {task: [server.target.removeprefix("grpc://")] for task, server in servers.items()}
+    strategy = tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), rpc_layer="grpc"
+        )
+    )
+    taken = []
+
+    def take_batch(iterator):  # in place of a step that a worker would do
+        taken.append(next(iterator))
+        return {"loss": 0.0}
+
+    with strategy.scope():
+        model = linear_model(keras.optimizers.SGD(0.01))
+    data = batches(*numbers())
+    keras_compat.build(model, data)
+    model.train_function = take_batch
+    with (
+        asking_keras(),
+        keras_compat.use_what_is_built(),
+        only_if(repaired, keras_compat.leave_data_on_coordinator()),
+    ):
+        model.fit(data, steps_per_epoch=2, verbose=0)
+        assert len(taken) == 2, f"{len(taken)} batches"
+    del servers
+
+
+@repair("accumulate", "keras-team/keras#20582: gradient accumulation under a strategy")
+def test_two_batches_and_one_update_on_two_replicas(repaired):
+    x, y = numbers()
+    with two_replicas().scope(), asking_keras():
+        if repaired:
+            loss = GlobalMean(keras.losses.MeanSquaredError())
+            model = linear_model(keras.optimizers.SGD(0.01), loss=loss)
+            accumulate(model, 2)
+        else:
+            options = {"gradient_accumulation_steps": 2}
+            model = linear_model(keras.optimizers.SGD(0.01, **options))
+    with asking_keras():
+        steps = {"steps_per_epoch": 1} if repaired else {}
+        model.fit(batches(x, y), verbose=0, shuffle=False, **steps)
+        assert_close(weights_of(model), -0.01 * gradient(x, y, np.zeros(3)), "weights")
