@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 
-from distribution import launch
+from distribution.launch.cluster import visible_gpus
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
@@ -200,7 +200,7 @@ def prove() -> bool:
     import numpy as np
 
     environ = bare_environment()
-    if len(launch.visible_gpus()) < 2:
+    if len(visible_gpus()) < 2:
         environ["CUDA_VISIBLE_DEVICES"] = "-1"
     where = "CPU" if environ.get("CUDA_VISIBLE_DEVICES") == "-1" else "GPUs"
     say("proof", f"fit on one worker and on two, {STEPS} steps in float64 on {where} ...")
