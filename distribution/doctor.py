@@ -19,7 +19,8 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 
-from distribution import launch
+from distribution import cluster
+from distribution.launch.cluster import usable_cores, visible_gpus
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         train(options.train, options.run_dir)
         return 0
     say("versions", ", ".join(f"{name} {version}" for name, version in installed().items()))
-    warn(version_faults(installed(), pinned(LOCK)))
+    warn(version_problems(installed(), pinned(LOCK)))
     report_devices()
     return 0 if options.quick or prove() else 1
 
@@ -59,10 +60,10 @@ def say(subject: str, text: str) -> None:
     print(f"{subject:<12}{text}", flush=True)
 
 
-def warn(faults: list[str]) -> None:
+def warn(problems: list[str]) -> None:
     """Prints a line for each thing that is not as it should be."""
-    for fault in faults:
-        say("warning", fault)
+    for problem in problems:
+        say("warning", problem)
 
 
 # --- Versions ---
@@ -89,23 +90,23 @@ def pinned(lock: pathlib.Path) -> dict[str, str] | None:
     return {name.lower(): version for name, equals, version in pairs if equals}
 
 
-def version_faults(found: dict[str, str], pins: dict[str, str] | None) -> list[str]:
+def version_problems(found: dict[str, str], pins: dict[str, str] | None) -> list[str]:
     """How the installed versions differ from the tested ones, a line each."""
-    faults = []
+    problems = []
     oldest, newest = PYTHONS
     if not oldest <= tuple(int(part) for part in found["python"].split(".")[:2]) <= newest:
-        faults.append(
+        problems.append(
             f"python {found['python']} runs, {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} "
             "were meant"
         )
     if pins is None:
-        return [*faults, f"{LOCK.name} was not found: versions are not compared"]
+        return [*problems, f"{LOCK.name} was not found: versions are not compared"]
     for name in PACKAGES:
         if not found[name]:
-            faults.append(f"{name} is not installed, {LOCK.name} has {pins.get(name, 'no pin')}")
+            problems.append(f"{name} is not installed, {LOCK.name} has {pins.get(name, 'no pin')}")
         elif name in pins and found[name] != pins[name]:
-            faults.append(f"{name} {found[name]} is installed, {pins[name]} was tested")
-    return faults
+            problems.append(f"{name} {found[name]} is installed, {pins[name]} was tested")
+    return problems
 
 
 # --- Devices, strategy, all-reduce ---
@@ -115,26 +116,26 @@ def report_devices() -> None:
     """Prints devices, the strategy of `--strategy auto` and its all-reduce."""
     import tensorflow as tf
 
-    from distribution import strategies
+    from distribution import devices, strategies
     from distribution.errors import DistributionError
 
     # Before TensorFlow touches its devices: how much memory of a GPU it takes.
-    strategies.make_logical_devices(None)
+    devices.make_logical_devices(None)
     several = local_multi_worker()
     kinds = {}
     for kind in ("GPU", "CPU"):
         physical = len(tf.config.list_physical_devices(kind))
         kinds[kind] = f"{physical} {kind} ({len(tf.config.list_logical_devices(kind))} logical)"
-    say("devices", f"{kinds['GPU']}, {kinds['CPU']}, {usable_cores()} cores")
+    say("devices", f"{kinds['GPU']}, {kinds['CPU']}, {len(usable_cores()) or os.cpu_count()} cores")
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         say("", f"{gpu.name}: {details.get('device_name', 'unknown')}")
 
     try:
         name = strategies.resolve("auto", None)
-        config = strategies.cluster_spec()
+        config = cluster.cluster_spec()
         say("strategy", f"auto takes {name}: {why(name, config, os.environ)}")
-        warn(strategies.faults(name, None))
+        warn(strategies.problems(name, None))
         # The strategies of a cluster would wait for its other processes, and are not built here.
         if name == "parameter_server":
             mine = "none (parameter servers apply each worker's gradient)"
@@ -147,9 +148,9 @@ def report_devices() -> None:
         say("all-reduce", mine)
         if name in ("none", "mirrored"):
             say("", f"with several workers: {strategies.all_reduce_in_use(several)}")
-    except DistributionError as fault:
+    except DistributionError as error:
         say("strategy", "none of them would start")
-        warn([str(fault)])
+        warn([str(error)])
 
 
 def local_multi_worker():
@@ -170,26 +171,17 @@ def why(name: str, config: dict, environ: Mapping[str, str]) -> str:
     """
     import tensorflow as tf
 
-    from distribution import strategies
-
     gpus = len(tf.config.list_physical_devices("GPU"))
     if name == "parameter_server":
         return f"TF_CONFIG names {len(config['cluster']['ps'])} parameter servers"
     if name == "multi_worker" and config:
-        return f"TF_CONFIG names {strategies.workers_in(config)} workers"
+        return f"TF_CONFIG names {cluster.workers_in(config)} workers"
     if name == "multi_worker":
-        return f"SLURM runs {strategies.slurm_tasks(environ)} tasks"
+        return f"SLURM runs {cluster.slurm_tasks(environ)} tasks"
     if name == "mirrored":
         return f"{gpus} GPUs, one worker"
-    cluster = "TF_CONFIG names one worker" if config else "no TF_CONFIG, no SLURM tasks"
-    return f"{cluster}, {'one GPU' if gpus else 'no GPU'}"
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    where = "TF_CONFIG names one worker" if config else "no TF_CONFIG, no SLURM tasks"
+    return f"{where}, {'one GPU' if gpus else 'no GPU'}"
 
 
 # --- The proof ---
@@ -200,7 +192,7 @@ def prove() -> bool:
     import numpy as np
 
     environ = bare_environment()
-    if len(launch.visible_gpus()) < 2:
+    if len(visible_gpus()) < 2:
         environ["CUDA_VISIBLE_DEVICES"] = "-1"
     where = "CPU" if environ.get("CUDA_VISIBLE_DEVICES") == "-1" else "GPUs"
     say("proof", f"fit on one worker and on two, {STEPS} steps in float64 on {where} ...")
@@ -325,25 +317,48 @@ def stop(process: subprocess.Popen) -> None:
 def train(name: str, folder: pathlib.Path) -> None:
     """Trains a small model under a strategy and writes weights and history: one of the processes.
 
-    Each token's successor is learned. Weights of the examples differ from replica to replica, so
-    that a mean which each replica forms for itself would show.
+    Args:
+        name: the strategy's name.
+        folder: where NAME-RANK.npz goes.
     """
     if hasattr(signal, "alarm"):
         signal.alarm(PROOF_SECONDS)  # the end, should nobody be left to stop this process
 
     import keras
     import numpy as np
-    import tensorflow as tf
 
     from distribution import keras_compat, strategies
     from distribution.agree import Agreement
-    from distribution.global_loss import GlobalMean
-    from distribution.optimizers import in_order
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     keras.utils.set_random_seed(0)
     strategy = strategies.make_strategy(name)
+    with keras_compat.patch_keras_for(strategy):
+        model, history = fit_small_model(strategy)
+    rank = strategies.worker_index(strategy)
+    np.savez(
+        folder / f"{name}-{rank}.npz",
+        **{f"history/{key}": np.array(values) for key, values in history.history.items()},
+        **{f"weights/{v.path}": keras.ops.convert_to_numpy(v) for v in model.trainable_variables},
+    )
+    # Nobody leaves before the others are done.
+    Agreement(strategy, strategies.workers(strategy), strategies.is_chief(strategy)).barrier()
+
+
+def fit_small_model(strategy):
+    """Fits a model that learns each token's successor; returns it and its history.
+
+    Weights of the examples differ from replica to replica, so that a mean which each replica forms
+    for itself would show.
+    """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from distribution import keras_compat
+    from distribution.global_loss import GlobalMean
+    from distribution.optimizers import reduce_before_clipping
 
     tokens, length, batch, epochs = 50, 6, 8, 2
     numbers = np.random.default_rng(0)
@@ -365,7 +380,7 @@ def train(name: str, folder: pathlib.Path) -> None:
             ]
         )
         model.compile(
-            optimizer=in_order(keras.optimizers.AdamW(0.03, global_clipnorm=0.5)),
+            optimizer=reduce_before_clipping(keras.optimizers.AdamW(0.03, global_clipnorm=0.5)),
             loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
             weighted_metrics=[
                 keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -374,14 +389,7 @@ def train(name: str, folder: pathlib.Path) -> None:
         )
     keras_compat.build(model, data)
     history = model.fit(data, validation_data=data, epochs=epochs, shuffle=False, verbose=0)
-    rank = strategies.worker_index(strategy)
-    np.savez(
-        folder / f"{name}-{rank}.npz",
-        **{f"history/{key}": np.array(values) for key, values in history.history.items()},
-        **{f"weights/{v.path}": keras.ops.convert_to_numpy(v) for v in model.trainable_variables},
-    )
-    # Nobody leaves before the others are done.
-    Agreement(strategy, strategies.workers(strategy), strategies.is_chief(strategy)).barrier()
+    return model, history
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
-"""What `auto` chooses, and what is refused before anything is built."""
+"""What `auto` chooses, what is refused before anything is built, and what a process allows."""
 
+import itertools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +13,8 @@ from distribution.errors import DistributionError
 
 
 def tf_config(kind="worker", index=0, **tasks):
-    cluster = {name: [f"127.0.0.1:{2000 + i}" for i in range(n)] for name, n in tasks.items()}
+    ports = itertools.count(2000)
+    cluster = {name: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for name, n in tasks.items()}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
@@ -31,13 +36,7 @@ def tf_config(kind="worker", index=0, **tasks):
 )
 def test_auto(environ, replicas, expected):
     assert strategies.resolve("auto", replicas, environ) == expected
-    assert not strategies.faults(expected, replicas, environ)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"cluster": {"worker": ["a:1"]}}'])
-def test_a_broken_tf_config_is_named(text):
-    with pytest.raises(DistributionError, match="TF_CONFIG must be JSON"):
-        strategies.cluster_spec({"TF_CONFIG": text})
+    assert not strategies.problems(expected, replicas, environ)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_a_broken_tf_config_is_named(text):
     ],
 )
 def test_what_does_not_go_together(name, replicas, environ, words):
-    (found,) = strategies.faults(name, replicas, environ)
+    (found,) = strategies.problems(name, replicas, environ)
     assert words in found
 
 
@@ -69,3 +68,79 @@ def test_recipes_refuse_it_before_they_load_anything(options, words):
 
     with pytest.raises(OptionsError, match=words):
         run.prepare(SharedOptions(**options))
+
+
+PROCESS = """
+import json, sys
+from distribution import strategies
+from distribution.errors import DistributionError
+import tensorflow as tf
+for name, replicas in json.loads(sys.argv[1]):
+    if name == "op":
+        tf.zeros(1)
+        continue
+    try:
+        strategy = strategies.make_strategy(name, replicas)
+        assert strategies.name_of(strategy) == name
+        with strategy.scope():
+            x = tf.Variable(1.0)
+        total = strategy.reduce("SUM", strategy.run(lambda: x + 1.0), axis=None)
+        print("sum", total.numpy())
+    except DistributionError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (
+            [("mirrored", 2), ("none", None), ("mirrored", 2), ("none", 1), ("mirrored", 3)],
+            ["sum 4.0", "sum 2.0", "sum 4.0", "sum 2.0", "--replicas 3 needs 3 devices; TensorFlow "
+             "already runs with 2 devices in this process, and cannot change that: restart the "
+             "kernel (or the process)"],
+        ),
+        (
+            [("central_storage", 2), ("mirrored", 2), ("mirrored", None)],
+            ["sum 4.0", "sum 4.0", "no --replicas needs 1 device; TensorFlow already runs with 2"],
+        ),
+        (
+            [("none", None), ("mirrored", 2), ("mirrored", 1), ("none", None)],
+            ["sum 2.0", "--replicas 2: make_logical_devices(2) came too late; TensorFlow already "
+             "runs with 1 CPU in this process, and cannot change that: restart the kernel",
+             "sum 2.0", "sum 2.0"],
+        ),
+        (
+            [("op", None), ("mirrored", 3), ("multi_worker", None)],
+            ["make_logical_devices(3) came too late", "sum 2.0"],
+        ),
+    ],
+)  # fmt: skip
+def test_strategies_one_after_another_in_a_process(calls, expected):
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, json.dumps(calls)], capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == len(expected), done.stdout + done.stderr
+    for line, words in zip(lines, expected, strict=True):
+        assert words in line, done.stdout
+
+
+def test_several_workers_come_first_in_a_process():
+    code = PROCESS.replace("import tensorflow as tf", "import tensorflow as tf; tf.zeros(1)")
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([("multi_worker", None)])],
+        capture_output=True,
+        text=True,
+        env=os.environ | tf_config(worker=2),
+    )
+    assert "--strategy multi_worker came too late" in done.stdout, done.stderr
+
+
+def test_slurm_without_a_list_of_nodes(monkeypatch):
+    for name in ("SLURM_STEP_NODELIST", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(DistributionError, match="SLURM_STEP_NODELIST not found"):
+        strategies.make_strategy("auto")

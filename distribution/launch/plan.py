@@ -1,0 +1,38 @@
+"""What a launcher is to do, and the exit statuses that it shares with the recipes."""
+
+import dataclasses
+import pathlib
+
+WRONG_OPTIONS = 2  # exit status of a command that cannot work; trying again is no use
+SAVED_AND_STOPPED = 75  # exit status of a recipe that was asked to stop, and saved
+
+
+@dataclasses.dataclass
+class LaunchPlan:
+    """What the command line asks for, checked."""
+
+    command: list[str]  # of this launcher, to be given again in order to resume
+    module: str
+    arguments: list[str]  # of the module, always with --run-dir
+    workers_per_host: int
+    parameter_servers: int
+    hosts: list[str]
+    rank: int  # of this host
+    base_port: int | None  # None: free ports are found
+    max_restarts: int
+    start_timeout: int  # seconds
+    log_dir: pathlib.Path
+    gpus: list[str]  # visible on this host
+    cores: list[int]  # to be shared out among the workers of this host; empty: not pinned
+
+    def tasks(self) -> list[tuple[str, int]]:
+        """The tasks of this host as pairs of type and index."""
+        first = self.rank * self.workers_per_host
+        tasks = [("worker", first + i) for i in range(self.workers_per_host)]
+        if self.parameter_servers and self.rank == 0:
+            tasks = [("ps", i) for i in range(self.parameter_servers)] + tasks + [("chief", 0)]
+        return tasks
+
+    def log_of(self, task: str, index: int) -> pathlib.Path:
+        """The log file of a task."""
+        return self.log_dir / ("chief.log" if task == "chief" else f"{task}-{index}.log")
