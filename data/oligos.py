@@ -3,9 +3,10 @@
 import csv
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+import io
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -32,6 +33,7 @@ VALID_COUNT = 1_000
 # A CSV's temperatures in degrees C: absolute zero, and a limit far above any melting of DNA.
 LOWEST_TM = -273.15
 HIGHEST_TM = 1_000.0
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,7 @@ def load_oligos(dataset: str, seed: int, count: int = 40_000) -> Oligos:
 
 
 def linear_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
-    """The error of a straight line: what a model has to beat.
+    """The error of a linear fit on GC share and length.
 
     Args:
         splits: As in `Oligos.splits`.
@@ -90,6 +92,49 @@ def linear_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
         gc = ((ids == 2) | (ids == 3)).sum(axis=1) / lengths
         return np.stack([np.ones(len(ids)), gc, lengths], axis=1)
 
+    return _least_squares_rmse(splits, features)
+
+
+def nearest_neighbour_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
+    """The error of a linear fit that knows the physics: what a model has to beat.
+
+    A duplex is held together by its pairs of neighbouring bases, so nearly all of the melting
+    temperature is in their counts. The 57 features of an oligo are
+
+    - the counts of the 16 pairs of neighbours (AA, AC, ... TT), divided by the length in bases,
+    - the same 16 numbers times 1 / length, and the same 16 times log(length),
+    - the first base and the last base, each as 4 indicators,
+    - a constant.
+
+    Args:
+        splits: As in `Oligos.splits`.
+
+    Returns:
+        Root mean squared error in degrees C on the test split of the least-squares fit of the
+        temperature on these features over the training split.
+    """
+
+    def features(ids: np.ndarray) -> np.ndarray:
+        lengths = (ids > 0).sum(axis=1, keepdims=True)
+        left, right = ids[:, :-1], ids[:, 1:]
+        # 0 to 15 for AA to TT; 16 where the right one is padding.
+        pairs = np.where(right > 0, 4 * (left - 1) + right - 1, 16)
+        counts = np.stack([(pairs == pair).sum(axis=1) for pair in range(16)], axis=1) / lengths
+        ends = [ids[:, :1], np.take_along_axis(ids, lengths - 1, axis=1)]
+        return np.concatenate(
+            [counts, counts / lengths, counts * np.log(lengths)]
+            + [end == np.arange(1, 5) for end in ends]
+            + [np.ones_like(lengths)],
+            axis=1,
+        )
+
+    return _least_squares_rmse(splits, features)
+
+
+def _least_squares_rmse(
+    splits: dict[str, tuple[np.ndarray, np.ndarray]], features: Callable[[np.ndarray], np.ndarray]
+) -> float:
+    """Fits over the training split; returns the error on the test split in degrees C."""
     train_ids, train_tm = splits["train"]
     test_ids, test_tm = splits["test"]
     weights, *_ = np.linalg.lstsq(features(train_ids), train_tm.astype(np.float64), rcond=None)
@@ -163,36 +208,48 @@ def _read_splits(dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _read_csv(dataset: str) -> list[tuple[str, float]]:
-    path = Path(dataset).expanduser()
-    if not path.is_file():
-        raise DataError(
-            f"dataset {dataset!r}: no such file; expected {NEAREST_NEIGHBOUR} or a CSV file with "
-            "the columns sequence and tm"
-        )
+    expected = f"expected {NEAREST_NEIGHBOUR} or a CSV file with the columns sequence and tm"
     try:
-        # Spreadsheets write a byte order mark; with plain utf-8 it would be part of the first name.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(_rows(path, file))
+        path = Path(dataset).expanduser()
+        if path.is_dir():
+            raise DataError(f"dataset {dataset!r}: a folder; {expected}")
+        if not path.is_file():
+            raise DataError(f"dataset {dataset!r}: no such file; {expected}")
+        content = path.read_bytes()
+    # A name that is too long, a home folder of nobody, a file or folder that may not be read.
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"dataset {dataset!r}: cannot be read ({reason}); {expected}") from error
+    try:
+        text = content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8, expected a text file") from error
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8, expected a text "
+            "file"
+        ) from error
+    # Spreadsheets write a byte order mark, which would be part of the first column's name.
+    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    try:
+        return list(_rows(path, lines))
     except csv.Error as error:
-        raise DataError(f"{path}: not a CSV file ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        raise DataError(f"{path}, line {lines.line_num}: not a CSV file ({error})") from error
 
 
-def _rows(path: Path, file: TextIO) -> Iterator[tuple[str, float]]:
-    """Yields each row's checked sequence (upper case) and temperature."""
-    lines = csv.reader(file)
+def _rows(path: Path, lines) -> Iterator[tuple[str, float]]:
+    """Yields the checked sequence (upper case) and temperature of each row of a `csv.reader`."""
     header = [name.strip() for name in next(lines, [])]
     if not header:
         raise DataError(f"{path}: empty, expected a header with the columns sequence and tm")
     missing = [name for name in ("sequence", "tm") if name not in header]
     if missing:
         raise DataError(
-            f"{path}: no column {' and '.join(missing)}; found {', '.join(header)}, expected "
-            "sequence and tm"
+            f"{path}: no column {' and '.join(missing)}; found {_shown(', '.join(header))}, "
+            "expected sequence and tm"
         )
+    for name in ("sequence", "tm"):
+        if header.count(name) > 1:
+            raise DataError(f"{path}: {header.count(name)} columns {name}, expected one")
     for row in lines:
         if not any(map(str.strip, row)):
             continue
@@ -206,14 +263,16 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[str, float]]:
         if not SHORTEST <= len(sequence) <= LONGEST:
             raise DataError(f"{where}: {len(sequence)} bases, expected {SHORTEST} to {LONGEST}")
         text = row[header.index("tm")].strip()
-        try:
-            tm = float(text)
-        except ValueError:
-            tm = float("nan")
-        # Written so that NaN fails, too.
-        if not LOWEST_TM <= tm <= HIGHEST_TM:
-            raise DataError(f"{where}: tm is {text!r}, expected a temperature in degrees C")
-        yield sequence, tm
+        # Python's float also takes 5_0, nan and the digits of other scripts.
+        if not NUMBER.fullmatch(text) or not LOWEST_TM <= float(text) <= HIGHEST_TM:
+            raise DataError(f"{where}: tm is {_shown(text)!r}, expected a temperature in degrees C")
+        yield sequence, float(text)
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text from a file, on one line."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text[:100])
+    return printable if len(text) <= 100 else printable + "..."
 
 
 def _arrays(sequences: list[str], temperatures: list[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,3 +1,5 @@
+import hashlib
+import os
 import random
 
 import numpy as np
@@ -5,7 +7,18 @@ import pytest
 
 from data import oligos
 from data.errors import DataError
-from data.oligos import linear_baseline, load_oligos
+from data.oligos import linear_baseline, load_oligos, nearest_neighbour_baseline
+
+# From Biopython 1.88: nn_table=DNA_NN3, dnac1=25, dnac2=25, Na=50, saltcorr=5.
+BIOPYTHON = {
+    "AACGAACG": 12.8721,
+    "TTCGATTGCC": 24.6173,
+    "GGCAATCGAA": 24.6173,  # the other strand
+    "ACGTTGCAAGGCTA": 42.2416,
+    "GGGGCCCCGGGGCCCCAAGG": 68.31,
+    "ATATTTAACCATTAATTTACAATTTTAAACATTT": 49.0762,
+    "ACCGGTTACGATGCATTTGCAGGACCATTGACCGTAAGCTTGGAACCTTGCAGTCCATGA": 73.7038,
+}
 
 
 @pytest.fixture
@@ -13,6 +26,12 @@ def small(monkeypatch):
     """Test and validation splits that are labelled at once."""
     monkeypatch.setattr(oligos, "TEST_COUNT", 40)
     monkeypatch.setattr(oligos, "VALID_COUNT", 20)
+
+
+def other_strand(sequence):
+    """The reverse complement, written without the code that is tested."""
+    partner = {"A": "T", "C": "G", "G": "C", "T": "A"}
+    return "".join(partner[base] for base in reversed(sequence))
 
 
 def letters(row):
@@ -43,7 +62,7 @@ def write(tmp_path, *lines):
     return path
 
 
-def fault(path):
+def error_message(path):
     """The message of loading a file, which has to be a single line."""
     with pytest.raises(DataError) as caught:
         load_oligos(str(path), seed=0)
@@ -60,27 +79,59 @@ def test_drawn(small):
     assert lengths.min() == 8 and lengths.max() == 60
 
 
-def test_labels_are_those_of_biopython(small):
-    from Bio.SeqUtils import MeltingTemp
-
-    ids, tm = load_oligos("nearest-neighbour", seed=1, count=5).splits["train"]
-    expected = [
-        MeltingTemp.Tm_NN(
-            letters(row), nn_table=MeltingTemp.DNA_NN3, dnac1=25, dnac2=25, Na=50, saltcorr=5
-        )
-        for row in ids
-    ]
-    np.testing.assert_allclose(tm, expected, rtol=1e-6)
+@pytest.mark.parametrize(("sequence", "celsius"), BIOPYTHON.items())
+def test_melting_temperature_is_that_of_biopython(sequence, celsius):
+    assert oligos._melting_temperature(sequence) == pytest.approx(celsius, abs=1e-4)
 
 
-def test_no_duplex_twice(small):
+def test_first_drawn():
+    """The draw is the same for ever, and each temperature stands beside its own oligo."""
+    splits = load_oligos("nearest-neighbour", seed=1, count=2).splits
+    found = {
+        split: [(letters(ids[row]), round(float(tm[row]), 3)) for row in (0, 1)]
+        for split, (ids, tm) in splits.items()
+    }
+    assert found == {
+        "train": [("TTCTTGAGGCGTATCATC", 45.772), ("CCACGCGTTTAAGGTGCCACGGTAAAATT", 62.280)],
+        "valid": [
+            ("GCAGCCACAAGGGCGTCGAGGAACAT", 65.103),
+            ("GTGCCTATACGAAATATCGGTCGGGACACAGGACCATCTACGGC", 69.385),
+        ],
+        "test": [
+            ("GCTCGTGGGCGTCCGGGCGGTGCTTGCATAGAG", 72.589),
+            ("CCACGTATCTATCGTCAATGGGGACGCATGTCATA", 63.919),
+        ],
+    }
+
+
+def test_reverse_complement():
+    assert oligos._reverse_complement("AACG") == "CGTT"
+    assert oligos._reverse_complement("TTCGATTGCC") == "GGCAATCGAA"
+    assert oligos._reverse_complement("GAATTC") == "GAATTC"
+
+
+def test_duplex():
+    assert oligos._duplex("AACG") == oligos._duplex("CGTT") == "AACG"
+    # Read backwards, or with each base exchanged in place, it is another duplex.
+    assert len({oligos._duplex(s) for s in ("AACG", "GCAA", "TTGC", "AACC")}) == 3
+
+
+def test_token_ids():
+    ids, tm = oligos._arrays(["ACGTTGCA", "TTTTGGGGC"], [1.5, 2.0])
+    assert ids[0].tolist() == [1, 2, 3, 4, 4, 3, 2, 1] + 52 * [0]
+    assert ids[1].tolist() == [4, 4, 4, 4, 3, 3, 3, 3, 2] + 51 * [0]
+    assert tm.tolist() == [1.5, 2.0]
+
+
+def test_no_duplex_twice(small, monkeypatch):
     # Short oligos only, so that duplicates would be many.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oligos, "LONGEST", 8)
-        loaded = load_oligos("nearest-neighbour", seed=1, count=3000)
+    monkeypatch.setattr(oligos, "LONGEST", 8)
+    loaded = load_oligos("nearest-neighbour", seed=1, count=3000)
     sequences = [letters(row) for ids, _ in loaded.splits.values() for row in ids]
-    assert len({oligos._duplex(sequence) for sequence in sequences}) == len(sequences) == 3060
-    assert all(sequence != oligos._reverse_complement(sequence) for sequence in sequences)
+    both_strands = set(sequences) | set(map(other_strand, sequences))
+    assert len(sequences) == 3060
+    # Twice as many: no oligo is drawn twice, none is another's other strand or its own.
+    assert len(both_strands) == 6120
 
 
 def test_drawn_from_the_seed_alone(small):
@@ -93,7 +144,7 @@ def test_drawn_from_the_seed_alone(small):
     assert (few.splits["test"][0] != other.splits["test"][0]).any()
 
 
-def test_held_out_by_default():
+def test_held_out_by_deerror_message():
     assert oligos.TEST_COUNT == 2000 and oligos.VALID_COUNT == 1000
 
 
@@ -121,10 +172,33 @@ def test_linear_baseline_is_least_squares():
     assert linear_baseline(splits) == pytest.approx(3, abs=1e-4)
 
 
-def test_linear_baseline_of_the_drawn(small):
+def test_nearest_neighbour_baseline_is_least_squares():
+    per_pair = {a + b: 3 * i - j * j for i, a in enumerate("ACGT") for j, b in enumerate("ACGT")}
+    at_end = {"A": 1.0, "C": -2.0, "G": 4.0, "T": 0.5}
+
+    def split(count, seed, noise):
+        rng = random.Random(seed)
+        sequences = ["".join(rng.choices("ACGT", k=rng.randint(8, 60))) for _ in range(count)]
+        tm = []
+        for sequence in sequences:
+            length = len(sequence)
+            pairs = sum(per_pair[sequence[i : i + 2]] for i in range(length - 1)) / length
+            factor = 2 + 5 / length + np.log(length)
+            tm.append(30 + factor * pairs + at_end[sequence[0]] - 3 * at_end[sequence[-1]])
+        return oligos._arrays(sequences, tm + noise * np.resize([1, -1], count))
+
+    # What is linear in the features is found; what is not stays as the error.
+    splits = {"train": split(400, 0, 0), "test": split(100, 1, 0)}
+    assert nearest_neighbour_baseline(splits) == pytest.approx(0, abs=1e-3)
+    splits["test"] = split(100, 1, 3)
+    assert nearest_neighbour_baseline(splits) == pytest.approx(3, abs=1e-3)
+
+
+def test_baselines_of_the_drawn(small):
     splits = load_oligos("nearest-neighbour", seed=0, count=1000).splits
     mean_error = np.sqrt(np.mean((splits["test"][1] - splits["train"][1].mean()) ** 2))
     assert 3 < linear_baseline(splits) < 0.7 * mean_error
+    assert 0.1 < nearest_neighbour_baseline(splits) < 0.5
 
 
 def test_csv(tmp_path):
@@ -146,11 +220,28 @@ def test_csv_splits_do_not_depend_on_the_order_or_the_seed(tmp_path):
         np.testing.assert_array_equal(ids, two.splits[split][0][::-1])
 
 
+def test_csv_split_of_a_sequence(tmp_path):
+    """An oligo's split is a fixed function of its duplex: no release moves one."""
+    lines = rows_csv(100)
+    path = write(tmp_path, "sequence,tm", *lines)
+    expected = {"train": set(), "valid": set(), "test": set()}
+    for line in lines:
+        sequence = line.split(",")[0]
+        strand = min(sequence, other_strand(sequence))
+        tenth = int(hashlib.sha256(strand.encode()).hexdigest()[:16], 16) % 10
+        expected["valid" if tenth == 8 else "test" if tenth == 9 else "train"].add(sequence)
+    splits = load_oligos(str(path), seed=0).splits
+    assert {split: set(map(letters, ids)) for split, (ids, _) in splits.items()} == expected
+
+
 def test_csv_duplicates_stay_together(tmp_path):
     lines = rows_csv(100)
-    other_strand = [oligos._reverse_complement(line.split(",")[0]) + ",1" for line in lines]
-    loaded = load_oligos(str(write(tmp_path, "sequence,tm", *lines, *lines, *other_strand)), seed=0)
-    splits = [{oligos._duplex(letters(row)) for row in ids} for ids, _ in loaded.splits.values()]
+    others = [other_strand(line.split(",")[0]) + ",1" for line in lines]
+    loaded = load_oligos(str(write(tmp_path, "sequence,tm", *lines, *lines, *others)), seed=0)
+    splits = [
+        {min(sequence, other_strand(sequence)) for sequence in map(letters, ids)}
+        for ids, _ in loaded.splits.values()
+    ]
     assert sum(map(len, splits)) == len(set.union(*splits)) == 100
 
 
@@ -159,18 +250,50 @@ def test_csv_other_columns_lower_case_spaces_and_empty_lines(tmp_path):
     lines = []
     for line in rows_csv(100):
         sequence, tm = line.split(",")
-        lines += [f'"a, b", {tm} , {sequence.lower()} ', ""]
+        lines += [f' {tm} ,"a, b", {sequence.lower()} ', ""]
     # With the byte order mark that spreadsheets write.
-    loaded = load_oligos(str(write(tmp_path, "\ufeffname, tm,sequence", *lines)), seed=0)
+    loaded = load_oligos(str(write(tmp_path, "\ufefftm,name, sequence", *lines)), seed=0)
     for split, arrays in plain.splits.items():
         for a, b in zip(arrays, loaded.splits[split], strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 def test_missing_file(tmp_path):
-    message = fault(tmp_path / "nowhere.csv")
+    message = error_message(tmp_path / "nowhere.csv")
     assert "no such file" in message and "nearest-neighbour" in message
-    assert "no such file" in fault(tmp_path)
+    assert "a folder; expected nearest-neighbour" in error_message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "dataset '': a folder"),
+        ("o" * 300, "File name too long"),
+        ("~nosuchuser/oligos.csv", "dataset '~nosuchuser/oligos.csv': cannot be read"),
+        ("oligos\0.csv", "dataset 'oligos\\x00.csv': no such file"),
+        ("oligos\n.csv", "dataset 'oligos\\n.csv': no such file"),
+        ("oligos\udcff.csv", "dataset 'oligos\\udcff.csv': no such file"),
+        ("oligos.csv/oligos.csv", "no such file"),
+    ],
+)
+def test_strange_paths(path, words):
+    assert words in error_message(path)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs /proc")
+def test_unreadable_file():
+    # Nobody may read its first byte, root neither.
+    assert "cannot be read (Input/output error)" in error_message("/proc/self/mem")
+
+
+def test_closed_file(tmp_path, monkeypatch):
+    path = write(tmp_path, "sequence,tm", *rows_csv(30))
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "read_bytes", refuse)
+    assert "cannot be read (Permission denied)" in error_message(path)
 
 
 @pytest.mark.parametrize(
@@ -179,22 +302,27 @@ def test_missing_file(tmp_path):
         ("sequence,temperature", "no column tm; found sequence, temperature"),
         ("sequence;tm", "no column sequence and tm; found sequence;tm"),
         ("name,tm", "no column sequence; found name, tm"),
+        ('"na\nme",tm', "no column sequence; found na?me, tm"),
+        ("n" * 1000 + ",tm", "no column sequence; found " + "n" * 100 + "..., expected"),
+        ("sequence,tm,tm", "2 columns tm, expected one"),
+        ("tm,sequence, tm", "2 columns tm, expected one"),
+        ("sequence,tm,sequence,sequence", "3 columns sequence, expected one"),
     ],
 )
-def test_missing_column(tmp_path, header, words):
-    assert words in fault(write(tmp_path, header, *rows_csv(30)))
+def test_wrong_columns(tmp_path, header, words):
+    assert words in error_message(write(tmp_path, header, *rows_csv(30)))
 
 
 def test_empty_file(tmp_path):
-    assert "empty, expected a header" in fault(write(tmp_path))
-    assert "empty, expected a header" in fault(write(tmp_path, "", ""))
+    assert "empty, expected a header" in error_message(write(tmp_path))
+    assert "empty, expected a header" in error_message(write(tmp_path, "", ""))
 
 
 def test_too_few_rows(tmp_path):
-    assert "too few rows: 0 leave nothing for train and valid and test" in fault(
+    assert "too few rows: 0 leave nothing for train and valid and test" in error_message(
         write(tmp_path, "sequence,tm")
     )
-    assert "too few rows: 2 leave nothing for" in fault(
+    assert "too few rows: 2 leave nothing for" in error_message(
         write(tmp_path, "sequence,tm", *rows_csv(2))
     )
 
@@ -212,20 +340,43 @@ def test_too_few_rows(tmp_path):
         ("ACGTACGT,nan", "line 4: tm is 'nan'"),
         ("ACGTACGT,inf", "line 4: tm is 'inf'"),
         ("ACGTACGT,1e300", "line 4: tm is '1e300'"),
+        ("ACGTACGT,-273.2", "line 4: tm is '-273.2'"),
+        ("ACGTACGT,5_0", "line 4: tm is '5_0', expected a temperature in degrees C"),
+        ("ACGTACGT,\u0665\u0660", "line 4: tm is '\u0665\u0660'"),
+        ("ACGTACGT,1.2.3", "line 4: tm is '1.2.3'"),
+        ('ACGTACGT,"5\n0"', "line 5: tm is '5?0'"),
+        ("ACGTACGT," + "5" * 5000, "line 4: tm is '" + "5" * 100 + "...'"),
+        ("ACGT\0ACGT,50", "line 4: letter '\\x00' in the sequence"),
         ("ACGTACGT", "line 4: 1 fields, expected 2"),
         ("ACGTACGT,50,6", "line 4: 3 fields, expected 2"),
     ],
 )
 def test_bad_row(tmp_path, row, words):
     lines = rows_csv(30)
-    assert words in fault(write(tmp_path, "sequence,tm", *lines[:2], row, *lines[2:]))
+    assert words in error_message(write(tmp_path, "sequence,tm", *lines[:2], row, *lines[2:]))
+
+
+@pytest.mark.parametrize(
+    ("number", "celsius"), [("50", 50), ("+50.", 50), ("-.5", -0.5), ("5e1", 50), ("1.5E-1", 0.15)]
+)
+def test_numbers(tmp_path, number, celsius):
+    lines = [line.replace(line.split(",")[1], number) for line in rows_csv(30)]
+    splits = load_oligos(str(write(tmp_path, "sequence,tm", *lines)), seed=0).splits
+    for _, tm in splits.values():
+        np.testing.assert_array_equal(tm, np.float32(celsius))
 
 
 def test_not_text(tmp_path):
     path = tmp_path / "oligos.csv"
     path.write_bytes(b"sequence,tm\n\xff\xfe\x00\n")
-    assert "not UTF-8" in fault(path)
+    assert "line 2: byte 0xff is not UTF-8, expected a text file" in error_message(path)
+    # The line is right in a long file, too.
+    lines = "".join(line + "\n" for line in ["sequence,tm", *rows_csv(1000)])
+    path.write_bytes(lines.encode() + b"ACGT\x80,1\n")
+    assert "line 1002: byte 0x80" in error_message(path)
 
 
 def test_not_csv(tmp_path):
-    assert "not a CSV file" in fault(write(tmp_path, "sequence,tm", "A" * 200_000 + ",50"))
+    assert "line 2: not a CSV file" in error_message(
+        write(tmp_path, "sequence,tm", "A" * 200_000 + ",50")
+    )
