@@ -5,12 +5,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting test lint check-long check-upstream soak bench clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint check-long check-upstream soak bench clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
 	@echo "make mnist [ARGS=...]        classify small images"
 	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA oligos"
+	@echo "make text_classification [ARGS=...]  sort sentences into classes"
 	@echo "make test                    lint and the test suite"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
@@ -25,7 +26,7 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-bert_mlm mnist dna_melting: .venv/installed
+bert_mlm mnist dna_melting text_classification: .venv/installed
 	@$(BIN)/python -m recipes.$@ $(ARGS)
 
 lint: .venv/installed
@@ -33,14 +34,14 @@ lint: .venv/installed
 	@$(BIN)/ruff format --check .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make soak, make bench"
+	@$(BIN)/python -m pytest -m "not long and not upstream" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
-	@$(BIN)/python -m distribution.check_upstream
+	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -7,7 +7,6 @@ truncated file is named and built again, not trained on.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
@@ -16,13 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from data import checksums
 from data.errors import DataError
 from data.paths import expand
 
 log = logging.getLogger("recipes")
-
-# In each folder, in the format of the command `sha256sum`, which can verify it, too.
-SUMS = "SHA256SUMS"
 
 # What a person can repair: no space, no permission, a file system that cannot lock.
 REPAIRABLE = {
@@ -106,7 +103,7 @@ def _build(target: Path, build: Callable[[Path], None], sha256: str | None) -> N
     try:
         build(temporary)
         if sha256 is None:
-            _write_sums(temporary)
+            checksums.write(temporary, _names(temporary))
         _sync(temporary)
         if target.is_dir():  # os.replace puts nothing in the place of a folder that holds something
             os.rename(target, replaced)
@@ -131,10 +128,10 @@ def _damage(target: Path, sha256: str | None) -> str | None:
         if _verified.get(target) == stamps:
             return None
         if sha256 is not None:
-            found = _sha256(target)
+            found = checksums.sha256_of(target)
             damage = None if found == sha256.lower() else f"sha256 {found}, expected {sha256}"
         else:
-            damage = _folder_damage(target)
+            damage = checksums.problem(target, _names(target))
     except OSError as error:
         return f"{error.filename or target}: {error.strerror}"
     if damage is None:
@@ -142,46 +139,18 @@ def _damage(target: Path, sha256: str | None) -> str | None:
     return damage
 
 
-def _folder_damage(folder: Path) -> str | None:
-    if not (folder / SUMS).is_file():
-        return f"no {SUMS}; an older version made it"
-    try:
-        lines = (folder / SUMS).read_text("utf-8").splitlines()
-        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-    except ValueError:  # not UTF-8, or a line without two spaces
-        return f"{SUMS} cannot be read"
-    names = _names(folder)
-    if sorted(expected) != names:
-        different = ", ".join(sorted(set(names) ^ set(expected)))
-        return f"the files are not those of {SUMS}: {different[:200]}"
-    for name in names:
-        if _sha256(folder / name) != expected[name]:
-            return f"{name} has another sha256 than in {SUMS}"
-    return None
-
-
-def _write_sums(folder: Path) -> None:
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in _names(folder)]
-    (folder / SUMS).write_text("".join(lines), "utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
-
-
 def _names(folder: Path) -> list[str]:
     """The files of a folder; hidden ones (file managers leave some) do not belong to it."""
     names = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     names = (name.as_posix() for name in names if not name.name.startswith("."))
-    return sorted(name for name in names if name != SUMS)
+    return sorted(name for name in names if name != checksums.SUMS)
 
 
 def _stamps(target: Path) -> list[tuple]:
     """What changes when somebody writes to a target: cheap to compare, unlike its content."""
     paths = [target]
     if target.is_dir():
-        paths += [target / name for name in (*_names(target), SUMS)]
+        paths += [target / name for name in (*_names(target), checksums.SUMS)]
     found = ((path, os.stat(path)) for path in paths if path.exists())
     return [(str(p), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in found]
 

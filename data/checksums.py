@@ -1,4 +1,4 @@
-"""`SHA256SUMS`: what lies in a folder is what was written there."""
+"""`SHA256SUMS`: what lies in a folder is what was written there; `sha256sum -c` reads it too."""
 
 import hashlib
 from collections.abc import Iterable

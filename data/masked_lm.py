@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from data import batches
 from data.errors import DataError
+from data.word_pieces import SPECIAL_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,11 @@ class SpecialTokens:
     cls: int
     sep: int
     mask: int
+
+    @classmethod
+    def of(cls, tokenizer) -> "SpecialTokens":
+        """Those of a `keras_nlp.models.BertTokenizer`."""
+        return cls(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
 
     def all(self) -> tuple[int, ...]:
         """The five ids."""
@@ -43,6 +49,19 @@ class Masking:
     probability: float
     max_predictions: int
     seed: int
+
+    @classmethod
+    def of(
+        cls,
+        special: SpecialTokens,
+        vocabulary_size: int,
+        probability: float,
+        sequence_length: int,
+        seed: int,
+    ) -> "Masking":
+        """With room for the predictions of a sequence that is full of text."""
+        max_predictions = max(1, int(np.rint(probability * sequence_length)))
+        return cls(special, vocabulary_size, probability, max_predictions, seed)
 
 
 def packed_sequences(
@@ -247,29 +266,42 @@ def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
     return 1.0 - is_text.mean(), filled.sum() / (len(sequences) * masking.max_predictions)
 
 
-def baselines(
-    train: np.ndarray, test: np.ndarray, special: SpecialTokens, vocabulary_size: int
-) -> dict[str, float]:
+def baselines(train: np.ndarray, test: np.ndarray, masking: Masking) -> dict[str, float]:
     """What a model without context reaches: an add-0.1 unigram model of the training text.
 
     Args:
         train: int32 token ids of the training text, any shape.
         test: int32 token ids of the test text, any shape.
-        special: ids that are left out of both.
-        vocabulary_size: number of word pieces.
+        masking: tells the vocabulary, and which ids are left out of both.
 
     Returns:
         `unigram_cross_entropy` in nats per token, and `most_frequent_accuracy`: the share of test
         tokens that are the training text's most frequent one.
     """
-    counts = np.bincount(train.ravel(), minlength=vocabulary_size).astype(np.float64)
-    seen = np.bincount(test.ravel(), minlength=vocabulary_size).astype(np.float64)
-    ordinary = np.setdiff1d(np.arange(vocabulary_size), special.all())
-    counts, seen = counts[ordinary], seen[ordinary]
+    log_share = log_frequency(train, masking)
+    seen = np.bincount(test.ravel(), minlength=masking.vocabulary_size).astype(np.float64)
+    seen[list(masking.special.all())] = 0
     if not seen.sum():
         raise DataError("the test text holds no word piece that could be predicted")
-    log_probability = np.log(counts + 0.1) - np.log((counts + 0.1).sum())
     return {
-        "unigram_cross_entropy": float(-(seen * log_probability).sum() / seen.sum()),
-        "most_frequent_accuracy": float(seen[counts.argmax()] / seen.sum()),
+        "unigram_cross_entropy": float(-(seen * log_share).sum() / seen.sum()),
+        "most_frequent_accuracy": float(seen[log_share.argmax()] / seen.sum()),
     }
+
+
+def log_frequency(train: np.ndarray, masking: Masking) -> np.ndarray:
+    """The logarithm of each word piece's share in a text, 0.1 added to each count.
+
+    Args:
+        train: int32 token ids, any shape.
+        masking: tells the vocabulary; special tokens, which are never predicted, get the share of
+            a piece that does not occur.
+
+    Returns:
+        float64 of shape (vocabulary size,); the shares of the pieces that are not special sum to 1.
+    """
+    special = list(masking.special.all())
+    counts = np.bincount(train.ravel(), minlength=masking.vocabulary_size).astype(np.float64)
+    counts[special] = 0
+    counts += 0.1
+    return np.log(counts) - np.log(counts.sum() - 0.1 * len(special))

@@ -304,3 +304,12 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer):
     for the schedule itself.
     """
     return optimizer._learning_rate
+
+
+def has_unweighted_metrics(model: keras.Model) -> bool:
+    """Whether a model was compiled with `metrics=`, which ignore the examples' weights.
+
+    Lacks: there is no public name for what `compile()` was given.
+    """
+    compiled = model._compile_metrics
+    return bool(compiled is not None and keras.tree.flatten(compiled._user_metrics or []))

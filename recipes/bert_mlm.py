@@ -148,7 +148,9 @@ def main(options: Options) -> dict:
         )
         train_data = masked_lm.training_data(sequences["train"], masking, **plan.batches)
         valid_data, test_data = (
-            masked_lm.evaluation_data(sequences[split], masking, plan.global_batch_size, split)
+            masked_lm.evaluation_data(
+                sequences[split], masking, batch_size=plan.global_batch_size, split=split
+            )
             for split in ("valid", "test")
         )
         # Model, schedule and loss, under the strategy.

@@ -95,7 +95,9 @@ def main(options: Options) -> dict:
             ],
         )
         batch_size = min(options.batch_size, len(sequences))
-        data = masked_lm.evaluation_data(sequences, masking, batch_size, options.split)
+        data = masked_lm.evaluation_data(
+            sequences, masking, batch_size=batch_size, split=options.split
+        )
         found = model.evaluate(data, return_dict=True, verbose=0)
 
     evaluated = {

@@ -17,9 +17,9 @@ TINY_RUN = dict(
     strategy="none",
     preset="scratch",
     vocabulary_size=120,
-    layers=1,
-    heads=2,
-    width=16,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=16,
     dropout=0.1,
     sequence_length=16,
     max_examples=160,
@@ -68,7 +68,7 @@ def float32_again():
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory):
     """A text file in which words follow from each other."""
-    from tests.strategy_run import write_text
+    from tests.support.strategy_run import write_text
 
     path = tmp_path_factory.mktemp("text") / "text.txt"
     write_text(path)

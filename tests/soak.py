@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests import killed_run, processes, strategy_run  # noqa: E402
+from tests.support import killed_run, processes, strategy_run  # noqa: E402
 
 STRATEGIES = {
     "none": (1, {"strategy": "none"}),
@@ -37,7 +37,7 @@ STRATEGIES = {
 def command(workers: int, chosen: dict, output: Path) -> list[str]:
     words = [json.dumps(chosen), str(output)]
     if workers == 1:
-        return ["tests/killed_run.py", *words]
+        return ["tests/support/killed_run.py", *words]
     launcher = ["-m", "distribution.launch", "--nproc-per-node", str(workers)]
     return [*launcher, "--log-dir", f"{output}-logs", "-m", "killed_run", *words]
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests import processes, strategy_run
+from tests.support import processes, strategy_run
 
 PLAIN = [name for name in strategy_run.RUNS if not name.endswith("_together")]
 # Each recipe once plain and once with everything together; the second text mode under mirrored.
@@ -60,7 +60,7 @@ def train_under(name, folder):
     output = folder / name.replace(" ", "-")
     words = (json.dumps(options), str(output))
     if workers == 1:
-        processes.run_script("tests/strategy_run.py", *words, timeout=900)
+        processes.run_script("tests/support/strategy_run.py", *words, timeout=900)
     else:
         processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
     return output
@@ -112,7 +112,7 @@ def test_a_parameter_server_with_one_worker_is_equal_to_one_device(folder, one_d
 
 def test_fit_is_equal_to_the_custom_loop(folder, one_device):
     processes.run_script(
-        "tests/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600
+        "tests/support/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600
     )
     for run in PLAIN:
         fitted = processes.tensors(one_device / run)
@@ -136,7 +136,7 @@ def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, t
     predicted = []
     for runs, replicas in ((one_device, 1), (mirrored, 1), (one_device, 2)):
         output = folder / f"predicted-{len(predicted)}.npz"
-        processes.run_script("tests/predict_run.py", str(runs), str(replicas), str(output))
+        processes.run_script("tests/support/predict_run.py", str(runs), str(replicas), str(output))
         predicted.append(dict(np.load(output)))
     for other in predicted[1:]:
         for run, value in predicted[0].items():

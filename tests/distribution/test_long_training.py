@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests import processes
+from tests.support import processes
 
 pytestmark = pytest.mark.long
 

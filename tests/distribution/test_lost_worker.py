@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 
-from tests import processes, strategy_run
+from tests.support import processes, strategy_run
 
 
 def children(parent: int) -> dict[str, int]:
@@ -29,7 +29,16 @@ def test_a_worker_of_a_parameter_server_run_dies(tmp_path):
     launcher = processes.start(
         *("-m", "distribution.launch", "--nproc-per-node", "2", "--ps", "1"),
         *("-m", "recipes.bert_mlm", "--dataset", str(tmp_path / "text.txt")),
-        *("--preset", "scratch", "--vocabulary-size", "120", "--layers", "1", "--width", "16"),
+        *(
+            "--preset",
+            "scratch",
+            "--vocabulary-size",
+            "120",
+            "--num-layers",
+            "1",
+            "--hidden-dim",
+            "16",
+        ),
         *("--sequence-length", "16", "--epochs", "16", "--dropout", "0.1", "--log-every", "15"),
         *("--cache-dir", str(tmp_path / "cache"), "--run-dir", str(run_dir)),
     )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests import processes
+from tests.support import processes
 
 
 @pytest.mark.parametrize("workers", [1, 2], ids=["mirrored x 2", "2 workers"])
@@ -13,7 +13,7 @@ def test_an_overflow_on_the_last_replica_only(workers, tmp_path):
     output = tmp_path / "seen"
     if workers == 1:
         chosen = json.dumps({"strategy": "mirrored", "replicas": 2})
-        processes.run_script("tests/overflow_run.py", chosen, str(output))
+        processes.run_script("tests/support/overflow_run.py", chosen, str(output))
     else:
         chosen = json.dumps({"strategy": "multi_worker"})
         processes.launch(2, "overflow_run", chosen, str(output), logs=tmp_path / "logs")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytest_plugins = ["tests.distribution.namespaces"]
+pytest_plugins = ["tests.support.namespaces"]
 pytestmark = pytest.mark.long
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_the_other_host_does_not_come(two_hosts, tmp_path):
 
 def test_training_over_the_link_ends_with_identical_weights(two_hosts, tmp_path):
     """One worker on each host; every step's all-reduce crosses the cable."""
-    from tests import strategy_run
+    from tests.support import strategy_run
 
     strategy_run.write_data(tmp_path)
     chosen = json.dumps({"strategy": "multi_worker", "runs": ["bert_packed", "mnist", "dna"]})

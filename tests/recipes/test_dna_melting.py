@@ -13,14 +13,14 @@ from data import batches, oligos
 from distribution.global_loss import GlobalMean
 from recipes import dna_melting
 from recipes.schedules import InverseSquareRoot
-from tests import processes
 from tests.recipes.test_mnist import predicted_elsewhere, records
-from tests.strategy_run import write_oligos
+from tests.support import processes
+from tests.support.strategy_run import write_oligos
 
 TINY = dict(
     strategy="none",
-    layers=1,
-    width=8,
+    num_layers=1,
+    hidden_dim=8,
     max_examples=64,
     epochs=2,
     global_batch_size=16,
@@ -182,12 +182,12 @@ def _lines(folder):
 
 def test_bad_options_exit_with_2():
     done = subprocess.run(
-        [sys.executable, "-m", "recipes.dna_melting", "--width", "9", "--warmup-steps", "0"],
+        [sys.executable, "-m", "recipes.dna_melting", "--hidden-dim", "9", "--warmup-steps", "0"],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--width 9: must be a multiple of --heads 2" in done.stderr
+    assert "--hidden-dim 9: must be a multiple of --num-heads 2" in done.stderr
     assert "--warmup-steps 0" in done.stderr
 
 

@@ -10,7 +10,7 @@ from recipes.run import RunError
 @pytest.fixture
 def other_text(tmp_path):
     """The tiny text with its lines in another order."""
-    from tests.strategy_run import write_text
+    from tests.support.strategy_run import write_text
 
     path = tmp_path / "other.txt"
     write_text(path)

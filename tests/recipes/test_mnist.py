@@ -12,7 +12,7 @@ import tensorflow as tf
 from callbacks.checkpoint import newest
 from recipes import mnist
 from recipes import run as runs
-from tests.strategy_run import write_images
+from tests.support.strategy_run import write_images
 
 TINY = dict(
     strategy="none",

@@ -6,7 +6,7 @@ import pytest
 from recipes.initial_weights import OFFSETS, look_at_neighbours
 
 
-def make_model(width, heads, layers=2, length=40):
+def make_model(width, heads, num_layers=2, length=40):
     keras.utils.set_random_seed(0)
     backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=50,

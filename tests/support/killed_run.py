@@ -1,6 +1,6 @@
 """Runs a recipe that kills itself at a chosen moment: the subject of the resume tests.
 
-    python tests/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUTPUT_FOLDER
+    python tests/support/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUTPUT_FOLDER
 
 `kill.at` is one of "step" (behind step `kill.step`), "before", "halfway", "rename", "after" (of the
 save number `kill.save`, counted in this process), "full" (the disk is, at that save), "nan" (the
@@ -20,7 +20,7 @@ from pathlib import Path
 try:
     import strategy_run  # beside this file, when it is run
 except ModuleNotFoundError:
-    from tests import strategy_run
+    from tests.support import strategy_run
 
 # 9 steps an epoch; the run ends in the middle of the third.
 SMALL = dict(

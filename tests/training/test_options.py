@@ -69,7 +69,7 @@ class TestFaults:
         with pytest.raises(OptionsError) as caught:
             parse(
                 bert_mlm.Options,
-                "--epochs 0 --base-learning-rate nan --clip-norm -1 --seed -1 --heads 3 "
+                "--epochs 0 --base-learning-rate nan --clip-norm -1 --seed -1 --num-heads 3 "
                 "--batch-size-per-replica 4 --global-batch-size 8 --mlm-probability 0 "
                 "--sequence-length 3 --early-stopping 2 --keep-best val_los".split(),
             )
@@ -80,7 +80,7 @@ class TestFaults:
             "--base-learning-rate nan: must be more than 0",
             "--clip-norm -1.0: must be more than 0",
             "--seed -1: must be 0 or more",
-            "--width 128: must be a multiple of --heads 3",
+            "--hidden-dim 128: must be a multiple of --num-heads 3",
             "--batch-size-per-replica 4 and --global-batch-size 8: give one of them",
             "--mlm-probability 0.0: must lie above 0 and at most at 1",
             "--sequence-length 3: must be 4 or more",

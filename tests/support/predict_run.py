@@ -1,6 +1,6 @@
 """Loads the models that runs saved, under a strategy or without, and predicts.
 
-    python tests/predict_run.py RUNS_FOLDER REPLICAS OUTPUT.npz
+    python tests/support/predict_run.py RUNS_FOLDER REPLICAS OUTPUT.npz
 
 With REPLICAS 1 there is no strategy. RUNS_FOLDER is what `strategy_run.py` left.
 """
@@ -8,7 +8,7 @@ With REPLICAS 1 there is no strategy. RUNS_FOLDER is what `strategy_run.py` left
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
 

@@ -1,6 +1,6 @@
 """The custom training loop of TensorFlow's tutorials, which `fit()` is compared with.
 
-    python tests/oracle.py RUN,RUN,... OUTPUT_FOLDER REPLICAS
+    python tests/support/oracle.py RUN,RUN,... OUTPUT_FOLDER REPLICAS
 
 Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas. It shares the recipe's
 options, data and `build_model`, and nothing of what distributes: no `fit()`, no loss, optimizer

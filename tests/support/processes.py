@@ -13,9 +13,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-TESTS = Path(__file__).resolve().parent
+SUPPORT = Path(__file__).resolve().parent
+ROOT = SUPPORT.parents[1]
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+    "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)]),
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "-1",
 }
@@ -29,7 +30,7 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=TESTS.parent,
+        cwd=ROOT,
         start_new_session=True,
     )
 
@@ -42,12 +43,12 @@ _FORKS.set_forkserver_preload(["recipes.bert_mlm", "recipes.mnist", "recipes.dna
 
 def _run_forked(words: tuple[str, ...], output: str) -> None:
     os.setsid()
-    os.chdir(TESTS.parent)
+    os.chdir(ROOT)
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     sys.argv[:] = words
-    sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+    sys.path[:0] = [str(SUPPORT), str(ROOT)]
     runpy.run_path(words[0], run_name="__main__")
 
 

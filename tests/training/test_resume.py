@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from callbacks import checkpoint
-from tests import processes, strategy_run
+from tests.support import processes, strategy_run
 
 KILLED = 128 + signal.SIGKILL
 
 
 def killed_run(run_dir: Path, run: str, status: int = 0, kill: dict | None = None, **options):
     chosen = json.dumps({"run": run, "kill": kill or {}} | options)
-    return processes.run_script("tests/killed_run.py", chosen, str(run_dir), status=status)
+    return processes.run_script("tests/support/killed_run.py", chosen, str(run_dir), status=status)
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +203,8 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_end(stopped, fold
 
 
 def test_other_options_are_refused_each_by_name(stopped):
-    said = killed_run(stopped, "bert", status=2, seed=5, width=8)
-    assert "--seed: 0 there, 5 now" in said and "--width: 16 there, 8 now" in said
+    said = killed_run(stopped, "bert", status=2, seed=5, hidden_dim=8)
+    assert "--seed: 0 there, 5 now" in said and "--hidden-dim: 16 there, 8 now" in said
     said = killed_run(stopped, "bert", status=2, resume="never")
     assert "--resume never" in said
     assert checkpoint.newest(stopped / "checkpoints").step == 14
@@ -255,7 +255,7 @@ def test_a_bad_loss_stops_the_run_and_names_the_last_good_checkpoint(folder):
 
 def test_a_checkpoint_loads_into_a_plain_keras_model(stopped, tmp_path):
     """The lines of docs/checkpoints.md, in a process without this package."""
-    text = (processes.TESTS.parent / "docs" / "checkpoints.md").read_text()
+    text = (processes.ROOT / "docs" / "checkpoints.md").read_text()
     code = text.split("```python")[1].split("```")[0]
     code = code.replace("RUN_DIR", str(stopped)).replace("step-00000500", "step-00000014")
     code = code.replace("vocabulary_size=8192", "vocabulary_size=120")

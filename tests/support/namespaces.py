@@ -4,7 +4,7 @@
         first, second = two_hosts
         process = first.start([sys.executable, "-m", "distribution.launch", ...])
 
-A test file makes the fixture known with `pytest_plugins = ["tests.distribution.namespaces"]`.
+A test file makes the fixture known with `pytest_plugins = ["tests.support.namespaces"]`.
 """
 
 import contextlib

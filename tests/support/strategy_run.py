@@ -1,6 +1,6 @@
 """Runs recipes under one strategy, in a process of its own: the subject of the equality tests.
 
-    python tests/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
+    python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
 
 Each run's options lie in RUNS below; OUTPUT_FOLDER/<run> is its run folder. With TF_CONFIG set the
 process is one of several workers.
@@ -11,16 +11,16 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
 
 TINY_TEXT = dict(
     preset="scratch",
     vocabulary_size=120,
-    layers=1,
-    heads=2,
-    width=16,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=16,
     sequence_length=16,
     epochs=2,
     max_steps=20,
@@ -47,9 +47,9 @@ TINY_IMAGES = dict(
     quiet=True,
 )
 TINY_OLIGOS = dict(
-    layers=1,
-    heads=2,
-    width=8,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=8,
     epochs=2,
     max_steps=20,
     base_learning_rate=0.003,

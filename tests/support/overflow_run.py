@@ -1,6 +1,6 @@
 """Trains in half precision with an overflow in the gradient of the last replica only.
 
-    python tests/overflow_run.py '{"strategy": "mirrored", "replicas": 2}' OUTPUT_FILE
+    python tests/support/overflow_run.py '{"strategy": "mirrored", "replicas": 2}' OUTPUT_FILE
 
 Six steps; in the third, the last example of the global batch (the last replica's) gets an infinite
 gradient. Writes loss scales and weights after each step.
@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
 

@@ -11,7 +11,7 @@ from recipes import bert_mlm
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
-    "--preset scratch --strategy none --vocabulary-size 120 --layers 1 --width 16 "
+    "--preset scratch --strategy none --vocabulary-size 120 --num-layers 1 --hidden-dim 16 "
     "--sequence-length 16 --global-batch-size 8 --max-steps 1 --quiet"
 ).split()
 
@@ -81,7 +81,9 @@ class TestFiles:
         assert f"--init-from {tmp_path / 'none'}: " in errors
 
     def test_weights_of_another_model(self, refused, tiny_text, tiny_run):
-        errors = refused("--dataset", tiny_text, "--init-from", tiny_run.folder, "--width", "32")
+        errors = refused(
+            "--dataset", tiny_text, "--init-from", tiny_run.folder, "--hidden-dim", "32"
+        )
         assert f"--init-from {tiny_run.folder}" in errors
 
 
