@@ -1,11 +1,12 @@
 """Runs a recipe that kills itself at a chosen moment: the subject of the resume tests.
 
-    python tests/support/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUTPUT_FOLDER
+    python tests/support/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUT
 
 `kill.at` is one of "step" (after step `kill.step`, before anything is logged or saved of it),
-"before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint), "after"
-(of the save number `kill.save`, counted in this process), "full" (the disk is, at that save), "nan"
-(the loss, at step `kill.step`), "downloading" or "tokenising" (which then would take a minute),
+"before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
+"after" (of the save number `kill.save`, counted in this process), "full" (the disk is, at that
+save), "nan" (the loss, at step `kill.step`), "downloading" or "tokenising" (which then would take a
+minute),
 "evaluating" (after the second batch of evaluation number `kill.evaluation`), "deaf" (at the test,
 twice, a second between them, as if saving took for ever), "full output" and "closed output"
 (standard output, from the beginning), or missing: not killed. `kill.signal` is KILL by default.

@@ -16,8 +16,8 @@ from training.options import SharedOptions, check, command, from_json, to_json
 SHARED = """
 dataset strategy replicas precision batch-size-per-replica global-batch-size base-learning-rate
 lr-scaling epochs max-steps max-examples validate-every test-every checkpoint-every
-keep-checkpoints keep-best early-stopping resume clip-norm accumulate-steps steps-per-execution jit seed deterministic
-run-dir options cache-dir log-every quiet
+keep-checkpoints keep-best early-stopping resume clip-norm accumulate-steps steps-per-execution
+jit seed deterministic run-dir options cache-dir log-every quiet
 """.split()
 
 
