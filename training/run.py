@@ -374,6 +374,7 @@ class Run:
         """
         steps, records = self._callbacks.checkpoint.step, self._callbacks.records
         checks.require_finite(test, steps, self._plan.learning_rate)
+        test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
         self.tensorboard.flush()
         if self.is_chief:
