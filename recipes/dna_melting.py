@@ -144,7 +144,7 @@ def main(options: Options) -> dict:
             arrays.evaluation_data(*splits[split], batch_size=plan.global_batch_size)
             for split in ("valid", "test")
         )
-        # Model, schedule and loss, under the strategy.
+        # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             model = build_model(options, mean, deviation)
             warmup = plan.warmup_steps(options.warmup_steps)

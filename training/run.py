@@ -1,7 +1,8 @@
 """One run: where it works, what it resumes from, what it leaves. A companion, not a trainer.
 
 A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself.
-The run knows what every recipe does alike: devices, folder, plan, callbacks, results.
+The run knows what every recipe does alike: devices, folder, plan, callbacks, results. This file has
+more than 400 lines because a run is one story, told in the order in which a recipe calls it.
 """
 
 import contextlib
