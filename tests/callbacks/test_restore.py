@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from callbacks import checkpoint_files
+from callbacks import restore as restore_module
 from callbacks.checkpoint import Checkpoint, dropout_seeds
 from callbacks.restore import Restore
 from distribution.metric_states import MetricStates
@@ -45,7 +46,7 @@ def arrays(variables):
     return [keras.ops.convert_to_numpy(v) for v in variables]
 
 
-def test_everything_comes_back(saved):
+def test_everything_comes_back(saved, monkeypatch):
     model, info = saved
     assert (info.step, info.epochs_done, info.steps_into_epoch) == (3, 0, 3)
     other = new_model()
@@ -63,7 +64,12 @@ def test_everything_comes_back(saved):
         for a, b in zip(arrays(ours), arrays(theirs), strict=True):
             np.testing.assert_array_equal(a, b)
     assert (counter.count, counter.step) == (3, 3)
+    begun = []
+    monkeypatch.setattr(restore_module.keras_compat, "start_in_mid_epoch", begun.append)
+    restore.on_epoch_begin(1)
+    assert begun == []
     restore.on_epoch_begin(0)
+    assert begun == [3]
     assert MetricStates.of(other).read() == MetricStates.of(model).read()
     assert counter.epoch == 0
 
