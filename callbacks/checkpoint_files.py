@@ -147,7 +147,8 @@ def write(folder: Path, state: dict, save_weights: Callable[[Path], None]) -> Pa
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CannotSave(
-            f"the checkpoint of step {state['step']} cannot be written to {folder}: {error}; "
+            f"the checkpoint of step {state['step']} cannot be written to {folder}: "
+            f"{_reason(error)}; "
             f"the last good one is {newest_name(folder) or 'not there'}"
         ) from error
     return target
@@ -179,7 +180,8 @@ def copy_as(source: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CannotSave(
-            f"the best checkpoint cannot be copied to {target}: {error}; it is still {source}"
+            f"the best checkpoint cannot be copied to {target}: {_reason(error)}; it is still "
+            f"{source}"
         ) from error
 
 
@@ -205,6 +207,11 @@ def newest_name(folder: Path) -> str | None:
 def all_checkpoints(folder: str | Path) -> list[Path]:
     """The folders of the checkpoints that count, in no order."""
     return [path for path in Path(folder).glob("step-*") if path.is_dir()]
+
+
+def _reason(error: OSError) -> str:
+    # HDF5 and shutil tell several lines.
+    return os.strerror(error.errno) if error.errno else str(error).splitlines()[0][:200]
 
 
 def _sync(path: Path) -> None:

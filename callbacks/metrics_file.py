@@ -50,10 +50,18 @@ class MetricsFile(StepCallback):
 
         A file that is shorter than it was lost lines to somebody else: that is said, and a half
         line at its end is dropped, so that the next record begins a line of its own.
+
+        Raises:
+            CannotSave: it is no file, or cannot be read and written.
         """
         if self.path is None:
             return
-        expected = state.get("bytes", 0)
+        try:
+            self._cut(state.get("bytes", 0))
+        except OSError as error:
+            raise CannotSave(f"{self.path} cannot be cut: {error.strerror}") from error
+
+    def _cut(self, expected: int) -> None:
         content = self.path.read_bytes() if self.path.exists() else b""
         if len(content) < expected:
             whole = content.rfind(b"\n") + 1

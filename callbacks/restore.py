@@ -35,9 +35,13 @@ class Restore(StepCallback):
         seeds = self.info.state["dropout_seeds"]
         for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):
             variable.assign(value)
+        states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
             callback.step = self.info.step
-            callback.set_state(self.info.state["callbacks"].get(name, {}))
+            # The epoch of that step: after the run's last one no epoch begins.
+            callback.epoch = max(self.info.step - 1, 0) // self.steps_per_epoch
+            if name in states:  # a callback that is new has none
+                callback.set_state(states[name])
 
     def on_epoch_begin(self, epoch, logs=None):
         """Puts back the metrics of the epoch that was under way, and where it stood.

@@ -110,8 +110,11 @@ def require_metric(model: keras.Model, keep_best: str | None) -> None:
     Raises:
         OptionsError: names the metrics that there are.
     """
-    measured = [f"val_{metric.name}" for metric in model.metrics]
-    if keep_best is not None and keep_best not in measured:
+    if keep_best is None:
+        return
+    # Not `model.metrics`, where one container stands for those that `compile()` was given.
+    measured = [f"val_{name}" for name in model.get_metrics_result()]
+    if keep_best not in measured:
         raise OptionsError(f"--keep-best {keep_best}: must be one of {', '.join(measured)}")
 
 

@@ -63,6 +63,13 @@ def test_what_cannot_be_written_is_named(file, tmp_path):
         file.on_record({"step": 1})
 
 
+def test_a_folder_in_its_place(file):
+    file.path.mkdir()
+    for call in (lambda: file.set_state({"bytes": 0}), lambda: file.on_record({"step": 1})):
+        with pytest.raises(CannotSave, match="metrics.jsonl cannot be .*: Is a directory"):
+            call()
+
+
 def test_a_full_disk():
     file = MetricsFile("/dev/full")
     with pytest.raises(CannotSave, match="/dev/full cannot be written: No space left on device"):

@@ -1,5 +1,7 @@
 """What `test_resume` shows of whole runs, piece by piece: each part of a checkpoint comes back."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -52,7 +54,8 @@ def test_everything_comes_back(saved, monkeypatch):
     other = new_model()
     train(other, 1)  # builds optimizer and metrics
     counter = Counter()
-    restore = Restore(info, {"Counter": counter}).count_steps(5, 10)
+    new = Counter()  # was not there when the run began
+    restore = Restore(info, {"Counter": counter, "new": new}).count_steps(5, 10)
     restore.set_model(other)
     restore.on_train_begin()
     for ours, theirs in (
@@ -64,6 +67,7 @@ def test_everything_comes_back(saved, monkeypatch):
         for a, b in zip(arrays(ours), arrays(theirs), strict=True):
             np.testing.assert_array_equal(a, b)
     assert (counter.count, counter.step) == (3, 3)
+    assert new.step == 3 and new.count == 0
     begun = []
     monkeypatch.setattr(restore_module.keras_compat, "start_in_mid_epoch", begun.append)
     restore.on_epoch_begin(1)
@@ -91,3 +95,14 @@ def test_without_a_checkpoint_it_does_nothing():
     restore.on_train_begin()
     restore.on_epoch_begin(0)
     restore.on_epoch_end(0, {})
+
+
+@pytest.mark.parametrize("step, epoch", [(0, 0), (5, 0), (6, 1), (10, 1)])
+def test_the_epoch_of_a_run_in_which_no_epoch_begins_any_more(saved, step, epoch):
+    model, info = saved
+    counter = Counter()
+    info = dataclasses.replace(info, step=step)
+    restore = Restore(info, {"Counter": counter}).count_steps(5, 10)
+    restore.set_model(model)
+    restore.on_train_begin()
+    assert counter.epoch == epoch

@@ -43,6 +43,11 @@ RUNS = {
         "tiny_recipe",
         dict(epochs=3, max_steps=20) | TOGETHER,
     ),
+    "tiny_half": ("tiny_recipe", dict(epochs=3, max_steps=20, precision="mixed_float16")),
+    "tiny_exact": (
+        "tiny_recipe",
+        dict(epochs=3, max_steps=20, precision="float64", dropout=0.0, lr_scaling="none"),
+    ),
     "bert": ("bert_mlm", strategy_run.TINY_TEXT | SMALL),
     "bert_together": (
         "bert_mlm",

@@ -27,8 +27,8 @@ STEPS_PER_EPOCH = 9
 class Options(SharedOptions):
     """Options of the tiny recipe."""
 
-    strategy: str = "none"
-    jit: str = "off"
+    strategy: SharedOptions.__annotations__["strategy"] = "none"
+    jit: SharedOptions.__annotations__["jit"] = "off"
     epochs: int = 2
     global_batch_size: int | None = 8
     base_learning_rate: float | None = 0.01
@@ -85,7 +85,10 @@ def compile_arguments(options: Options, learning_rate) -> dict:
     return dict(
         optimizer=reduce_before_clipping(optimizer),
         loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+            keras.metrics.SparseCategoricalAccuracy("accuracy"),
+        ],
     )
 
 

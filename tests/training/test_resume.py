@@ -109,14 +109,12 @@ def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
 @pytest.mark.parametrize(
     ("run", "options"),
     [
-        ("bert", {}),
-        ("bert", {"strategy": "mirrored", "replicas": 2}),
-        ("bert_half", {}),
+        ("tiny", {"strategy": "mirrored", "replicas": 2}),
+        ("tiny_half", {}),
         ("bert_together", {}),
         ("dna", {}),
     ],
     ids=[
-        "one device",
         "mirrored x 2",
         "mixed_float16",
         "accumulation, clipping, evaluations in mid-epoch",
@@ -138,7 +136,7 @@ def test_two_workers_are_restarted_and_resume(folder):
     outcomes = []
     for name, kill in (("whole", {}), ("broken", {"at": "step", "step": 11, "worker": 1})):
         run_dir = folder / f"workers-{name}"
-        chosen = json.dumps({"run": "mnist", "kill": kill, "strategy": "multi_worker"})
+        chosen = json.dumps({"run": "tiny", "kill": kill, "strategy": "multi_worker"})
         processes.launch(
             2,
             *("killed_run", chosen, str(run_dir)),
@@ -153,11 +151,11 @@ def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     run_dir = folder / "moved"
     step = random.Random(SEED).randrange(2, 20)
     kill = {"at": "step", "step": step, "signal": "TERM"}
-    said = killed_run(run_dir, "bert_exact", status=75, kill=kill)
+    said = killed_run(run_dir, "tiny_exact", status=75, kill=kill)
     assert "Resume with:" in said and f"--run-dir {run_dir}" in said
     assert newest(run_dir).step == step
-    killed_run(run_dir, "bert_exact", strategy="mirrored", replicas=2)
-    processes.assert_equal_tensors(unbroken("bert_exact"), run_dir)
+    killed_run(run_dir, "tiny_exact", strategy="mirrored", replicas=2)
+    processes.assert_equal_tensors(unbroken("tiny_exact"), run_dir)
     assert processes.results(run_dir)["global_batch_size"] == 8
 
 
@@ -189,10 +187,10 @@ def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
     run_dir = folder / "stopped-in-mid-epoch"
     for evaluation, step in ((1, 3), (5, 9), (4, 12), (6, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
-        killed_run(run_dir, "mnist_together", status=75, kill=kill)
+        killed_run(run_dir, "tiny_together", status=75, kill=kill)
         assert newest(run_dir).step == step
-    killed_run(run_dir, "mnist_together")
-    assert_identical(run_dir, unbroken("mnist_together"))
+    killed_run(run_dir, "tiny_together")
+    assert_identical(run_dir, unbroken("tiny_together"))
 
 
 def test_a_second_signal_ends_the_process_at_once(folder):
