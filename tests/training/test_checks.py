@@ -116,10 +116,8 @@ class TestCallbacks:
 class TestOptions:
     def test_a_best_that_is_not_measured(self, tmp_path):
         said = refused(tmp_path, OptionsError, keep_best="val_acuracy")
-        assert (
-            said
-            == "--keep-best val_acuracy: must be one of val_loss, val_cross_entropy, val_accuracy"
-        )
+        names = "val_loss, val_cross_entropy, val_accuracy"
+        assert said == f"--keep-best val_acuracy: must be one of {names}"
 
     @pytest.mark.parametrize("name", ["accuracy", "loss", "val_"])
     def test_nor_one_of_the_training_split(self, tmp_path, name):
