@@ -23,7 +23,7 @@ def main(chosen: dict, output: Path) -> None:
 
     from distribution import keras_compat, strategies
     from distribution.global_loss import GlobalMean
-    from distribution.optimizers import in_order
+    from distribution.optimizers import reduce_before_clipping
 
     class Overflow(keras.layers.Layer):
         """The identity; where the flag is set its gradient is infinite."""
@@ -49,7 +49,7 @@ def main(chosen: dict, output: Path) -> None:
         output_ = keras.layers.Dense(1, dtype="float32")(hidden)
         model = keras.Model({"x": x, "flag": flag}, output_)
         model.compile(
-            optimizer=in_order(keras.optimizers.Adam(0.01, global_clipnorm=1.0)),
+            optimizer=reduce_before_clipping(keras.optimizers.Adam(0.01, global_clipnorm=1.0)),
             loss=GlobalMean(keras.losses.MeanSquaredError()),
         )
     inputs = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
@@ -79,8 +79,9 @@ def main(chosen: dict, output: Path) -> None:
             )
 
     data = data.with_options(options)
-    keras_compat.build(model, data)
-    model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
+    with keras_compat.patch_keras_for(strategy):
+        keras_compat.build(model, data)
+        model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
     output.with_name(f"{output.name}-{rank}.json").write_text(json.dumps(seen))
 

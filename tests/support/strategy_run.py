@@ -3,11 +3,13 @@
     python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
 
 Each run's options lie in RUNS below; OUTPUT_FOLDER/<run> is its run folder. With TF_CONFIG set the
-process is one of several workers.
+process is one of several workers. `runs` chooses some of them; `stop_after` makes the process stop
+itself by SIGTERM after so many steps; other keys are options of the recipe.
 """
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -61,12 +63,14 @@ TINY_OLIGOS = dict(
     jit="off",  # compiling would take longer than training
     quiet=True,
 )
+# Short and long lines: the accumulated batches have different sums of weights.
+LINES = TINY_TEXT | dict(text_mode="lines", sequence_length=32)
 TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=6)
 
 RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),
-    "bert_lines": ("bert_mlm", TINY_TEXT | dict(text_mode="lines", sequence_length=32)),
-    "bert_together": ("bert_mlm", TINY_TEXT | TOGETHER),
+    "bert_lines": ("bert_mlm", LINES),
+    "bert_together": ("bert_mlm", LINES | TOGETHER),
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
@@ -132,16 +136,37 @@ def data_options(module: str, folder: Path) -> dict:
     return {"dataset": str(folder / names[module])}
 
 
+def stop_after(last: int) -> None:
+    """Makes this process send itself SIGTERM when this step is done."""
+    from callbacks.stop_at_step import StopAtStep
+
+    stock = StopAtStep.on_step_end
+
+    def on_step_end(self, step, logs):
+        stock(self, step, logs)
+        if step == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    StopAtStep.on_step_end = on_step_end
+
+
 def main(chosen: dict, output: Path) -> None:
     import importlib
 
+    from callbacks.errors import Stopped
+
     which = chosen.pop("runs", None) or list(RUNS)
+    if "stop_after" in chosen:
+        stop_after(chosen.pop("stop_after"))
     for name in which:
         module, options = RUNS[name]
         recipe = importlib.import_module(f"recipes.{module}")
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
         extra |= data_options(module, output.parent)
-        results = recipe.main(recipe.Options(**(options | extra | chosen)))
+        try:
+            results = recipe.main(recipe.Options(**(options | extra | chosen)))
+        except Stopped:
+            sys.exit(75)
         if results and os.environ.get("STRATEGY_RUN_PRINT"):
             print(name, json.dumps(results["test"]), results["weights_sha256"][:12])
 
