@@ -1,8 +1,8 @@
 """Runs recipes under one strategy, in a process of its own: the subject of the equality tests.
 
-    python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
+    python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
-Each run's options lie in RUNS below; OUTPUT_FOLDER/<run> is its run folder. With TF_CONFIG set the
+Each run's options lie in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the
 process is one of several workers. `runs` chooses some of them; `stop_after` makes the process stop
 itself by SIGTERM after so many steps; other keys are options of the recipe.
 """
