@@ -11,16 +11,14 @@ class Throughput(StepCallback):
     Stands before every callback that evaluates or saves. The first execution, which traces and
     compiles, counts as `time_to_first_step` alone.
 
-    Args:
+    Attributes:
         examples_per_step: examples of one update of the weights, over all replicas.
         tokens_per_example: tokens that carry text in an average example, or None.
-
-    Attributes:
         time_to_first_step: seconds from the making of this object to the end of the first
             execution; None before.
     """
 
-    def __init__(self, examples_per_step: int, tokens_per_example: float | None = None):
+    def __init__(self, examples_per_step: int = 0, tokens_per_example: float | None = None):
         super().__init__()
         self.examples_per_step = examples_per_step
         self.tokens_per_example = tokens_per_example

@@ -47,7 +47,7 @@ def training_data(
         _count(x, y),
         batch_size,
         seed,
-        _gather(x, y),
+        gather(x, y),
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
     )
@@ -69,7 +69,7 @@ def evaluation_data(
     Raises:
         ValueError: As `training_data`.
     """
-    return batches.evaluation_batches(_count(x, y), batch_size, _gather(x, y))
+    return batches.evaluation_batches(_count(x, y), batch_size, gather(x, y))
 
 
 def _count(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> int:
@@ -81,7 +81,7 @@ def _count(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> int:
     return len(y)
 
 
-def _gather(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> Callable:
+def gather(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> Callable:
     """How a batch comes from the indices of its examples."""
     floatx = keras.config.floatx()
     several = isinstance(x, dict)

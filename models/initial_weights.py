@@ -31,10 +31,7 @@ def look_at_neighbours(model, seed: int) -> None:
     """
     backbone = model.backbone
     weights = {weight.path: weight for weight in model.trainable_variables}
-    for path, weight in weights.items():
-        if path.endswith("/kernel"):
-            inputs = weight.shape[:2] if "attention_output" in path else weight.shape[:1]
-            weight.assign(keras.ops.convert_to_numpy(weight) / (BERTS * np.sqrt(np.prod(inputs))))
+    _scale_kernels(model)
 
     positions = weights["position_embedding/embeddings"]
     length, width = positions.shape
@@ -77,3 +74,27 @@ def begin_at_unigram(model, log_frequency: np.ndarray) -> None:
     """
     bias = next(w for w in model.trainable_variables if w.path.endswith("output_bias"))
     bias.assign(log_frequency)
+
+
+def begin_as_bag_of_words(model) -> None:
+    """Scales the kernels of a new BERT, and lets its last layer's heads look at all words alike.
+
+    With BERT's small random weights the pooled [CLS] of a small model hardly depends on the words.
+    Kernels are scaled to a variance of one over their inputs ("Efficient BackProp", LeCun et al.,
+    1998); queries of zero make attention a mean over the sentence. All of it is trained from there.
+
+    Args:
+        model: a new model with a `keras_nlp.models.BertBackbone` as its `backbone`.
+    """
+    _scale_kernels(model.backbone)
+    last = model.backbone.num_layers - 1
+    for weight in model.backbone.trainable_variables:
+        if weight.path.endswith(f"transformer_layer_{last}/self_attention_layer/query/kernel"):
+            weight.assign(np.zeros(weight.shape))
+
+
+def _scale_kernels(model) -> None:
+    for weight in model.trainable_variables:
+        if weight.path.endswith("/kernel"):
+            inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
+            weight.assign(keras.ops.convert_to_numpy(weight) / (BERTS * np.sqrt(np.prod(inputs))))

@@ -170,6 +170,20 @@ def load_model(preset: str, dropout: float | None):
     return model
 
 
+def encoder_of(init_from: Path | None, preset: str) -> str | None:
+    """The preset that an encoder is taken from: a run's model, a named one, or None for a new one.
+
+    Raises:
+        DataError: `init_from` is no finished run.
+    """
+    if init_from is None:
+        return None if preset == "scratch" else preset
+    for folder in (init_from / "model", init_from):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    raise DataError(f"--init-from {init_from}: holds no model; a finished run of bert_mlm does")
+
+
 def load_backbone(preset: str, **changes):
     """A `BertBackbone` of a preset or of a run's `model` folder, under the current dtype policy.
 

@@ -18,7 +18,6 @@ import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.records import perplexity
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.text import load_text, text_sha256
@@ -26,6 +25,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from models import presets
 from models.initial_weights import begin_at_unigram, look_at_neighbours
+from models.optimizers import adamw
 from training.command_line import command_line
 from training.options import SharedOptions, fraction, positive
 from training.run import start_run
@@ -161,8 +161,11 @@ def main(options: Options) -> dict:
                 presets.load_weights(model, options.init_from)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            optimizer = adamw(
+                options, WarmUp(warmup, decay), beta_1=options.beta_1, beta_2=options.beta_2
+            )
             model.compile(
-                optimizer=reduce_before_clipping(make_optimizer(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -171,17 +174,12 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        # Training and test.
         callbacks = run.callbacks(valid_data, test_data, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
             model,
-            test={
-                "cross_entropy": test["cross_entropy"],
-                "perplexity": perplexity(test["cross_entropy"]),
-                "accuracy": test["accuracy"],
-            },
+            test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline=masked_lm.baselines(sequences["train"], sequences["test"], masking),
             preprocessor=presets.preprocessor(tokenizer, masking, options.sequence_length),
         )
@@ -230,20 +228,6 @@ def describe(train: np.ndarray, masking: masked_lm.Masking) -> tuple[str, float]
         f"the {masking.max_predictions} predictions filled, {masking.vocabulary_size:,} word pieces"
     )
     return words, length * (1 - padding)
-
-
-def make_optimizer(options: Options, schedule) -> keras.optimizers.AdamW:
-    """AdamW that does not decay biases and layer norms."""
-    optimizer = keras.optimizers.AdamW(
-        learning_rate=schedule,
-        weight_decay=options.weight_decay,
-        beta_1=options.beta_1,
-        beta_2=options.beta_2,
-        global_clipnorm=options.clip_norm,
-    )
-    # The patterns are matched against a variable's own name, not its path.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-    return optimizer
 
 
 if __name__ == "__main__":

@@ -134,13 +134,11 @@ def require_space(model: keras.Model, folder: Path, keep: int) -> None:
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
     """Refuses a model whose test metrics are no numbers.
 
-    A perplexity may be infinite: it is the exponential of a cross-entropy.
-
     Raises:
         BadLoss: names the metric.
     """
     for name, value in test.items():
-        if math.isnan(value) or (math.isinf(value) and name != "perplexity"):
+        if not math.isfinite(value):
             raise BadLoss(
                 f"the test's {name} is {value} after {steps} steps (learning rate "
                 f"{learning_rate:.3g} at the peak): no model is written; take a lower "

@@ -7,7 +7,7 @@ import numpy as np
 
 from training.errors import OptionsError
 
-LR_SCALING = ("linear", "sqrt", "none")
+FEW_STEPS = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,19 @@ class Plan:
     def warmup_steps(self, wanted: int) -> int:
         """The steps of a warm-up: as many as wanted, at most a tenth of the run."""
         return min(wanted, self.total_steps // 10)
+
+    def in_words(self) -> dict[str, str]:
+        """Lines for a person, by title."""
+        several = f" x {self.accumulate_steps} accumulated" if self.accumulate_steps > 1 else ""
+        steps = f"{self.total_steps:,} in {self.epochs} epoch(s) of {self.steps_per_epoch:,}"
+        if self.total_steps < FEW_STEPS:
+            steps += ": so few teach a model little, take more --epochs or more data"
+        return {
+            "global batch": f"{self.global_batch_size}{several} "
+            f"({self.batch_size_per_replica} per replica)",
+            "learning rate": f"{self.learning_rate:g} at the peak",
+            "steps": steps,
+        }
 
     def fixed(self) -> dict:
         """What must stay the same when a run resumes, on however many replicas."""

@@ -1,10 +1,12 @@
 """One run: where it works, what it resumes from, what it leaves. A companion, not a trainer.
 
 A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself.
-The run knows what every recipe does alike: devices, folder, plan, callbacks, results.
+The run knows what every recipe does alike: devices, folder, plan, callbacks, results. This file has
+more than 400 lines because a run is one story, told in the order in which a recipe calls it.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
@@ -16,19 +18,7 @@ import keras
 import tensorflow as tf
 
 from callbacks import checkpoint_files
-from callbacks.checkpoint import Checkpoint
 from callbacks.errors import Stopped
-from callbacks.evaluate_every import EvaluateEvery
-from callbacks.learning_rate import LearningRatePrinter
-from callbacks.metrics_file import MetricsFile
-from callbacks.records import Records
-from callbacks.restore import Restore
-from callbacks.steps import StepCallback
-from callbacks.stop_at_step import StopAtStep
-from callbacks.stop_on_bad_loss import StopOnBadLoss
-from callbacks.tensorboard import TensorBoard
-from callbacks.terminal_log import TerminalLog
-from callbacks.throughput import Throughput
 from data.cache import default_cache_dir
 from data.errors import DataError
 from distribution import keras_compat, parameter_server, strategies
@@ -36,6 +26,7 @@ from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from training import artifacts, checks
+from training.callback_order import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.options import SharedOptions, check, command
@@ -44,8 +35,6 @@ from training.run_folder import RunFolder
 from training.signals import StopRequested, signals
 
 log = logging.getLogger("recipes")
-
-FEW_STEPS = 50
 
 
 @contextlib.contextmanager
@@ -83,7 +72,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         stack.enter_context(keras_compat.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
-        stack.callback(run.folder.close)
+        stack.callback(run.close)
         try:
             run.open(logging_)
             yield run
@@ -93,10 +82,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             raise
         except Stopped as stopped:
             run.save_stopped()
-            again = command(recipe, options)
+            again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
-        finally:
-            run.terminal.close()
 
 
 class Run:
@@ -116,20 +103,23 @@ class Run:
         self.workers = strategies.workers(strategy)
         self.is_chief = strategies.is_chief(strategy)
         self.agreement = Agreement(strategy, self.workers, self.is_chief)
-        options.run_dir = (options.run_dir or self._new_folder()).expanduser()
-        self.folder = RunFolder(options.run_dir, recipe, options, self.is_chief)
+        # A copy: the options of a notebook's cell shall open a new folder each time.
+        run_dir = (options.run_dir or self._new_folder()).expanduser()
+        self.options = options = dataclasses.replace(options, run_dir=run_dir)
+        self.folder = RunFolder(run_dir, recipe, options, self.is_chief)
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._facts: dict = {}
-        self._checkpoint: Checkpoint | None = None
         self._adam_bound: float | None = None
-        self._of_chief = self.folder.path if self.is_chief else None
-        self.tensorboard = TensorBoard(self._of_chief / "logs" if self._of_chief else None)
-        self.throughput = Throughput(examples_per_step=0)
-        self.terminal = TerminalLog(
-            self.throughput, self.is_chief and wants_progress_bar(options.quiet)
+        self._callbacks = RunCallbacks(
+            self.folder.path,
+            options,
+            self.is_chief,
+            wants_progress_bar(options.quiet),
+            lambda: self.agreement.any_worker(signals.asked),
         )
+        self.tensorboard = self._callbacks.tensorboard
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
@@ -158,6 +148,11 @@ class Run:
             )
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
+
+    def close(self) -> None:
+        """Lets go of the folder and of the terminal."""
+        self._callbacks.terminal.close()
+        self.folder.close()
 
     @property
     def results(self) -> dict | None:
@@ -231,30 +226,24 @@ class Run:
         self._plan, self._facts = made, facts
         self._steps_per_execution()  # refuses what does not divide
         self.folder.keep_facts(facts | made.fixed())
-        self.throughput.examples_per_step = made.global_batch_size * made.accumulate_steps
-        self.throughput.tokens_per_example = tokens_per_example
+        self._callbacks.throughput.examples_per_step = (
+            made.global_batch_size * made.accumulate_steps
+        )
+        self._callbacks.throughput.tokens_per_example = tokens_per_example
         self._print_plan(made, about or {})
         return made
 
     def _print_plan(self, made: Plan, about: dict[str, str]) -> None:
         if not self.is_chief:
             return
-        several = f" x {made.accumulate_steps} accumulated" if made.accumulate_steps > 1 else ""
         name = type(self.strategy).__name__ if made.replicas > 1 else "one device"
-        lines = {
-            "run": str(self.folder.path),
-            **about,
-            "replicas": f"{made.replicas} in {self.workers} worker(s): {name}; all-reduce: "
-            f"{strategies.all_reduce_in_use(self.strategy)}",
-            "global batch": f"{made.global_batch_size}{several} "
-            f"({made.batch_size_per_replica} per replica)",
-            "learning rate": f"{made.learning_rate:g} at the peak",
-            "steps": f"{made.total_steps:,} in {made.epochs} epoch(s) of {made.steps_per_epoch:,}",
-        }
+        replicas = (
+            f"{made.replicas} in {self.workers} worker(s): {name}; all-reduce: "
+            f"{strategies.all_reduce_in_use(self.strategy)}"
+        )
+        lines = {"run": str(self.folder.path), **about, "replicas": replicas} | made.in_words()
         for title, line in lines.items():
             log.info("%-14s %s", title, line)
-        if made.total_steps < FEW_STEPS:
-            log.info("               so few steps teach a model little: more --epochs, more data")
         if self.resumes:
             info = self.folder.checkpoint
             log.info("resumes at step %d from %s", info.step, info.folder)
@@ -329,58 +318,10 @@ class Run:
             RunError: a callback holds state that no checkpoint keeps, two have the same name, or
                 the checkpoint holds the state of one that is not there.
         """
-        options, info = self.options, self.folder.checkpoint
-        metrics_file = MetricsFile(self._of_chief / "metrics.jsonl" if self._of_chief else None)
-        self.records = Records(
-            [self.tensorboard, metrics_file, self.terminal],
-            self.throughput,
-            options.log_every,
-            perplexity_of,
+        self._callbacks.records.perplexity_of = perplexity_of
+        in_order = self._callbacks.in_order(
+            self._plan, self.folder.checkpoint, validation, test, extra
         )
-        self._checkpoint = Checkpoint(
-            self.folder.path / "checkpoints",
-            every=options.checkpoint_every,
-            keep=options.keep_checkpoints,
-            is_chief=self.is_chief,
-            asked_to_stop=lambda: self.agreement.any_worker(signals.asked),
-            best=options.keep_best,
-            patience=options.early_stopping,
-            restored=info,
-        )
-        stop = [self._checkpoint]
-        validator = EvaluateEvery(
-            self.records, validation, "validation", options.validate_every, stop
-        )
-        tester = EvaluateEvery(self.records, test, "test", options.test_every, stop)
-        stateful = {
-            "records": self.records,
-            "metrics_file": metrics_file,
-            "tensorboard": self.tensorboard,
-            "validator": validator,
-            "tester": tester,
-        } | checks.stateful(extra)
-        checks.require_callbacks(info, stateful)
-        self._checkpoint.stateful_callbacks = stateful
-        self.terminal.step = self._plan.steps_done
-        newest = checkpoint_files.newest_name
-        in_order = [
-            Restore(info, stateful),
-            StopAtStep(),
-            StopOnBadLoss(lambda: newest(self.folder.path / "checkpoints")),
-            self.throughput,
-            *extra,
-            self.records,
-            self.tensorboard,
-            metrics_file,
-            self.terminal,
-            LearningRatePrinter(),
-            validator,
-            tester,
-            self._checkpoint,
-        ]
-        for callback in in_order:
-            if isinstance(callback, StepCallback):
-                callback.count_steps(self._plan.steps_per_epoch, self._plan.total_steps)
         signals.training = True  # from here on a signal is noted, and the run saved
         return in_order
 
@@ -404,11 +345,11 @@ class Run:
     @property
     def evaluate_options(self) -> dict:
         """For `model.evaluate()`: it ends when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self._checkpoint]}
+        return {"verbose": 0, "callbacks": [self._callbacks.checkpoint]}
 
     def save_stopped(self) -> None:
         """Saves what was trained when the run was asked to stop; all workers together."""
-        self._checkpoint.save_stopped(self.records.step)
+        self._callbacks.checkpoint.save_stopped(self._callbacks.records.step)
 
     def finish(
         self,
@@ -432,8 +373,10 @@ class Run:
             BadLoss: a test metric is not a number; nothing is written.
             RunError: the folder is gone or the disk is full.
         """
-        checks.require_finite(test, self._checkpoint.step, self._plan.learning_rate)
-        self.records.record_evaluation("test", self._checkpoint.step, dict(test))
+        steps, records = self._callbacks.checkpoint.step, self._callbacks.records
+        checks.require_finite(test, steps, self._plan.learning_rate)
+        test = records.with_perplexity(test)
+        records.record_evaluation("test", steps, test)
         self.tensorboard.flush()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
@@ -451,17 +394,17 @@ class Run:
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
             "seed": self.options.seed,
-            "steps": self._checkpoint.step,  # fewer than planned after --early-stopping
-            "epochs": self._checkpoint.epochs_done,
-            "history": self.records.history,
+            "steps": steps,  # fewer than planned after --early-stopping
+            "epochs": self._callbacks.checkpoint.epochs_done,
+            "history": records.history,
             "test": test,
             "baseline": baseline,
             **more,
             "notes": self._notes,
             "adam_bound": self._adam_bound,
-            **({"tokens_per_second": None} | self.throughput.total()),
+            **({"tokens_per_second": None} | self._callbacks.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
-            "time_to_first_step": self.throughput.time_to_first_step,
+            "time_to_first_step": self._callbacks.throughput.time_to_first_step,
             "resumed_from_step": self.folder.checkpoint.step if self.resumes else None,
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),

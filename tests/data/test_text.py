@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import http.server
+import io
 import os
 import socket
 import threading
@@ -387,6 +388,13 @@ def test_a_gzip_bomb(tmp_path, little_room, monkeypatch, bomb):
     assert f"{len(packed):,} bytes that unpack to more than 100,000" in message
     monkeypatch.setattr(paths, "UNPACKED_RATIO", 1000)
     assert "too small to be split" in error_of(tmp_path / "a.txt.gz", tmp_path)
+
+
+def test_a_bomb_of_one_line_is_not_read_to_its_end(little_room):
+    stream = io.BytesIO(b"again " * 400_000)
+    with pytest.raises(DataError, match="unpack to more than 100,000"):
+        text._read_lines(stream, "a.txt.gz", packed=700)
+    assert stream.tell() <= 100_001
 
 
 def test_a_zip_bomb(server, tmp_path, little_room):

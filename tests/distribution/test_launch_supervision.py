@@ -204,7 +204,8 @@ if index == 0:
 ready()
 time.sleep(60)
 """
-    patch = "supervision.SAVE_SECONDS = 2; supervision.STOP_SECONDS = 0.5"
+    wait = 2 if "sleep" in end else 20
+    patch = f"supervision.SAVE_SECONDS = {wait}; supervision.STOP_SECONDS = 0.5"
     process = runs.start(code, "--nproc-per-node=2", patch=patch)
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
     process.send_signal(signal.SIGTERM)

@@ -1,25 +1,23 @@
 import math
 
+import numpy as np
 import pytest
 
-from distribution.errors import DistributionError
-from distribution.scaling import global_batch_size, make_plan, scaled_learning_rate
-
-ARGUMENTS = dict(
-    replicas=1,
-    examples=1000,
-    batch_size_per_replica=32,
-    global_batch=None,
-    accumulate_steps=1,
-    base_learning_rate=0.001,
-    lr_scaling="linear",
-    epochs=3,
-    max_steps=None,
-)
+from training.errors import OptionsError
+from training.options import SharedOptions
+from training.plan import global_batch_size, make_plan, scaled_learning_rate
 
 
-def plan(**changes):
-    return make_plan(**(ARGUMENTS | changes))
+def plan(replicas=1, examples=1000, resumed=None, steps_done=0, **options):
+    return make_plan(
+        SharedOptions(**({"epochs": 3} | options)),
+        replicas=replicas,
+        examples=examples,
+        batch_size_per_replica=32,
+        base_learning_rate=0.001,
+        steps_done=steps_done,
+        resumed=resumed,
+    )
 
 
 class TestGlobalBatch:
@@ -33,7 +31,7 @@ class TestGlobalBatch:
         "replicas, batch, fits", [(3, 32, "30 or 33"), (8, 4, "8"), (4, 6, "4 or 8")]
     )
     def test_what_cannot_be_shared_names_what_can(self, replicas, batch, fits):
-        with pytest.raises(DistributionError) as caught:
+        with pytest.raises(OptionsError) as caught:
             global_batch_size(replicas, None, batch)
         assert str(caught.value) == (
             f"--global-batch-size {batch} cannot be shared by {replicas} replicas: it must be a "
@@ -42,7 +40,7 @@ class TestGlobalBatch:
 
     @pytest.mark.parametrize("sizes", [(None, None), (32, 64)])
     def test_one_of_both(self, sizes):
-        with pytest.raises(DistributionError, match="give one of"):
+        with pytest.raises(OptionsError, match="give one of"):
             global_batch_size(2, *sizes)
 
 
@@ -67,9 +65,16 @@ class TestPlan:
         assert found.steps_per_epoch == 7
 
     def test_or_share_a_global_batch(self):
-        found = plan(replicas=4, batch_size_per_replica=None, global_batch=32, lr_scaling="none")
+        found = plan(replicas=4, global_batch_size=32, lr_scaling="none")
         assert (found.batch_size_per_replica, found.global_batch_size) == (8, 32)
         assert (found.learning_rate, found.steps_per_epoch) == (0.001, 31)
+
+    def test_the_options_come_before_the_recipes_own_values(self):
+        found = plan(replicas=2, batch_size_per_replica=10, base_learning_rate=0.5)
+        assert (found.global_batch_size, found.learning_rate) == (20, 1.0)
+
+    def test_the_learning_rate_is_not_rounded_to_float32(self):
+        assert plan().learning_rate.dtype == np.float64
 
     @pytest.mark.parametrize("max_steps, total, epochs", [(1, 1, 1), (31, 31, 1), (32, 32, 2)])
     def test_max_steps_may_end_it_in_mid_epoch(self, max_steps, total, epochs):
@@ -83,8 +88,16 @@ class TestPlan:
         found = plan(accumulate_steps=4)
         assert (found.global_batch_size, found.steps_per_epoch, found.total_steps) == (32, 7, 21)
 
+    def test_the_batches_of_a_step_are_counted_by_the_pipeline(self):
+        assert plan().batches == {"batch_size": 32, "batches_per_epoch": 31, "first_batch": 0}
+        found = plan(accumulate_steps=4, steps_done=9).batches
+        assert found == {"batch_size": 32, "batches_per_epoch": 28, "first_batch": 36}
+
+    def test_a_warm_up_is_at_most_a_tenth(self):
+        assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
+
     def test_too_few_examples(self):
-        with pytest.raises(DistributionError) as caught:
+        with pytest.raises(OptionsError) as caught:
             plan(examples=100, accumulate_steps=4)
         assert str(caught.value) == (
             "one step takes 128 examples (global batch 32 x 4 accumulated batches) and the "
@@ -92,18 +105,19 @@ class TestPlan:
         )
         assert plan(examples=32).steps_per_epoch == 1
 
-    def test_going_on_with_other_replicas_keeps_the_trajectory(self):
+    def test_resumed_on_other_replicas_it_trains_the_same(self):
         first = plan(replicas=2)
-        resumed = plan(replicas=4, resumed=first.trajectory())
+        resumed = plan(replicas=4, resumed=first.fixed())
         assert resumed.batch_size_per_replica == 16
-        assert resumed.trajectory() == first.trajectory() | {"replicas": 4}
-        with pytest.raises(DistributionError, match="cannot be shared by 3 replicas"):
-            plan(replicas=3, resumed=first.trajectory())
+        assert resumed.fixed() == first.fixed()
+        with pytest.raises(OptionsError, match="cannot be shared by 3 replicas"):
+            plan(replicas=3, resumed=first.fixed())
 
-    def test_the_summary_is_what_results_hold(self):
-        assert plan(replicas=2).summary() == {
+    def test_what_must_stay_when_it_resumes(self):
+        assert plan(replicas=2).fixed() == {
             "global_batch_size": 64,
             "learning_rate": 0.002,
-            "steps": 45,
+            "steps_per_epoch": 15,
+            "total_steps": 45,
             "epochs": 3,
         }

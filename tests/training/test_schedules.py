@@ -2,12 +2,12 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.schedules import WarmUp
+from training.schedules import WarmUp
 
 
-def to_zero(steps):
+def to_zero(steps, peak=1.0):
     return keras.optimizers.schedules.PolynomialDecay(
-        initial_learning_rate=1.0, decay_steps=steps, end_learning_rate=0.0
+        initial_learning_rate=peak, decay_steps=steps, end_learning_rate=0.0
     )
 
 
@@ -16,28 +16,34 @@ def rates(schedule, steps):
 
 
 def test_grows_to_the_peak_then_follows_the_other_schedule():
-    found = rates(WarmUp(1.0, 4, to_zero(8)), 13)
+    found = rates(WarmUp(4, to_zero(8)), 13)
     expected = [0.25, 0.5, 0.75, 1.0, *(1 - np.arange(8) / 8), 0.0]
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_the_peak_is_where_the_other_schedule_begins():
+    found = rates(WarmUp(4, to_zero(8, peak=0.5)), 5)
+    np.testing.assert_allclose(found, [0.125, 0.25, 0.375, 0.5, 0.5], atol=1e-6)
+
+
 def test_without_warm_up_it_is_the_other_schedule():
-    np.testing.assert_allclose(rates(WarmUp(1.0, 0, to_zero(4)), 4), [1, 0.75, 0.5, 0.25])
+    np.testing.assert_allclose(rates(WarmUp(0, to_zero(4)), 4), [1, 0.75, 0.5, 0.25])
 
 
 def test_takes_the_optimizers_counter():
     variable = keras.Variable(2, dtype="int64", trainable=False)
-    assert float(WarmUp(1.0, 4, to_zero(8))(variable)) == pytest.approx(0.75)
+    assert float(WarmUp(4, to_zero(8))(variable)) == pytest.approx(0.75)
 
 
 def test_float64_is_not_rounded():
     keras.config.set_floatx("float64")
-    rate = keras.ops.convert_to_numpy(WarmUp(0.1, 3, to_zero(8))(0))
-    assert rate.dtype == np.float64
-    assert rate == pytest.approx(0.1 / 3, rel=1e-15)
+    for step, expected in ((0, 0.1 / 3), (3, 0.1), (7, 0.05)):
+        rate = keras.ops.convert_to_numpy(WarmUp(3, to_zero(8, np.float64(0.1)))(step))
+        assert rate.dtype == np.float64
+        assert rate == pytest.approx(expected, rel=1e-14)
 
 
 def test_serialises():
-    schedule = WarmUp(0.5, 3, to_zero(8))
+    schedule = WarmUp(3, to_zero(8, peak=0.5))
     again = WarmUp.from_config(schedule.get_config())
     assert rates(again, 12) == rates(schedule, 12)

@@ -1,0 +1,170 @@
+"""Sort sentences into classes: from a BERT of yours, from a preset, or from scratch.
+
+    python -m recipes.text_classification --dataset folder_with_train_dev_test_tsv
+    python -m recipes.text_classification --dataset reviews.csv --init-from runs/bert_mlm/first
+    python -m recipes.text_classification --strategy mirrored --replicas 2
+
+Reads sentences and labels (or, where no dataset is named, asks which of the installed packages a
+docstring's paragraph is from), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
+AdamW, linear warm-up, PolynomialDecay to zero.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import keras
+import keras_nlp
+from keras.optimizers.schedules import PolynomialDecay
+
+from data import arrays, sentences, word_pieces
+from distribution.global_loss import GlobalMean
+from distribution.optimizers import reduce_before_clipping
+from models import presets
+from models.initial_weights import begin_as_bag_of_words
+from models.metrics import MacroF1
+from models.optimizers import adamw
+from training.artifacts import data_sha256
+from training.command_line import command_line
+from training.options import SharedOptions, fraction, positive
+from training.run import start_run
+from training.schedules import WarmUp
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options(SharedOptions):
+    """Options of `recipes.text_classification`."""
+
+    dataset: str = "auto"
+    """A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto."""
+    preset: str = "scratch"
+    """scratch, or a BERT preset of Kaggle or Hugging Face, or a preset's folder."""
+    init_from: Path | None = None
+    """A finished run of bert_mlm: its word pieces and its encoder are taken over."""
+    vocabulary: Path | None = None
+    """A WordPiece vocabulary, one piece a line (default: learned from the training sentences)."""
+    vocabulary_size: int = 4096
+    """Word pieces to learn."""
+    num_layers: int = 1
+    """Transformer layers, from scratch."""
+    num_heads: int = 2
+    """Attention heads, from scratch."""
+    hidden_dim: int = 64
+    """Width of the model, from scratch; the feed-forward layers are four times as wide."""
+    dropout: float = 0.3
+    """Dropout, in the encoder (not of a preset) and before the last layer."""
+    token_dropout: float = 0.5
+    """Share of a training sentence's word pieces that become [MASK], others in each epoch."""
+    sequence_length: int = 64
+    """Tokens of a sentence, [CLS] and [SEP] counted; longer ones are cut."""
+    base_learning_rate: float | None = None
+    """Peak learning rate for one replica (default: 2e-3 from scratch, 2e-4 otherwise)."""
+    warmup_steps: int = 100
+    """Steps in which the learning rate grows; at most a tenth of the run is used."""
+    weight_decay: float = 0.01
+    """AdamW's; not on biases and layer norms."""
+    epochs: int = 10
+    """Passes over the training split."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        found = super().problems()
+        if found:
+            return found
+        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
+        found += presets.problems_of_sizes(self)
+        found += positive("warmup_steps", self.warmup_steps, zero=True)
+        found += positive("weight_decay", self.weight_decay, zero=True)
+        found += fraction("dropout", self.dropout) + fraction("token_dropout", self.token_dropout)
+        if self.init_from is not None and self.preset != "scratch":
+            found.append("--init-from and --preset: give one of them")
+        return found
+
+
+def build_model(
+    options: Options, vocabulary_size: int, num_classes: int, preset: str | None
+) -> keras_nlp.models.BertTextClassifier:
+    """Builds the model inside the strategy's scope, without its tokenizer.
+
+    Args:
+        options: sizes and dropout.
+        vocabulary_size: number of word pieces.
+        num_classes: number of classes.
+        preset: a name or folder to take the encoder from; None for a new one.
+
+    Returns:
+        A model from token ids to logits.
+    """
+    if preset is not None:
+        backbone = presets.load_backbone(preset, dropout=options.dropout)
+        presets.refuse_longer(backbone, options.sequence_length, preset)
+    else:
+        backbone = presets.new_backbone(options, vocabulary_size)
+    model = keras_nlp.models.BertTextClassifier(backbone, num_classes, dropout=options.dropout)
+    if preset is None:
+        begin_as_bag_of_words(model)
+    return model
+
+
+def main(options: Options) -> dict:
+    """Trains, tests and saves; returns what `results.json` holds."""
+    with start_run("text_classification", options) as run:
+        if run.finished:
+            return run.results
+        # Sentences as word pieces, and their labels, by split.
+        data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
+        run.note(data.note)
+        splits = sentences.first_examples(data.splits, options.max_examples)
+        preset = presets.encoder_of(options.init_from, options.preset)
+        tokenizer = presets.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
+        length = options.sequence_length
+        inputs = {s: sentences.encode(texts, tokenizer, length) for s, (texts, _) in splits.items()}
+        labels = {split: labels for split, (_, labels) in splits.items()}
+        plan = run.plan(
+            examples=len(labels["train"]),
+            base_learning_rate=2e-4 if preset else 2e-3,
+            tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
+            about={"sentences": data.in_words(), "model": presets.origin(options, preset)},
+            dataset=data.name,
+            preset=preset or "scratch",
+            data_sha256=data_sha256(splits),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
+        )
+        dropped = sentences.TokenDropout(options.token_dropout, tokenizer.mask_token_id)
+        train_data = sentences.training_data(
+            inputs["train"], labels["train"], dropped, seed=options.seed, **plan.batches
+        )
+        valid_data, test_data = (
+            arrays.evaluation_data(inputs[split], labels[split], batch_size=plan.global_batch_size)
+            for split in ("valid", "test")
+        )
+        # Model, schedule and loss, under the strategy.
+        with run.strategy.scope():
+            pieces, classes = len(tokenizer.vocabulary), len(data.classes)
+            model, macro_f1 = build_model(options, pieces, classes, preset), MacroF1(classes)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            optimizer = adamw(options, WarmUp(warmup, decay))
+            model.compile(
+                optimizer=reduce_before_clipping(optimizer),
+                loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                metrics=None,  # KerasHub would add one that counts the padding of the last batch
+                weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy"), macro_f1],
+                **run.compile_options,
+            )
+        run.build(model, train_data)
+        # Training and test.
+        callbacks = run.callbacks(valid_data, test_data)
+        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        return run.finish(
+            model,
+            test={name: test[name] for name in ("accuracy", "macro_f1")},
+            baseline=sentences.baselines(splits),
+            confusion_matrix=macro_f1.confusion_matrix().tolist(),
+            classes=data.classes,
+            preprocessor=keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, length),
+        )
+
+
+if __name__ == "__main__":
+    command_line(Options, main)

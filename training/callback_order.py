@@ -1,0 +1,128 @@
+"""Which callbacks a run has, and in which order: it is what makes a resumed run identical."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from callbacks import checkpoint_files
+from callbacks.checkpoint import Checkpoint
+from callbacks.checkpoint_files import CheckpointInfo
+from callbacks.evaluate_every import EvaluateEvery
+from callbacks.learning_rate import LearningRatePrinter
+from callbacks.metrics_file import MetricsFile
+from callbacks.records import Records
+from callbacks.restore import Restore
+from callbacks.steps import StepCallback
+from callbacks.stop_at_step import StopAtStep
+from callbacks.stop_on_bad_loss import StopOnBadLoss
+from callbacks.tensorboard import TensorBoard
+from callbacks.terminal_log import TerminalLog
+from callbacks.throughput import Throughput
+from training import checks
+from training.options import SharedOptions
+from training.plan import Plan
+
+
+class RunCallbacks:
+    """The callbacks of one run.
+
+    Args:
+        run_dir: the run's folder.
+        options: the recipe's.
+        is_chief: whether this process writes what is shared.
+        progress_bar: whether somebody looks at the terminal.
+        asked_to_stop: tells, on all workers alike, whether the run shall stop.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        options: SharedOptions,
+        is_chief: bool,
+        progress_bar: bool,
+        asked_to_stop: Callable[[], bool],
+    ):
+        self.run_dir = run_dir
+        self.options = options
+        self.is_chief = is_chief
+        self.asked_to_stop = asked_to_stop
+        self.tensorboard = TensorBoard(run_dir / "logs" if is_chief else None)
+        self.metrics_file = MetricsFile(run_dir / "metrics.jsonl" if is_chief else None)
+        self.throughput = Throughput()
+        self.terminal = TerminalLog(self.throughput, is_chief and progress_bar)
+        self.records = Records(
+            [self.tensorboard, self.metrics_file, self.terminal],
+            self.throughput,
+            options.log_every,
+        )
+        self.checkpoint: Checkpoint | None = None
+
+    def in_order(
+        self,
+        plan: Plan,
+        info: CheckpointInfo | None,
+        validation: tf.data.Dataset,
+        test: tf.data.Dataset,
+        extra: Sequence[keras.callbacks.Callback],
+    ) -> list[keras.callbacks.Callback]:
+        """What `fit()` gets.
+
+        Args:
+            plan: what the run does.
+            info: the checkpoint that it resumes from, or None.
+            validation: for `--validate-every`.
+            test: for `--test-every`.
+            extra: the recipe's own.
+
+        Raises:
+            RunError: as `checks.stateful` and `checks.require_callbacks` say.
+        """
+        options = self.options
+        self.checkpoint = Checkpoint(
+            self.run_dir / "checkpoints",
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            is_chief=self.is_chief,
+            asked_to_stop=self.asked_to_stop,
+            best=options.keep_best,
+            patience=options.early_stopping,
+            restored=info,
+        )
+        validator, tester = (
+            EvaluateEvery(self.records, data, split, every, [self.checkpoint])
+            for data, split, every in (
+                (validation, "validation", options.validate_every),
+                (test, "test", options.test_every),
+            )
+        )
+        stateful = {
+            "records": self.records,
+            "metrics_file": self.metrics_file,
+            "tensorboard": self.tensorboard,
+            "validator": validator,
+            "tester": tester,
+        } | checks.stateful(extra)
+        checks.require_callbacks(info, stateful)
+        self.checkpoint.stateful_callbacks = stateful
+        self.terminal.step = plan.steps_done
+        in_order = [
+            Restore(info, stateful),
+            StopAtStep(),
+            StopOnBadLoss(lambda: checkpoint_files.newest_name(self.checkpoint.folder)),
+            self.throughput,  # before whatever evaluates, writes or saves
+            *extra,
+            self.records,
+            self.tensorboard,
+            self.metrics_file,
+            self.terminal,
+            LearningRatePrinter(),
+            validator,
+            tester,
+            self.checkpoint,  # saves what the others have logged
+        ]
+        for callback in in_order:
+            if isinstance(callback, StepCallback):
+                callback.count_steps(plan.steps_per_epoch, plan.total_steps)
+        return in_order
