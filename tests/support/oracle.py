@@ -5,8 +5,8 @@
 Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas, `tf.clip_by_global_norm`;
 an accumulated step is one batch of all its examples. It shares the recipe's options, data and
 `build_model`, and nothing of what distributes: no `fit()`, no strategy, loss, order of a step,
-schedule or callback of ours. Writes the weights after the last step to OUTPUT_FOLDER/RUN.weights.h5,
-and the losses and the gradients' norms to OUTPUT_FOLDER/RUN.npz.
+schedule or callback of ours. Writes the last weights to OUTPUT_FOLDER/RUN.weights.h5, and the
+losses and the gradients' norms to OUTPUT_FOLDER/RUN.npz.
 """
 
 import sys
@@ -17,9 +17,9 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, oligos, text
+from data import arrays, images, masked_lm, oligos, sentences, text
 from models import presets
-from recipes import bert_mlm, dna_melting, mnist
+from recipes import bert_mlm, dna_melting, mnist, text_classification
 
 
 def train(strategy, model, optimizer, dataset, options, rate, example_losses, weigh):
@@ -94,13 +94,7 @@ def bert(options, strategy):
     frequency = masked_lm.log_frequency(sequences["train"], masking)
     with strategy.scope():
         model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)
-        optimizer = keras.optimizers.AdamW(
-            0.0, weight_decay=options.weight_decay, beta_1=options.beta_1, beta_2=options.beta_2
-        )
-        undecayed = ("bias", "output_bias", "gamma", "beta")
-        optimizer.exclude_from_weight_decay(
-            var_list=[v for v in model.trainable_variables if v.name in undecayed]
-        )
+        optimizer = adamw(options, model, options.beta_1, options.beta_2)
 
     def example_losses(labels, logits, weights):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -108,6 +102,45 @@ def bert(options, strategy):
 
     rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
     return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+
+
+def classification(options, strategy):
+    data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
+    texts, labels = data.splits["train"]
+    tokenizer = presets.make_tokenizer(options, None, data.as_text(), options.cache_dir)
+    dataset = sentences.training_data(
+        sentences.encode(texts, tokenizer, options.sequence_length),
+        labels,
+        sentences.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
+        seed=options.seed,
+        **batches(options),
+    )
+    with strategy.scope():
+        model = text_classification.build_model(
+            options, len(tokenizer.vocabulary), len(data.classes), None
+        )
+        optimizer = adamw(options, model, 0.9, 0.999)
+    return train(
+        *(strategy, model, optimizer, dataset, options),
+        *(warmed_up(options, min(options.warmup_steps, options.max_steps // 10)), class_losses),
+        weight_sum,
+    )
+
+
+def adamw(options, model, beta_1, beta_2):
+    optimizer = keras.optimizers.AdamW(
+        0.0, weight_decay=options.weight_decay, beta_1=beta_1, beta_2=beta_2
+    )
+    undecayed = ("bias", "output_bias", "gamma", "beta")
+    optimizer.exclude_from_weight_decay(
+        var_list=[v for v in model.trainable_variables if v.name in undecayed]
+    )
+    return optimizer
+
+
+def class_losses(y, logits, weights):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    return losses * tf.cast(weights, losses.dtype)
 
 
 def mnist_(options, strategy):
@@ -118,12 +151,8 @@ def mnist_(options, strategy):
         optimizer = keras.optimizers.Adam(0.0)
     assert model.losses, "the L2 penalty is to be compared too"
 
-    def example_losses(y, logits, weights):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-        return losses * tf.cast(weights, losses.dtype)
-
     rate = warmed_up(options, 0)
-    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+    return train(strategy, model, optimizer, dataset, options, rate, class_losses, weight_sum)
 
 
 def dna(options, strategy):
@@ -150,7 +179,12 @@ def weight_sum(weights):
     return tf.cast(tf.reduce_sum(weights), tf.int32)
 
 
-LOOPS = {"bert_mlm": bert, "mnist": mnist_, "dna_melting": dna}
+LOOPS = {
+    "bert_mlm": (bert_mlm, bert),
+    "mnist": (mnist, mnist_),
+    "dna_melting": (dna_melting, dna),
+    "text_classification": (text_classification, classification),
+}
 
 
 def main(names: list[str], output: Path, replicas: int) -> None:
@@ -164,15 +198,14 @@ def main(names: list[str], output: Path, replicas: int) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     for name in names:
         module, values = strategy_run.RUNS[name]
-        options = {"bert_mlm": bert_mlm, "mnist": mnist, "dna_melting": dna_melting}[
-            module
-        ].Options(
+        recipe, loop = LOOPS[module]
+        options = recipe.Options(
             **values,
             **strategy_run.data_options(module, output.parent),
             cache_dir=output.parent / "cache",
         )
         keras.utils.set_random_seed(options.seed)
-        model, losses, norms = LOOPS[module](options, strategy)
+        model, losses, norms = loop(options, strategy)
         model.save_weights(output / f"{name}.weights.h5")
         np.savez(output / f"{name}.npz", losses=losses, norms=norms)
 

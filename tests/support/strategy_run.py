@@ -63,6 +63,23 @@ TINY_OLIGOS = dict(
     jit="off",  # compiling would take longer than training
     quiet=True,
 )
+TINY_SENTENCES = dict(
+    vocabulary_size=120,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=16,
+    dropout=0.0,
+    sequence_length=16,
+    epochs=2,
+    max_steps=20,
+    base_learning_rate=0.01,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    log_every=1,
+    jit="off",  # compiling would take longer than training
+    quiet=True,
+)
 # Short and long lines: the accumulated batches have different sums of weights.
 LINES = TINY_TEXT | dict(text_mode="lines", sequence_length=32)
 TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=6)
@@ -75,6 +92,8 @@ RUNS = {
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
     "dna_together": ("dna_melting", TINY_OLIGOS | TOGETHER),
+    "text": ("text_classification", TINY_SENTENCES),
+    "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
 }
 
 
@@ -123,16 +142,36 @@ def write_oligos(path: Path, count: int = 130) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_sentences(folder: Path, train: int = 101, other: int = 37) -> None:
+    """A folder of three TSV files: a word tells the class, most of the time."""
+    words = "the film was seen by many who said it is very long and the end comes late".split()
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, (name, count) in enumerate((("train", train), ("dev", other), ("test", other))):
+        lines = ["sentence\tlabel"]
+        for number in range(count):
+            label = number * 7 % 3
+            telling = ("good", "poor", "fair")[label if number % 11 else (label + 1) % 3]
+            around = [words[(number * 5 + k * (1 + place)) % len(words)] for k in range(8)]
+            lines.append(f"{' '.join(around[: 2 + number % 7])} {telling} {number}\t{label}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write_data(folder: Path) -> None:
     """Writes the data sets of all runs."""
     write_text(folder / "text.txt")
     write_images(folder / "images")
     write_oligos(folder / "oligos.csv")
+    write_sentences(folder / "sentences")
 
 
 def data_options(module: str, folder: Path) -> dict:
     """Where a recipe's data lie in the folder that `write_data` filled."""
-    names = {"bert_mlm": "text.txt", "mnist": "images", "dna_melting": "oligos.csv"}
+    names = {
+        "bert_mlm": "text.txt",
+        "mnist": "images",
+        "dna_melting": "oligos.csv",
+        "text_classification": "sentences",
+    }
     return {"dataset": str(folder / names[module])}
 
 
