@@ -317,7 +317,7 @@ def _lines(path: Path, delimiter: str | None) -> list[tuple[int, list[str]]]:
     if delimiter == "\t" or "\t" in text.partition("\n")[0]:
         # Not `splitlines`, which splits at characters that may stand inside a sentence.
         lines = text.rstrip("\r\n").split("\n")
-        return [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
+        return [(n, line.split("\t")) for n, line in enumerate(lines, 1)]
     # `strict`: a quote that is never closed is an error, not one long sentence.
     reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
     found, line = [], 1
