@@ -41,6 +41,18 @@ def encode(sentences: Sequence[str], tokenizer, length: int) -> dict[str, np.nda
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
 
+def encode_splits(splits: dict, tokenizer, length: int) -> tuple[dict, dict]:
+    """What `encode` makes of each split's sentences, and the labels, both by split.
+
+    Args:
+        splits: as in `sentences.Sentences.splits`.
+        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        length: tokens of a sequence.
+    """
+    inputs = {name: encode(texts, tokenizer, length) for name, (texts, _) in splits.items()}
+    return inputs, {name: labels for name, (_, labels) in splits.items()}
+
+
 def training_data(
     inputs: dict[str, np.ndarray],
     labels: np.ndarray,

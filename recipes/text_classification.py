@@ -117,10 +117,7 @@ def main(options: Options) -> dict:
         preset = presets.encoder_of(options.init_from, options.preset)
         tokenizer = presets.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         length = options.sequence_length
-        inputs = {
-            s: sentence_inputs.encode(texts, tokenizer, length) for s, (texts, _) in splits.items()
-        }
-        labels = {split: labels for split, (_, labels) in splits.items()}
+        inputs, labels = sentence_inputs.encode_splits(splits, tokenizer, length)
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=2e-4 if preset else 2e-3,
