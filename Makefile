@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint check-long check-upstream soak bench clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint check-long check-upstream soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -16,7 +16,8 @@ help:
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make soak                    kill runs at random moments and compare"
-	@echo "make bench                   measure what the README claims"
+	@echo "make bench                   measure what saving costs"
+	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
 	@echo "make clean                   remove .venv"
 
 .venv/installed: requirements.lock pyproject.toml
@@ -47,7 +48,10 @@ soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 bench: .venv/installed
-	@for benchmark in benchmarks/*.py; do echo $$benchmark; $(BIN)/python $$benchmark; done
+	@$(BIN)/python benchmarks/checkpoint_cost.py
+
+results: .venv/installed
+	@$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
 	rm -rf .venv
