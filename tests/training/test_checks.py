@@ -1,0 +1,224 @@
+"""Whatever would make a run's numbers silently wrong is refused, with what to write instead."""
+
+import math
+import shutil
+
+import keras
+import pytest
+
+from callbacks.errors import BadLoss
+from callbacks.steps import StepCallback
+from distribution.global_loss import GlobalMean
+from distribution.optimizers import reduce_before_clipping
+from tests.support import tiny_recipe
+from training import checks
+from training.errors import OptionsError, RunError
+from training.options import SharedOptions
+from training.plan import make_plan
+
+
+def refused(folder, error=RunError, arguments=None, extra=(), **options):
+    """The message of a recipe that must not train; nothing of it may be left."""
+
+    def changed(options, learning_rate):
+        return tiny_recipe.compile_arguments(options, learning_rate) | (arguments or (lambda: {}))()
+
+    with pytest.raises(error) as caught:
+        chosen = tiny_recipe.Options(run_dir=folder / "made" / "run", **options)
+        tiny_recipe.main(chosen, arguments=changed, extra=extra)
+    assert not (folder / "made").exists()
+    return str(caught.value)
+
+
+class TestCompile:
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            "sparse_categorical_crossentropy",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            None,
+        ],
+        ids=["name", "object", "none"],
+    )
+    def test_a_loss_that_is_no_global_mean(self, tmp_path, loss):
+        said = refused(tmp_path, arguments=lambda: {"loss": loss})
+        assert "write GlobalMean(keras.losses" in said and "distribution.global_loss" in said
+
+    @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+    def test_an_optimizer_that_reduces_last(self, tmp_path, precision):
+        said = refused(
+            tmp_path, arguments=lambda: {"optimizer": keras.optimizers.Adam()}, precision=precision
+        )
+        assert "write reduce_before_clipping(keras.optimizers" in said
+
+    @pytest.mark.parametrize("metrics", [["accuracy"], [keras.metrics.MeanSquaredError()]])
+    def test_metrics_that_ignore_weights(self, tmp_path, metrics):
+        said = refused(tmp_path, arguments=lambda: {"metrics": metrics})
+        assert "write weighted_metrics=[...]" in said
+
+    def test_several_losses_are_each_looked_at(self):
+        x = keras.Input((2,))
+        outputs = {name: keras.layers.Dense(1, name=name)(x) for name in "ab"}
+        model = keras.Model(x, outputs)
+        losses = {"a": GlobalMean(keras.losses.MeanSquaredError()), "b": "mse"}
+        model.compile(reduce_before_clipping(keras.optimizers.Adam()), losses)
+        with pytest.raises(RunError, match="GlobalMean"):
+            checks.refuse_unwrapped(model)
+        losses["b"] = GlobalMean(keras.losses.MeanSquaredError())
+        model.compile(reduce_before_clipping(keras.optimizers.Adam()), losses)
+        checks.refuse_unwrapped(model)
+
+
+class Stateful(StepCallback):
+    pass
+
+
+class TestCallbacks:
+    @pytest.mark.parametrize(
+        "callback",
+        [
+            keras.callbacks.EarlyStopping(),
+            keras.callbacks.ReduceLROnPlateau(),
+            keras.callbacks.ModelCheckpoint("x.keras"),
+            keras.callbacks.BackupAndRestore("x"),
+        ],
+        ids=lambda callback: type(callback).__name__,
+    )
+    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
+        said = refused(tmp_path, extra=[callback])
+        assert f"keras.callbacks.{type(callback).__name__} holds state" in said
+        assert "--early-stopping" in said and "get_state() and set_state()" in said
+
+    def test_two_of_one_name(self, tmp_path):
+        said = refused(tmp_path, extra=[tiny_recipe.Counter(), tiny_recipe.Counter()])
+        assert "two callbacks of class Counter" in said
+
+    def test_a_callback_without_state_is_welcome(self):
+        assert checks.stateful([keras.callbacks.TerminateOnNaN()]) == {}
+        assert list(checks.stateful([Stateful(), tiny_recipe.Counter()])) == ["Stateful", "Counter"]
+
+    def test_one_that_is_missing_on_resume(self, tmp_path):
+        class StopAtFour(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 4:
+                    raise KeyboardInterrupt
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAtFour()])
+        with pytest.raises(RunError, match=r"holds the state of Counter.*extra=\[\.\.\.\]"):
+            tiny_recipe.main(options)
+        counter = tiny_recipe.Counter()
+        assert tiny_recipe.main(options, extra=[counter])["resumed_from_step"] == 4
+        assert counter.count == 18  # with the four steps of the first process
+
+
+class TestOptions:
+    def test_a_best_that_is_not_measured(self, tmp_path):
+        said = refused(tmp_path, OptionsError, keep_best="val_acuracy")
+        assert said == "--keep-best val_acuracy: must be one of val_loss, val_accuracy"
+
+    @pytest.mark.parametrize("name", ["accuracy", "loss", "val_"])
+    def test_nor_one_of_the_training_split(self, tmp_path, name):
+        assert "must be one of val_loss, val_accuracy" in refused(
+            tmp_path, OptionsError, keep_best=name
+        )
+
+    def test_what_does_not_go_with_accumulation(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        for options, part in (
+            (dict(strategy="mirrored", replicas=2, jit="on"), "--jit on: XLA cannot compile"),
+            (
+                dict(strategy="central_storage", replicas=2, precision="mixed_float16"),
+                "--precision mixed_float16 does not go with central_storage",
+            ),
+            (
+                dict(strategy="mirrored", replicas=3, global_batch_size=8),
+                "--global-batch-size 8 cannot be shared by 3 replicas",
+            ),
+        ):
+            with pytest.raises(OptionsError) as caught:
+                checks.refuse_pairs(SharedOptions(**options))
+            assert part in str(caught.value)
+            assert len(str(caught.value).splitlines()) == 1
+
+
+class TestExecutions:
+    """72 examples of which 8 are a batch: 9 steps an epoch."""
+
+    def refuse(self, steps, steps_done=0, **options):
+        plan = make_plan(
+            SharedOptions(epochs=options.pop("epochs", 2), global_batch_size=8, **options),
+            replicas=1,
+            examples=72,
+            batch_size_per_replica=8,
+            base_learning_rate=1.0,
+            steps_done=steps_done,
+        )
+        checks.refuse_executions_across_epochs(steps, plan)
+
+    @pytest.mark.parametrize("steps", [1, 3, 9])
+    def test_what_divides_an_epoch(self, steps):
+        self.refuse(steps)
+
+    @pytest.mark.parametrize("steps", [2, 4, 18, 10**9])
+    def test_what_does_not(self, steps):
+        with pytest.raises(OptionsError, match="an epoch has 9 steps .* 1, 3, 9 would fit"):
+            self.refuse(steps)
+
+    def test_the_end_of_the_run_in_mid_epoch(self):
+        self.refuse(3, max_steps=15)
+        with pytest.raises(OptionsError, match="the run 14; 1 would fit"):
+            self.refuse(3, max_steps=14)
+        self.refuse(7, max_steps=7)
+
+    def test_what_is_left_of_a_resumed_epoch(self):
+        self.refuse(3, steps_done=3)
+        self.refuse(9, steps_done=9)
+        self.refuse(9, steps_done=18)
+        with pytest.raises(OptionsError, match="the run 18, 4 of them done; 1 would fit"):
+            self.refuse(3, steps_done=4)
+
+
+class TestSpace:
+    def test_is_counted_before_it_is_needed(self, tmp_path, monkeypatch):
+        model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(1000)])
+        one = 4 * 101_000  # a checkpoint holds three such, the model one
+        for free, keep, enough in (
+            (10 * one, 2, True),
+            (10 * one - 1, 2, False),
+            (13 * one, 4, False),
+        ):
+            usage = shutil._ntuple_diskusage(0, 0, free)
+            monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, usage=usage: usage)
+            if enough:
+                checks.require_space(model, tmp_path, keep)
+            else:
+                with pytest.raises(RunError, match=f"{keep} checkpoints and the model need about"):
+                    checks.require_space(model, tmp_path, keep)
+
+    def test_a_run_looks(self, tmp_path, monkeypatch):
+        usage = shutil._ntuple_diskusage(0, 0, 1000)
+        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage)
+        assert "the disk has 0 MB" in refused(tmp_path)
+
+
+class TestFinite:
+    def test_numbers_pass(self):
+        checks.require_finite({"loss": 0.0, "accuracy": 1.0}, 1, 0.1)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_others_do_not(self, value):
+        with pytest.raises(BadLoss, match=f"the test's loss is {value} after 7 steps"):
+            checks.require_finite({"accuracy": 1.0, "loss": value}, 7, 0.1)
+
+
+def test_the_precision_is_put_back():
+    with checks.precision("float64"):
+        assert keras.config.floatx() == "float64"
+        assert keras.config.dtype_policy().name == "float64"
+    with pytest.raises(KeyError), checks.precision("mixed_bfloat16"):
+        assert keras.config.dtype_policy().compute_dtype == "bfloat16"
+        raise KeyError
+    assert keras.config.floatx() == "float32"
+    assert keras.config.dtype_policy().name == "float32"

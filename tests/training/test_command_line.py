@@ -1,0 +1,172 @@
+"""A recipe as a command: each end has its status and its line, and never a traceback."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from callbacks.errors import BadLoss, CannotSave, Stopped
+from data.errors import DataError
+from distribution.errors import DistributionError
+from tests.support import processes, tiny_recipe
+from training.errors import OptionsError, RunError
+from training.signals import StopRequested
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error, status, said",
+    [
+        (OptionsError("--a: one\n--b: two"), 2, "tiny_recipe: --a: one\n  --b: two\n"),
+        (DataError("no such file"), 2, "tiny_recipe: no such file\n"),
+        (DistributionError("no such worker"), 2, "tiny_recipe: no such worker\n"),
+        (RunError("--run-dir x: in use"), 2, "tiny_recipe: --run-dir x: in use\n"),
+        (RunError("bytes \udcff"), 2, "tiny_recipe: bytes \\udcff\n"),
+        (RunError(""), 2, "tiny_recipe: RunError\n"),
+        (BadLoss("the loss is nan"), 1, "tiny_recipe: the loss is nan\n"),
+        (CannotSave("disk full"), 1, "tiny_recipe: disk full\n"),
+        (Stopped("stopped and saved."), 75, "stopped and saved.\n"),
+        (StopRequested(), 75, "stopped; nothing was trained yet, the same command begins anew\n"),
+        (FULL, 1, "tiny_recipe: No space left on device\n"),
+        (None, 0, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_status_and_line_of_each_end(as_command, error, status, said):
+    def main(options):
+        if error is not None:
+            raise error
+
+    assert as_command(main=main) == (status, "", said)
+
+
+def test_out_of_memory_names_what_to_change(as_command):
+    def main(options):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
+
+    status, _, errors = as_command(main=main)
+    assert status == 1
+    assert errors.startswith("tiny_recipe: out of memory: OOM when allocating\n  take a smaller")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), FileNotFoundError(2, "No such file", "some/file"), OSError("x")]
+)
+def test_a_bug_keeps_its_traceback(as_command, error):
+    def main(options):
+        raise error
+
+    with pytest.raises(type(error)):
+        as_command(main=main)
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--cache-dir", "--options"])
+@pytest.mark.parametrize("path", ["x" * 300, "~nosuchuser/x", "\udcff", ""])
+def test_paths_that_cannot_be(as_command, option, path):
+    status, _, errors = as_command(option, path)
+    assert status == 2 and errors.startswith(f"tiny_recipe: {option}")
+    assert errors.count("\n") == 1 and len(errors) < 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--epochs", "\udcff"],
+        ["\udcff"],
+        ["--\udcff", "1"],
+        ["--strategy", "\udcff"],
+        ["--seed", "9" * 5000],
+        ["--no-such-option"],
+    ],
+    ids=lambda arguments: ascii(arguments[-1])[:20],
+)
+def test_a_line_that_does_not_parse(as_command, arguments):
+    status, _, errors = as_command(*arguments)
+    assert status == 2 and errors and "Traceback" not in errors
+
+
+def test_bytes_that_are_no_text_in_an_option_of_text(as_command, tmp_path):
+    status, _, errors = as_command("--keep-best", "\udcff", "--run-dir", tmp_path / "run")
+    assert status == 2 and errors.startswith("tiny_recipe: --keep-best \\udcff: must be one of")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["4294967296", "9" * 400, "-" + "9" * 400, "1" * 30])
+@pytest.mark.parametrize("option", ["--seed", "--replicas", "--epochs", "--keep-checkpoints"])
+def test_numbers_of_any_size(as_command, option, value):
+    status, _, errors = as_command(f"{option}={value}")
+    assert status == 2 and errors.startswith(f"tiny_recipe: {option} ")
+    assert errors.count("\n") == 1 and len(errors) < 300
+
+
+class TestFolder:
+    def test_a_file_where_a_folder_is_expected(self, as_command, tmp_path):
+        (tmp_path / "file").touch()
+        for path, words in (("file", "is a file"), ("file/run", "Not a directory")):
+            status, _, errors = as_command("--run-dir", tmp_path / path)
+            assert status == 2 and f"--run-dir {tmp_path / path}: {words}" in errors
+            assert errors.count("\n") == 1
+
+    def test_a_log_that_is_a_folder(self, as_command, tmp_path):
+        (tmp_path / "run" / "worker-0.log").mkdir(parents=True)
+        status, _, errors = as_command("--run-dir", tmp_path / "run")
+        assert status == 2 and errors.count("\n") == 1
+        assert "worker-0.log: cannot be written (Is a directory)" in errors
+
+    @pytest.mark.parametrize("name", ["checkpoints", "logs", "metrics.jsonl"])
+    def test_a_file_or_folder_in_the_place_of_another(self, as_command, copied, name):
+        """What a run writes into; somebody has put something else there."""
+        import shutil
+
+        if (copied / name).is_dir():
+            shutil.rmtree(copied / name)
+            (copied / name).touch()
+        else:
+            (copied / name).unlink()
+            (copied / name).mkdir()
+        (copied / "results.json").unlink()
+        line = ["--run-dir", copied, "--validate-every", "3", "--test-every", "4"]
+        status, _, errors = as_command(*line)
+        assert status in (1, 2), errors
+        assert str(copied / name) in errors and errors.count("\n") == 1
+
+
+def in_a_shell(line: str, folder, **environ) -> subprocess.CompletedProcess:
+    command = f"{sys.executable} -m recipes.mnist"
+    return subprocess.run(
+        ["bash", "-c", line.replace("RECIPE", command)],
+        cwd=folder,
+        env=os.environ | processes.ENVIRONMENT | environ,
+        capture_output=True,
+        timeout=300,
+    )
+
+
+def test_bytes_of_a_real_command_line(tmp_path):
+    """Also where the locale is the one that knows ASCII only."""
+    ended = in_a_shell(r"RECIPE --run-dir $'\xff' --epochs 0", tmp_path, LC_ALL="C")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-2:] == [
+        b"mnist: --epochs 0: must be more than 0",
+        b"  --run-dir \\udcff: is not UTF-8",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_leaves_and_a_full_output(tmp_path):
+    for line in ("RECIPE --help | head -1; exit ${PIPESTATUS[0]}", "RECIPE --help > /dev/full"):
+        ended = in_a_shell(line, tmp_path)
+        assert b"Traceback" not in ended.stderr and b"Exception ignored" not in ended.stderr
+        assert ended.returncode in (0, 1)
+
+
+def test_signals_are_put_back(finished):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    options = tiny_recipe.Options(run_dir=finished, validate_every=3, test_every=4)
+    tiny_recipe.main(options, inside=None)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -1,0 +1,494 @@
+"""What a run promises, tried on the tiny recipe: nothing lost, nothing silently wrong."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from callbacks import checkpoint_files
+from callbacks.checkpoint import Checkpoint
+from callbacks.errors import BadLoss, CannotSave, Stopped
+from callbacks.stop_at_step import StopAtStep
+from data.errors import DataError
+from tests.support import processes, tiny_recipe
+from training import signals as signals_module
+from training.errors import OptionsError, RunError
+from training.run_folder import open_finished
+from training.signals import Signals
+
+PER_EPOCH = tiny_recipe.STEPS_PER_EPOCH
+
+
+def start(folder, data=None, inside=None, extra=(), **options):
+    options = tiny_recipe.Options(run_dir=folder, **options)
+    return tiny_recipe.main(options, data=data, inside=inside, extra=extra)
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Calls something once, after a step, before anything of that step is logged or saved."""
+
+    def arm(step, action):
+        stock = StopAtStep.on_step_end
+
+        def on_step_end(self, now, logs):
+            if now == step:
+                monkeypatch.setattr(StopAtStep, "on_step_end", stock)
+                action()
+            stock(self, now, logs)
+
+        monkeypatch.setattr(StopAtStep, "on_step_end", on_step_end)
+
+    return arm
+
+
+@pytest.fixture
+def stopped(at_step, tmp_path):
+    """Runs until a SIGTERM after a step; returns the folder."""
+
+    def run(step, folder=tmp_path / "run", **options):
+        at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Stopped, match="Resume with:"):
+            start(folder, **options)
+        assert newest(folder).step == step
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    """The log's warnings, as pytest catches them."""
+    from training import log as log_module
+
+    stock = log_module.RunLogging.__init__
+
+    def propagating(self, quiet):
+        stock(self, quiet)
+        log_module.log.propagate = True
+
+    monkeypatch.setattr(log_module.RunLogging, "__init__", propagating)
+    caplog.set_level(logging.WARNING, logger="recipes")
+    return caplog
+
+
+def newest(folder):
+    return checkpoint_files.newest(folder / "checkpoints", set_aside=False)
+
+
+def steps_saved(folder):
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def assert_as_unbroken(folder, finished):
+    """The run ended like the one that nothing stopped."""
+    ours, theirs = processes.results(finished), processes.results(folder)
+    for name in ("weights_sha256", "history", "test", "steps"):
+        assert ours[name] == theirs[name], name
+
+
+def files_below(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
+
+
+class TestNumbers:
+    def test_evaluations_in_mid_epoch_are_each_of_their_split(self, finished):
+        """Held against NumPy on the weights of that step."""
+        data = tiny_recipe.splits()
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        evaluations = tiny_recipe.records(finished, "evaluation")
+        seen = set()
+        for record in evaluations:
+            weights = finished / "checkpoints" / f"step-{record['step']:08d}"
+            if weights.exists():
+                model.load_weights(weights / "model.weights.h5")
+                x, y = data[{"validation": "valid", "test": "test"}[record["split"]]]
+                logits = keras.ops.convert_to_numpy(model(x, training=False)).astype(np.float64)
+                log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+                loss = -log_p[np.arange(len(y)), y].mean()
+                assert record["loss"] == pytest.approx(loss, rel=1e-5)
+                assert record["accuracy"] == pytest.approx((logits.argmax(axis=1) == y).mean())
+                seen.add((record["split"], record["step"]))
+        assert {("test", 12), ("test", 16), ("validation", 9), ("validation", 12)} <= seen
+        steps = [(r["split"], r["step"]) for r in evaluations]
+        assert [s for split, s in steps if split == "test"] == [4, 8, 12, 16, 18]
+        assert [s for split, s in steps if split == "validation"] == [3, 6, 9, 12, 15, 18]
+
+    def test_evaluations_leave_the_training_alone(self, finished, tmp_path):
+        start(tmp_path / "plain")
+        assert_as_unbroken(tmp_path / "plain", finished)
+
+    def test_several_steps_in_one_execution(self, finished, tmp_path):
+        counter, seen = tiny_recipe.Counter(), []
+        options = dict(steps_per_execution=3, checkpoint_every=3)
+        found = start(
+            tmp_path / "run",
+            extra=[counter],
+            inside=lambda run, model: seen.append(model.steps_per_execution),
+            **options,
+        )
+        assert seen == [3] and counter.count == 6
+        ours = processes.results(finished)["test"]
+        assert found["test"] == pytest.approx(ours, rel=1e-5) and found["steps"] == 18
+        steps = [r["step"] for r in tiny_recipe.records(tmp_path / "run", "step")]
+        assert steps == [3, 6, 9, 12, 15, 18]
+
+    def test_a_learning_rate_that_spoils_everything(self, tmp_path):
+        with pytest.raises(BadLoss):
+            start(tmp_path / "run", base_learning_rate=1e38, max_steps=1)
+        assert not (tmp_path / "run" / "results.json").exists()
+        assert not (tmp_path / "run" / "model").exists()
+
+    def test_test_metrics_that_are_no_numbers(self, tmp_path):
+        data = tiny_recipe.splits()
+        data["test"][0][7] = np.nan
+        with pytest.raises(BadLoss, match="the test's loss is nan after 18 steps"):
+            start(tmp_path / "run", data=data)
+        assert not (tmp_path / "run" / "results.json").exists()
+        assert not (tmp_path / "run" / "model").exists()
+
+    def test_a_bad_loss_ends_it_at_once(self, tmp_path):
+        data = tiny_recipe.splits()
+        data["train"][0][:] = np.nan
+        with pytest.raises(BadLoss, match="the loss is nan at step 1 .*no checkpoint yet"):
+            start(tmp_path / "run", data=data)
+
+    def test_so_does_a_bad_validation(self, tmp_path):
+        data = tiny_recipe.splits()
+        data["valid"][0][3] = np.nan
+        with pytest.raises(BadLoss, match="val_loss is nan at step 9 .*step-00000008"):
+            start(tmp_path / "run", data=data)
+
+    def test_a_split_without_a_prediction(self, tmp_path, tiny_text, monkeypatch):
+        """Its loss would be 0.0, its perplexity 1.0: the best at once."""
+        from recipes import bert_mlm
+        from tests.conftest import TINY_RUN
+
+        stock = bert_mlm.masked_lm.packed_sequences
+        for bad in (0, 1, 2):  # train, valid, test
+            calls = iter(range(3))
+
+            def packed(*arguments, bad=bad, calls=calls):
+                found = stock(*arguments)
+                return found if next(calls) != bad else np.zeros_like(found)
+
+            monkeypatch.setattr(bert_mlm.masked_lm, "packed_sequences", packed)
+            options = TINY_RUN | dict(dataset=str(tiny_text), run_dir=tmp_path / "made" / "run")
+            with pytest.raises(DataError):
+                bert_mlm.main(bert_mlm.Options(**options))
+            assert not (tmp_path / "made").exists()
+
+
+class TestCheckpoints:
+    def test_as_many_as_asked_for(self, finished, tmp_path):
+        assert steps_saved(finished) == [8, 9, 12, 16, 18]
+        start(tmp_path / "run", keep_checkpoints=2)
+        assert steps_saved(tmp_path / "run") == [16, 18]
+
+    def test_damaged_ones_do_not_count(self, stopped, finished, warnings):
+        """All are damaged; those that follow must not be pruned in their place."""
+        folder = stopped(14, keep_checkpoints=2)
+        assert steps_saved(folder) == [12, 14]
+        for path in (folder / "checkpoints").glob("step-*/model.weights.h5"):
+            path.write_bytes(path.read_bytes()[:-1])
+        stopped(3, keep_checkpoints=2)
+        assert "step-00000014 is damaged" in warnings.text
+        assert "it is now damaged-step-00000012" in warnings.text
+        assert steps_saved(folder) == [3]
+        results = start(folder, keep_checkpoints=2)
+        assert results["resumed_from_step"] == 3
+        assert_as_unbroken(folder, finished)
+
+    def test_the_best_has_the_highest_accuracy(self, tmp_path):
+        found = start(tmp_path / "run", epochs=4, base_learning_rate=0.1, keep_best="val_accuracy")
+        accuracies = found["history"]["val_accuracy"]
+        assert len(set(accuracies)) > 1
+        best = checkpoint_files.read(tmp_path / "run" / "best")
+        assert best.step == PER_EPOCH * (int(np.argmax(accuracies)) + 1)
+        assert best.state["best"] == max(accuracies)
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        model.load_weights(best.folder / "model.weights.h5")
+        x, y = tiny_recipe.splits()["valid"]
+        guessed = keras.ops.convert_to_numpy(model(x)).argmax(axis=1)
+        assert (guessed == y).mean() == pytest.approx(max(accuracies))
+
+    def test_another_metric_for_the_best_begins_anew(self, stopped, warnings):
+        """A loss of 0.5 is no accuracy that the next epochs would have to beat."""
+        options = dict(epochs=4, base_learning_rate=1e-4, early_stopping=2)
+        folder = stopped(20, keep_best="val_loss", **options)
+        assert newest(folder).state["best_metric"] == "val_loss"
+        found = start(folder, keep_best="val_accuracy", **options | dict(early_stopping=3))
+        assert "--keep-best: was val_loss, is now val_accuracy" in warnings.text
+        best = newest(folder).state
+        assert best["best_metric"] == "val_accuracy"
+        assert best["best"] == max(found["history"]["val_accuracy"][2:])
+        assert found["steps"] == 36
+
+    def test_it_ends_early_without_a_better_one(self, tmp_path, warnings):
+        caught = warnings
+        caught.set_level(logging.INFO, logger="recipes")
+        found = start(
+            tmp_path / "run",
+            epochs=6,
+            base_learning_rate=1e-12,
+            keep_best="val_accuracy",
+            early_stopping=2,
+        )
+        assert found["steps"] == 3 * PER_EPOCH and found["epochs"] == 3
+        assert "the run ends early" in caught.text
+        assert checkpoint_files.read(tmp_path / "run" / "best").step == PER_EPOCH
+
+
+class TestResume:
+    def test_a_signal_saves_and_the_same_command_resumes(self, stopped, finished):
+        folder = stopped(6, **EVALUATIONS)
+        assert start(folder, **EVALUATIONS)["resumed_from_step"] == 6
+        assert_as_unbroken(folder, finished)
+        assert processes.records(folder) == processes.records(finished)
+        assert processes.events(folder) == processes.events(finished)
+
+    def test_executions_that_do_not_fit_what_is_left(self, stopped, finished):
+        folder = stopped(4)
+        before = files_below(folder / "checkpoints")
+        with pytest.raises(OptionsError, match="4 of them done; 1 would fit"):
+            start(folder, steps_per_execution=3)
+        assert files_below(folder / "checkpoints") == before
+        start(folder)
+        assert_as_unbroken(folder, finished)
+
+    def test_executions_that_fit(self, stopped, finished):
+        folder = stopped(6)
+        counter = tiny_recipe.Counter()
+        found = start(folder, steps_per_execution=3, extra=[counter])
+        assert counter.count == 4 and found["steps"] == 18
+        ours = processes.results(finished)["test"]
+        assert found["test"] == pytest.approx(ours, rel=1e-5)
+
+    def test_changed_data_are_refused(self, stopped, finished):
+        folder = stopped(4)
+        changed = tiny_recipe.splits()
+        changed["valid"][0][0, 0] += 1
+        with pytest.raises(RunError, match="data_sha256: was .*, is now "):
+            start(folder, data=changed)
+        start(folder)
+        assert_as_unbroken(folder, finished)
+
+    def test_a_finished_run_has_nothing_to_do(self, finished):
+        before = files_below(finished / "checkpoints") | files_below(finished / "model")
+        results = start(finished, **EVALUATIONS)
+        assert results == processes.results(finished)
+        assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
+
+    def test_a_model_that_is_gone_is_written_again(self, finished, copied, warnings):
+        model = files_below(copied / "model")
+        shutil.rmtree(copied / "model")
+        start(copied, **EVALUATIONS)
+        assert "its model/ is gone: it is written again from the last checkpoint" in warnings.text
+        assert files_below(copied / "model").keys() == model.keys()
+        open_finished(copied, tiny_recipe.NAME)  # whole
+        assert_as_unbroken(copied, finished)
+        assert processes.results(copied)["resumed_from_step"] == 18
+
+    def test_extend_does_not_cut(self, copied):
+        before = files_below(copied)
+        with pytest.raises(RunError, match="has done 18 steps, it cannot be cut to 10"):
+            start(copied, max_steps=10, resume="extend", **EVALUATIONS)
+        after = files_below(copied)
+        before.pop("worker-0.log"), after.pop("worker-0.log")
+        assert before == after
+
+    def test_metrics_that_somebody_cut(self, stopped, finished, warnings):
+        folder = stopped(12, **EVALUATIONS)
+        path = folder / "metrics.jsonl"
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        start(folder, **EVALUATIONS)
+        assert "something cut it; its whole lines are kept" in warnings.text
+        steps = [record["step"] for record in tiny_recipe.records(folder)]  # each line is whole
+        assert steps[-1] == 18 and steps == sorted(steps)
+
+
+class TestFolder:
+    def test_removed_while_it_trains(self, at_step, tmp_path):
+        """The next record, or the next checkpoint, says so; nothing is made anew."""
+        for log_every in (2, 1000):
+            folder = tmp_path / f"run-{log_every}"
+            at_step(5, lambda folder=folder: shutil.rmtree(folder))
+            with pytest.raises(CannotSave, match=f"run-{log_every}"):
+                start(folder, log_every=log_every)
+            assert not folder.exists()
+
+    def test_removed_before_the_results(self, tmp_path):
+        folder = tmp_path / "run"
+
+        class Remove(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                (folder / "options.json").unlink()
+
+        with pytest.raises(RunError, match="somebody removed it, or its options.json"):
+            start(folder, extra=[Remove()])
+        assert not (folder / "results.json").exists() and not (folder / "model").exists()
+
+    def test_a_foreign_one_is_left_alone(self, tmp_path):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "mine.txt").write_text("mine")
+        (tmp_path / "results.json").write_text("{}")
+        before = files_below(tmp_path)
+        with pytest.raises(RunError, match="holds no run, but model, results.json"):
+            start(tmp_path)
+        assert files_below(tmp_path) == before
+
+    def test_what_a_run_changes_in_the_process_is_put_back(self, tmp_path):
+        logger = logging.getLogger("recipes")
+
+        def state():
+            return (
+                [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+                (logger.level, logger.propagate, list(logger.handlers)),
+                (keras.config.floatx(), keras.config.dtype_policy().name),
+                [keras.Model.fit, keras.Model.evaluate],
+            )
+
+        before = state()
+        within = []
+        inside = lambda run, model: within.append(state())  # noqa: E731
+        start(tmp_path / "run", max_steps=2, precision="float64", inside=inside)
+        assert state() == before
+        assert all(a != b for a, b in zip(within[0][:3], before[:3], strict=True))
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("when", [0, 1, 5, 9, 17])
+    def test_one_message_and_the_same_end(self, when, small_disk, at_step, finished, as_command):
+        """Full before the first file, at the first event file, at a record, at an epoch's end."""
+        folder, filler = small_disk / "run", small_disk / "filler"
+
+        def fill():
+            with open(filler, "wb", buffering=0) as file:
+                for size in (4096, 1):
+                    try:
+                        while file.write(b"x" * size):
+                            pass
+                    except OSError:
+                        pass
+
+        if when:
+            at_step(when, fill)
+        else:
+            fill()
+        line = ["--run-dir", folder, "--validate-every", "3", "--test-every", "4"]
+        status, output, errors = as_command(*line)
+        assert status in (1, 2), errors
+        assert errors.count("\n") == 1 and errors.startswith("tiny_recipe: "), errors
+        assert "out of memory" not in errors and "cannot be written" in errors
+        filler.unlink()
+        status, output, errors = as_command(*line)
+        assert status == 0, errors
+        assert_as_unbroken(folder, finished)
+        assert processes.records(folder) == processes.records(finished)
+        assert processes.events(folder) == processes.events(finished)
+
+    def test_of_the_model(self, tmp_path, monkeypatch, as_command, finished):
+        """A disk that is full only when the model is written."""
+        from training import artifacts
+
+        def full(*arguments):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(artifacts, "_save_keras_file", full)
+            status, _, errors = as_command("--run-dir", tmp_path / "run")
+        assert status == 2 and errors.count("\n") == 1
+        assert "model cannot be written: No space left on device" in errors
+        assert "step-00000018" in errors
+        assert as_command("--run-dir", tmp_path / "run")[0] == 0
+        assert_as_unbroken(tmp_path / "run", finished)
+        assert not list((tmp_path / "run").glob(".model*"))
+
+
+class TestSignals:
+    @pytest.fixture
+    def left(self, monkeypatch):
+        """The status with which the process would have ended at once."""
+        statuses, now = [], [100.0]
+        monkeypatch.setattr(signals_module.os, "_exit", statuses.append)
+        monkeypatch.setattr(signals_module.time, "monotonic", lambda: now[0])
+        return statuses, now
+
+    def test_the_second_one_ends_the_process(self, left, capsys):
+        statuses, now = left
+        signals = Signals()
+        signals.training = True
+        signals._handle(signal.SIGTERM, None)
+        assert signals.asked and not statuses
+        now[0] += 0.4  # a supervisor signals the process and its group: one request
+        signals._handle(signal.SIGTERM, None)
+        assert not statuses
+        now[0] += 0.2
+        signals._handle(signal.SIGTERM, None)
+        assert statuses == [128 + signal.SIGTERM]
+        assert capsys.readouterr().err.count("a second one stops at once") == 1
+
+    def test_outside_of_training_it_raises(self, left):
+        with pytest.raises(signals_module.StopRequested):
+            Signals()._handle(signal.SIGINT, None)
+
+
+def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
+    """Workers that find different checkpoints must not begin."""
+    from distribution.agree import Agreement
+
+    monkeypatch.setattr(Agreement, "everyone_has", lambda self, value: False)
+    with pytest.raises(RunError, match="the workers see different checkpoints there"):
+        start(tmp_path / "made" / "run")
+    assert not (tmp_path / "made").exists()
+
+
+def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
+    from distribution.agree import Agreement
+
+    asked = []
+
+    def any_worker(self, wish):
+        asked.append(wish)
+        return len(asked) == 5  # another worker's
+
+    monkeypatch.setattr(Agreement, "any_worker", any_worker)
+    with pytest.raises(Stopped):
+        start(tmp_path / "run")
+    assert asked == [False] * 5 and newest(tmp_path / "run").step == 5
+
+
+def test_results_are_json(finished):
+    def refuse(name):
+        raise AssertionError(name)
+
+    text = (finished / "results.json").read_text()
+    results = json.loads(text, parse_constant=refuse)
+    assert results["steps"] == 18 and results["epochs"] == 2
+    assert results["recipe"] == tiny_recipe.NAME and results["global_batch_size"] == 8
+    assert results["test"].keys() == {"loss", "accuracy"}
+
+
+def test_checkpoints_are_made_where_they_are_due(tmp_path, monkeypatch):
+    saved = []
+    stock = Checkpoint.save
+    monkeypatch.setattr(
+        Checkpoint,
+        "save",
+        lambda self, finished=False: (saved.append((self.step, finished)), stock(self, finished)),
+    )
+    start(tmp_path / "run", checkpoint_every=5)
+    assert saved == [(5, False), (9, False), (10, False), (15, False), (18, True)]

@@ -1,0 +1,286 @@
+"""What may lie in a run's folder, and what is refused; without training anything."""
+
+import json
+import os
+
+import pytest
+
+from callbacks.checkpoint_files import CheckpointInfo
+from tests.support import tiny_recipe
+from training import run_folder
+from training.errors import RunError
+from training.run_folder import RunFolder, open_finished, read_run_file, write_json
+
+FACTS = {
+    "dataset": "numbers",
+    "data_sha256": "abc",
+    "global_batch_size": 8,
+    "learning_rate": 0.01,
+    "steps_per_epoch": 9,
+    "total_steps": 18,
+    "epochs": 2,
+}
+
+
+def options(**changes):
+    return tiny_recipe.Options(**changes)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a run's folder; all are closed in the end."""
+    folders = []
+
+    def call(path=tmp_path / "run", recipe="tiny_recipe", is_chief=True, **changes):
+        folders.append(RunFolder(path, recipe, options(**changes), is_chief))
+        folders[-1].open()
+        return folders[-1]
+
+    yield call
+    for folder in folders:
+        folder.close()
+
+
+@pytest.fixture
+def there(opened, tmp_path):
+    """A run that has begun: `options.json`, and nothing else."""
+    folder = opened()
+    folder.keep_facts(FACTS)
+    folder.close()
+    return tmp_path / "run"
+
+
+def at_step(folder, step, **state):
+    """Makes a folder resume from a checkpoint of a step, which does not lie there."""
+    folder.facts = dict(FACTS)
+    folder.checkpoint = CheckpointInfo(
+        folder.path / "checkpoints" / "x", step, 1, 0, {"finished": False} | state
+    )
+    return folder
+
+
+class TestForeignFolders:
+    @pytest.mark.parametrize("name", ["model/config.json", "results.json", "notes.txt", ".hidden"])
+    def test_are_refused_and_left_alone(self, opened, tmp_path, name):
+        file = tmp_path / "run" / name
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+        with pytest.raises(RunError) as caught:
+            opened()
+        assert f"holds no run, but {name.split('/')[0]}; name a new or an empty" in str(
+            caught.value
+        )
+        assert file.read_text() == "mine" and sorted(os.listdir(tmp_path / "run")) == [
+            name.split("/")[0]
+        ]
+
+    def test_an_empty_one_will_do(self, opened, tmp_path):
+        (tmp_path / "run").mkdir()
+        assert opened().checkpoint is None
+
+    def test_so_does_one_in_which_only_a_launcher_has_written(self, opened, tmp_path):
+        (tmp_path / "run").mkdir()
+        for name in (".lock", "worker-0.log", "chief.log", "ps-1.log", ".options.json.123"):
+            (tmp_path / "run" / name).touch()
+        opened()
+
+    def test_several_files_are_counted(self, opened, tmp_path):
+        (tmp_path / "run").mkdir()
+        for name in "abcde":
+            (tmp_path / "run" / name).touch()
+        with pytest.raises(RunError, match="but a, b, c and 2 more"):
+            opened()
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"{",
+            b"null",
+            b"[]",
+            b"{}",
+            b"\xff",
+            b"[" * 10**5,
+            b'{"recipe": 5, "options": {}, "resolved": {}}',
+            b'{"recipe": "tiny_recipe", "options": [], "resolved": {}}',
+            b'{"recipe": "tiny_recipe", "options": {}}',
+        ],
+        ids=lambda content: repr(content[:20]),
+    )
+    def test_options_json(self, there, opened, content):
+        (there / "options.json").write_bytes(content)
+        with pytest.raises(RunError, match="options.json: ") as caught:
+            opened()
+        assert len(str(caught.value).splitlines()) == 1
+        assert (there / "options.json").read_bytes() == content
+
+    def test_options_json_that_is_a_folder(self, there, opened):
+        (there / "options.json").unlink()
+        (there / "options.json").mkdir()
+        with pytest.raises(RunError, match="options.json: cannot be read"):
+            opened()
+
+    @pytest.mark.parametrize("content", [b"{}", b"", b"null", b'{"recipe": "x", "test": 5}'])
+    def test_results_json(self, there, opened, content):
+        """An empty object is no finished run."""
+        (there / "model").mkdir()
+        (there / "results.json").write_bytes(content)
+        with pytest.raises(RunError, match="results.json: "):
+            opened()
+
+    def test_each_key_that_is_wrong_is_named(self, tmp_path):
+        path = tmp_path / "x.json"
+        path.write_text('{"a": 1, "b": "text"}')
+        assert read_run_file(path, a=int)["b"] == "text"
+        with pytest.raises(RunError, match="it lacks b, c"):
+            read_run_file(path, a=int, b=dict, c=str)
+
+    @pytest.mark.parametrize("folder", ["nothing", "x" * 300, "a\0b"])
+    def test_no_finished_run_there(self, tmp_path, folder):
+        with pytest.raises(RunError) as caught:
+            open_finished(tmp_path / folder, "tiny_recipe")
+        assert len(str(caught.value).splitlines()) == 1
+
+    def test_an_unfinished_run_is_not_a_finished_one(self, there):
+        with pytest.raises(RunError, match="not finished, it has no model yet"):
+            open_finished(there, "tiny_recipe")
+        with pytest.raises(RunError, match="a run of tiny_recipe; one of mnist is expected"):
+            open_finished(there, "mnist")
+
+
+class TestOtherRuns:
+    def test_of_another_recipe(self, there, opened):
+        with pytest.raises(RunError, match="holds a run of tiny_recipe, not mnist"):
+            opened(recipe="mnist")
+
+    def test_never_touches_one(self, there, opened):
+        with pytest.raises(RunError, match="--resume never does not touch one"):
+            opened(resume="never")
+
+    def test_other_options_are_named(self, there, opened):
+        with pytest.raises(RunError) as caught:
+            opened(seed=5, dropout=0.5, keep_best="val_loss", log_every=7)
+        assert str(caught.value).splitlines()[1:] == [
+            "--seed: was 0, is now 5",
+            "--dropout: was 0.2, is now 0.5",
+        ]
+
+    def test_the_length_may_change_with_extend(self, there, opened):
+        with pytest.raises(RunError, match="resume extend trains on for more --epochs"):
+            opened(epochs=5)
+        opened(epochs=5, resume="extend")
+
+    def test_a_second_process_is_refused_and_harms_nothing(self, opened, tmp_path):
+        first = opened()
+        second = RunFolder(first.path, "tiny_recipe", options(), is_chief=True)
+        with pytest.raises(RunError, match="another run is using this folder"):
+            second.open()
+        second.discard()
+        assert first.path.is_dir()
+
+    def test_what_a_run_without_a_checkpoint_logged_goes(self, there, opened):
+        (there / "metrics.jsonl").write_text("{}\n")
+        (there / "logs").mkdir()
+        opened(is_chief=False)
+        assert (there / "metrics.jsonl").exists()
+        opened()
+        assert not (there / "metrics.jsonl").exists() and not (there / "logs").exists()
+
+
+class TestFacts:
+    def test_data_that_changed_are_refused(self, opened):
+        folder = at_step(opened(), 9)
+        before = sorted(os.listdir(folder.path))
+        with pytest.raises(RunError) as caught:
+            folder.keep_facts(FACTS | {"data_sha256": "other", "steps_per_epoch": 8})
+        assert "would train differently" in str(caught.value)
+        assert str(caught.value).splitlines()[1:] == [
+            "data_sha256: was abc, is now other",
+            "steps_per_epoch: was 9, is now 8",
+        ]
+        assert sorted(os.listdir(folder.path)) == before
+
+    def test_also_with_extend(self, opened):
+        folder = at_step(opened(resume="extend"), 18)
+        with pytest.raises(RunError, match="data_sha256: was abc, is now other"):
+            folder.keep_facts(FACTS | {"data_sha256": "other"})
+
+    def test_a_run_is_not_cut(self, opened):
+        folder = at_step(opened(resume="extend"), 18)
+        with pytest.raises(RunError, match="has done 18 steps, it cannot be cut to 10"):
+            folder.keep_facts(FACTS | {"total_steps": 10})
+
+    def test_without_a_checkpoint_anything_goes(self, opened, tmp_path):
+        folder = opened()
+        folder.keep_facts(FACTS)
+        folder.keep_facts(FACTS | {"data_sha256": "other"})
+        written = json.loads((tmp_path / "run" / "options.json").read_text())
+        assert written["resolved"]["data_sha256"] == "other"
+        assert written["recipe"] == "tiny_recipe"
+
+
+class TestDiscard:
+    def test_what_was_made_goes_again(self, opened, tmp_path):
+        folder = opened(path=tmp_path / "a" / "b" / "run")
+        folder.discard()
+        assert not (tmp_path / "a").exists()
+
+    def test_but_nothing_that_was_there_or_was_trained(self, opened, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "mine").touch()
+        folder = opened(path=tmp_path / "a" / "run")
+        (folder.path / "checkpoints").mkdir()
+        folder.discard()
+        assert folder.path.exists()
+        (folder.path / "checkpoints").rmdir()
+        folder.discard()
+        assert os.listdir(tmp_path / "a") == ["mine"]
+
+
+class TestWriting:
+    def test_the_new_file_is_synced_before_it_takes_the_olds_place(self, tmp_path, monkeypatch):
+        path = tmp_path / "x.json"
+        write_json(path, {"old": 1})
+        order = []
+        stock_sync, stock_replace = os.fsync, os.replace
+
+        def fsync(descriptor):
+            assert json.loads(path.read_text()) == {"old": 1}
+            order.append("sync")
+            stock_sync(descriptor)
+
+        def replace(source, target):
+            assert json.loads(open(source).read()) == {"new": 2}
+            order.append("replace")
+            stock_replace(source, target)
+
+        monkeypatch.setattr(run_folder.os, "fsync", fsync)
+        monkeypatch.setattr(run_folder.os, "replace", replace)
+        write_json(path, {"new": 2})
+        assert order == ["sync", "replace"]
+        assert json.loads(path.read_text()) == {"new": 2} and os.listdir(tmp_path) == ["x.json"]
+
+    def test_json_has_no_nan(self, tmp_path):
+        write_json(tmp_path / "x.json", {"a": [float("nan"), {"b": float("inf")}], "c": True})
+        text = (tmp_path / "x.json").read_text()
+
+        def refuse(name):
+            raise AssertionError(name)
+
+        found = json.loads(text, parse_constant=refuse)
+        assert found == {"a": ["nan", {"b": "inf"}], "c": True}
+
+    def test_what_cannot_be_written_is_named(self, there, opened, monkeypatch):
+        folder = opened()
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        before = (there / "options.json").read_text()
+        monkeypatch.setattr(run_folder.os, "fsync", full)
+        with pytest.raises(RunError, match="options.json cannot be written: No space left"):
+            folder.keep_facts(FACTS)
+        assert (there / "options.json").read_text() == before
+        assert not list(there.glob(".options.json*"))
