@@ -50,6 +50,8 @@ def newest(folder: str | Path, set_aside: bool = True) -> CheckpointInfo | None:
         set_aside: renames the damaged ones to `damaged-...`, so that they never count again. Only
             one process of a run may.
     """
+    if set_aside:
+        _put_back(Path(folder))
     for candidate in sorted(all_checkpoints(folder), reverse=True):
         try:
             error = damage(candidate)
@@ -63,6 +65,16 @@ def newest(folder: str | Path, set_aside: bool = True) -> CheckpointInfo | None:
             *(candidate, error, f"it is now {where.name}, and " if where else ""),
         )
     return None
+
+
+def _put_back(folder: Path) -> None:
+    # A kill between the two renames that replace a checkpoint leaves the old one under its own
+    # name; with `keep=1` it is the only one.
+    for old in folder.glob(".step-*.old"):
+        target = folder / old.name[1:].split(".")[0]
+        if not target.exists():
+            with contextlib.suppress(OSError):
+                old.rename(target)
 
 
 def _set_aside(folder: Path) -> Path | None:

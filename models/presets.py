@@ -9,6 +9,7 @@ import keras_nlp
 
 from data import checksums, word_pieces
 from data.errors import DataError
+from data.paths import kind_of
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the BERT models, and of ours from scratch
@@ -24,20 +25,24 @@ def problems_of_sizes(options) -> list[str]:
     for name, most in (("num_layers", 1_000), ("num_heads", 1_000), ("hidden_dim", 100_000)):
         option, value = "--" + name.replace("_", "-"), getattr(options, name)
         if not 1 <= value <= most:
-            found.append(f"{option} {str(value)[:40]}: must lie between 1 and {most:,}")
+            found.append(f"{option}{_shown(value)}: must lie between 1 and {most:,}")
     if not found and options.hidden_dim % options.num_heads:
         found.append(
             f"--hidden-dim {options.hidden_dim}: must be a multiple of --num-heads "
             f"{options.num_heads}"
         )
     if options.sequence_length < 4:
-        found.append(f"--sequence-length {options.sequence_length}: must be 4 or more")
+        found.append(f"--sequence-length{_shown(options.sequence_length)}: must be 4 or more")
     if options.sequence_length > MAX_LENGTH and options.preset in ("scratch", "auto"):
         found.append(
-            f"--sequence-length {str(options.sequence_length)[:40]}: the model takes at most "
+            f"--sequence-length{_shown(options.sequence_length)}: the model takes at most "
             f"{MAX_LENGTH} tokens"
         )
     return found
+
+
+def _shown(value: int) -> str:
+    return f" {value}" if value.bit_length() <= 100 else ""  # Python does not print every number
 
 
 def new_backbone(options, vocabulary_size: int):
@@ -216,7 +221,8 @@ def load_weights(model, source: Path) -> None:
             model.
     """
     candidates = [source / "model" / "task.weights.h5", source / "model.weights.h5", source]
-    found = next((path for path in candidates if path.is_file()), None)
+    what = f"--init-from {source}"
+    found = next((path for path in candidates if kind_of(path, what) == "file"), None)
     if found is None:
         raise DataError(
             f"--init-from {source}: neither a run's folder with model/ nor a weights file"

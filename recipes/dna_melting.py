@@ -34,7 +34,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, fraction, positive, problems_of_types
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -65,7 +65,7 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        if found:
+        if problems_of_types(self):
             return found
         for name in ("num_layers", "num_heads"):
             found += positive(name, getattr(self, name), most=1_000)

@@ -86,7 +86,7 @@ class SharedOptions:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str) and Path in _types(hints[field.name]):
+            if isinstance(value, str) and value and Path in _types(hints[field.name]):
                 setattr(self, field.name, Path(value))
 
     def problems(self) -> list[str]:
@@ -119,7 +119,12 @@ class SharedOptions:
             )
         if self.jit == "on" and self.precision == "float64":
             found.append("--jit on does not go with --precision float64, which is for checks")
-        found += usable_folder("run_dir", self.run_dir) + usable_folder("cache_dir", self.cache_dir)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("run_dir", "cache_dir"):
+                found += usable_folder(field.name, value)
+            elif isinstance(value, Path) and path_problem(value):
+                found.append(f"{flag(field.name)} {_short(value)}: {path_problem(value)}")
         return found
 
 
@@ -127,7 +132,7 @@ def problems_of_types(options) -> list[str]:
     """A line for each value that is not of its field's type (a notebook's, or a file's)."""
     hints = typing.get_type_hints(type(options))
     return [
-        f"{flag(field.name)} {value!r}: must be {_in_words(hints[field.name])}"
+        f"{flag(field.name)} {_short_value(value)}: must be {_in_words(hints[field.name])}"
         for field in dataclasses.fields(options)
         for value in [getattr(options, field.name)]
         if not _fits(value, hints[field.name])
@@ -165,8 +170,8 @@ def path_problem(path: Path) -> str | None:
     return None
 
 
-def _short(value) -> str:
-    text = str(value).encode("utf-8", "backslashreplace").decode()
+def _short(text) -> str:
+    text = str(text).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} letters)"
 
 
@@ -180,16 +185,16 @@ def positive(
     if isinstance(value, float) and not math.isfinite(value):
         return [f"{flag(name)} {value}: must be {least}"]
     if value < 0 or (value == 0 and not zero):
-        return [f"{flag(name)} {_short(value)}: must be {least}"]
+        return [f"{flag(name)} {_short_value(value)}: must be {least}"]
     if value > most:
-        return [f"{flag(name)} {_short_number(value)}: must be at most {most:,}"]
+        return [f"{flag(name)} {_short_value(value)}: must be at most {most:,}"]
     return []
 
 
-def _short_number(value: float) -> str:
-    if isinstance(value, int) and value.bit_length() > 100:
+def _short_value(value) -> str:
+    if isinstance(value, int) and value.bit_length() > 100:  # Python does not print every one
         return f"(a number of {value.bit_length()} bits)"
-    return str(value)
+    return _short(repr(value))
 
 
 def fraction(name: str, value: float, one: bool = False) -> list[str]:
@@ -244,7 +249,7 @@ def from_json(kind: type, path: Path):
         raise OptionsError(f"--options {path}: unknown names {', '.join(unknown)}")
     taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
     wrong = [
-        f"--options {path}: {name} is {value!r}, must be {_in_words(hints[name])}"
+        f"--options {path}: {name} is {_short_value(value)}, must be {_in_words(hints[name])}"
         for name, value in taken.items()
         if not _fits(value, hints[name])
         and not (isinstance(value, str) and Path in _types(hints[name]))

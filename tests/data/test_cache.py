@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data import cache
+from data import cache, checksums
 from data.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,8 +183,10 @@ def test_a_process_hashes_once(tmp_path, monkeypatch, new_process):
     cache.build_once(tmp_path / "folder", write_folder, "a folder")
     new_process()
     hashed = []
-    stock = cache._sha256
-    monkeypatch.setattr(cache, "_sha256", lambda path: hashed.append(path.name) or stock(path))
+    stock = checksums.sha256_of
+    monkeypatch.setattr(
+        checksums, "sha256_of", lambda path: hashed.append(path.name) or stock(path)
+    )
     for _ in range(3):
         cache.build_once(tmp_path / "folder", write_folder, "a folder")
     assert sorted(hashed) == ["one", "two"]

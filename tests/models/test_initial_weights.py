@@ -3,14 +3,14 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from recipes.initial_weights import OFFSETS, look_at_neighbours
+from models.initial_weights import OFFSETS, look_at_neighbours
 
 
 def make_model(width, heads, num_layers=2, length=40):
     keras.utils.set_random_seed(0)
     backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=50,
-        num_layers=layers,
+        num_layers=num_layers,
         num_heads=heads,
         hidden_dim=width,
         intermediate_dim=4 * width,

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from recipes import evaluate
-from recipes.run import RunError
+from training.errors import RunError
 
 
 @pytest.fixture

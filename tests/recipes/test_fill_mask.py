@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from recipes import fill_mask
-from recipes.options import OptionsError
-from recipes.run import RunError
+from training.errors import OptionsError, RunError
 
 
 def fill(folder, *texts, top=5):

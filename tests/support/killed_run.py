@@ -1,12 +1,16 @@
 """Runs a recipe that kills itself at a chosen moment: the subject of the resume tests.
 
-    python tests/support/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUTPUT_FOLDER
+    python tests/support/killed_run.py '{"run": "bert", "kill": {"at": "halfway", "save": 2}}' OUT
 
-`kill.at` is one of "step" (behind step `kill.step`), "before", "halfway", "rename", "after" (of the
-save number `kill.save`, counted in this process), "full" (the disk is, at that save), "nan" (the
-loss, at step `kill.step`), "downloading" or "tokenising" (which then would take a minute),
-"evaluating" (behind the second batch of evaluation number `kill.evaluation`), or missing: not
-killed. `kill.signal` is KILL by default. Other keys are options of the recipe.
+`kill.at` is one of "step" (after step `kill.step`, before anything is logged or saved of it),
+"before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
+"after" (of the save number `kill.save`, counted in this process), "full" (the disk is, at that
+save), "nan" (the loss, at step `kill.step`), "downloading" or "tokenising" (which then would take a
+minute),
+"evaluating" (after the second batch of evaluation number `kill.evaluation`), "deaf" (at the test,
+twice, a second between them, as if saving took for ever), "full output" and "closed output"
+(standard output, from the beginning), or missing: not killed. `kill.signal` is KILL by default.
+Other keys are options of the recipe.
 """
 
 import errno
@@ -34,6 +38,11 @@ SMALL = dict(
 )
 TOGETHER = strategy_run.TOGETHER | dict(validate_every=3, test_every=4)
 RUNS = {
+    "tiny": ("tiny_recipe", dict(epochs=3, max_steps=20, quiet=True)),
+    "tiny_together": (
+        "tiny_recipe",
+        dict(epochs=3, max_steps=20) | TOGETHER,
+    ),
     "bert": ("bert_mlm", strategy_run.TINY_TEXT | SMALL),
     "bert_together": (
         "bert_mlm",
@@ -59,123 +68,161 @@ RUNS = {
 
 def arm(kill: dict) -> None:
     """Makes this process kill itself at the moment that was chosen."""
-    from callbacks import checkpoint
-    from callbacks.stop_at_step import StopAtStep
-
     number = getattr(signal, "SIG" + kill.get("signal", "KILL"))
 
     def shoot():
         os.kill(os.getpid(), number)
 
-    saves = 0
     at = kill.get("at")
     if "worker" in kill:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         restarted = (Path(sys.argv[2]) / "checkpoints").exists()
         if task["index"] != kill["worker"] or restarted:
             return
-    if at == "nan":
-        from callbacks.stop_on_bad_loss import StopOnBadLoss
-
-        stock_bad = StopOnBadLoss.on_step_end
-
-        def bad(self, step, logs):
-            if step == kill["step"]:  # what a diverged step leaves in the weights
-                for variable in self.model.trainable_variables:
-                    variable.assign(variable * float("nan"))
-                logs = logs | {"loss": float("nan")}
-            stock_bad(self, step, logs)
-
-        StopOnBadLoss.on_step_end = bad
+    if at == "full output":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    elif at == "closed output":  # as of `... | head -1` after its line
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+    elif at == "nan":
+        _spoil_the_weights(kill["step"])
     elif at in ("downloading", "tokenising"):
-        from data import text, word_pieces
+        from data import word_pieces
+        from recipes import bert_mlm
 
         def slow(*args, **kwargs):
             shoot()
             time.sleep(60)
 
         if at == "downloading":
-            text.load_text = slow
+            bert_mlm.load_text = slow
         else:
             word_pieces.tokenize = slow
     elif at == "evaluating":
-        stock_batch = checkpoint.Checkpoint.on_test_batch_end
+        _at_an_evaluation(kill["evaluation"], shoot)
+    elif at == "deaf":
 
-        seen = 0
+        def twice():
+            shoot()
+            time.sleep(1)
+            shoot()
+            time.sleep(60)
 
-        def on_test_batch_end(self, batch, logs=None):
-            nonlocal seen
-            seen += batch == 1
-            if batch == 1 and seen == kill["evaluation"]:
-                shoot()
-            stock_batch(self, batch, logs)
-
-        checkpoint.Checkpoint.on_test_batch_end = on_test_batch_end
+        _at_an_evaluation(1, twice)
     elif at == "step":
-        stock_step = StopAtStep.on_step_end
-
-        def on_step_end(self, step, logs):
-            if step == kill["step"]:
-                shoot()
-            stock_step(self, step, logs)
-
-        StopAtStep.on_step_end = on_step_end
+        _at_a_step(kill["step"], shoot)
     elif at:
-        stock_save, stock_sha, stock_rename = (
-            checkpoint.Checkpoint.save,
-            checkpoint._sha256,
-            os.rename,
-        )
+        _at_a_save(at, kill["save"], shoot)
+
+
+def _spoil_the_weights(at_step: int) -> None:
+    from callbacks.stop_on_bad_loss import StopOnBadLoss
+
+    stock = StopOnBadLoss.on_step_end
+
+    def bad(self, step, logs):
+        if step == at_step:  # what a diverged step leaves in the weights
+            for variable in self.model.trainable_variables:
+                variable.assign(variable * float("nan"))
+            logs = logs | {"loss": float("nan")}
+        stock(self, step, logs)
+
+    StopOnBadLoss.on_step_end = bad
+
+
+def _at_an_evaluation(number: int, shoot) -> None:
+    from callbacks.checkpoint import Checkpoint
+
+    stock, seen = Checkpoint.on_test_batch_end, 0
+
+    def on_test_batch_end(self, batch, logs=None):
+        nonlocal seen
+        seen += batch == 1
+        if batch == 1 and seen == number:
+            shoot()
+        stock(self, batch, logs)
+
+    Checkpoint.on_test_batch_end = on_test_batch_end
+
+
+def _at_a_step(at_step: int, shoot) -> None:
+    from callbacks.stop_at_step import StopAtStep
+    from callbacks.tensorboard import TensorBoard
+
+    stock_step, stock_record = StopAtStep.on_step_end, TensorBoard.on_record
+
+    def on_step_end(self, step, logs):
+        if step == at_step:
+            shoot()
+        stock_step(self, step, logs)
+
+    def on_record(self, record):
+        stock_record(self, record)
+        self.flush()  # or the kill would leave nothing on disk that has to be cut off
+
+    StopAtStep.on_step_end, TensorBoard.on_record = on_step_end, on_record
+
+
+def _at_a_save(at: str, number: int, shoot) -> None:
+    from callbacks.checkpoint import Checkpoint
+    from data import checksums
+
+    stock_save, stock_sha, stock_rename = Checkpoint.save, checksums.sha256_of, os.rename
+    saves, due = 0, False
+
+    def full(path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save(self, *args, **kwargs):
+        nonlocal saves, due
+        saves += 1
+        due = saves == number
+        if due and at == "before":
+            shoot()
+        if due and at == "full":
+            self.model.save_weights = full
+        stock_save(self, *args, **kwargs)
+        if due and at == "after":
+            shoot()
         due = False
 
-        def full(path):
-            path.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def sha256_of(path):  # the files are written, nothing is synced or named yet
+        if due and at == "halfway":
+            with open(path, "r+b") as file:
+                file.truncate(path.stat().st_size // 2)
+            shoot()
+        return stock_sha(path)
 
-        def save(self, *args, **kwargs):
-            nonlocal saves, due
-            saves += 1
-            due = saves == kill["save"]
-            if due and at == "before":
-                shoot()
-            if due and at == "full":
-                self.model.save_weights = full
-            stock_save(self, *args, **kwargs)
-            if due and at == "after":
-                shoot()
-            due = False
+    def rename(source, target):
+        if due and at == "rename":
+            shoot()
+        stock_rename(source, target)
+        if due and at == "replace" and str(target).endswith(".old"):
+            shoot()
 
-        def sha256(path):  # the files are written, nothing is synced or named yet
-            if due and at == "halfway":
-                with open(path, "r+b") as file:
-                    file.truncate(path.stat().st_size // 2)
-                shoot()
-            return stock_sha(path)
-
-        def rename(*args):
-            if due and at == "rename":
-                shoot()
-            stock_rename(*args)
-
-        checkpoint.Checkpoint.save = save
-        checkpoint._sha256 = sha256
-        os.rename = rename
+    Checkpoint.save, checksums.sha256_of, os.rename = save, sha256_of, rename
 
 
 def main(chosen: dict, output: Path) -> None:
     import importlib
     from unittest import mock
 
-    from recipes import run as runs
+    from training import command_line
 
     module, options = RUNS[chosen.pop("run")]
     kill = chosen.pop("kill", {})
-    recipe = importlib.import_module(f"recipes.{module}")
-    options = options | strategy_run.data_options(module, output.parent)
-    options |= dict(run_dir=output, cache_dir=output.parent / "cache") | chosen
+    package = "tests.support" if module == "tiny_recipe" else "recipes"
+    recipe = importlib.import_module(f"{package}.{module}")
+    if package == "recipes":
+        options = options | strategy_run.data_options(module, output.parent)
+    options = options | dict(run_dir=output, cache_dir=output.parent / "cache") | chosen
     arm(kill)
-    with mock.patch.object(runs, "parse", lambda *args, **kwargs: recipe.Options(**options)):
-        runs.command_line(recipe.Options, recipe.main)
+    with mock.patch.object(
+        command_line, "parse", lambda *args, **kwargs: recipe.Options(**options)
+    ):
+        command_line.command_line(recipe.Options, recipe.main)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
 import dataclasses
 import json
+import os
 import shlex
+import typing
 from pathlib import Path
 
 import pytest
 
-from recipes import bert_mlm
-from recipes import run as runs
-from recipes.options import OptionsError, SharedOptions, check, parse, to_json
+from recipes import bert_mlm, dna_melting, mnist
+from training import checks
+from training.command_line import parse
+from training.errors import OptionsError
+from training.options import SharedOptions, check, command, from_json, to_json
 
 SHARED = """
 dataset strategy replicas precision batch-size-per-replica global-batch-size base-learning-rate
 lr-scaling epochs max-steps max-examples validate-every test-every checkpoint-every
-keep-checkpoints resume clip-norm accumulate-steps steps-per-execution jit seed deterministic
-run-dir options cache-dir log-every quiet
+keep-checkpoints keep-best early-stopping resume clip-norm accumulate-steps steps-per-execution
+jit seed deterministic run-dir options cache-dir log-every quiet
 """.split()
 
 
-def faults(**values):
-    return bert_mlm.Options(**values).faults()
+def problems(**values):
+    return bert_mlm.Options(**values).problems()
 
 
 class TestParse:
@@ -32,7 +36,7 @@ class TestParse:
         assert (options.run_dir, options.quiet) == (Path("there"), True)
         assert (options.strategy, options.replicas, options.text_mode) == ("mirrored", 2, "lines")
 
-    def test_the_defaults_have_no_fault(self):
+    def test_the_defaults_have_no_problem(self):
         assert parse(bert_mlm.Options, []) == bert_mlm.Options()
 
     @pytest.mark.parametrize(
@@ -55,23 +59,23 @@ class TestParse:
             assert f"--{field.name.replace('_', '-')}" in text
         assert "Fill in masked words" in text and "Word pieces to learn" in text
 
-    def test_the_command_that_continues_a_run_gives_the_same_options(self):
+    def test_the_command_that_resumes_a_run_gives_the_same_options(self):
         options = bert_mlm.Options(
             dataset="a text.txt", epochs=3, quiet=True, run_dir=Path("r"), weight_decay=0.0
         )
-        words = shlex.split(runs.command("bert_mlm", options))
+        words = shlex.split(command("bert_mlm", options))
         assert words[:3] == ["python", "-m", "recipes.bert_mlm"]
         assert parse(bert_mlm.Options, words[3:]) == options
 
 
-class TestFaults:
+class TestProblems:
     def test_all_are_reported_together(self):
         with pytest.raises(OptionsError) as caught:
             parse(
                 bert_mlm.Options,
                 "--epochs 0 --base-learning-rate nan --clip-norm -1 --seed -1 --num-heads 3 "
                 "--batch-size-per-replica 4 --global-batch-size 8 --mlm-probability 0 "
-                "--sequence-length 3 --early-stopping 2 --keep-best val_los".split(),
+                "--sequence-length 3 --early-stopping 2".split(),
             )
         lines = str(caught.value).splitlines()
         assert len(lines) == 9
@@ -84,7 +88,7 @@ class TestFaults:
             "--batch-size-per-replica 4 and --global-batch-size 8: give one of them",
             "--mlm-probability 0.0: must lie above 0 and at most at 1",
             "--sequence-length 3: must be 4 or more",
-            "--keep-best val_los: must be one of val_loss, val_cross_entropy, val_accuracy",
+            "--early-stopping needs --keep-best, for instance val_loss",
         ):
             assert part in lines
 
@@ -94,13 +98,20 @@ class TestFaults:
             *("replicas", "batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
             *("max_examples", "validate_every", "test_every", "checkpoint_every"),
             *("keep_checkpoints", "accumulate_steps", "steps_per_execution", "log_every"),
-            *("vocabulary_size", "layers", "heads", "width"),
+            *("early_stopping", "vocabulary_size"),
         ],
     )
     def test_counts_are_above_zero(self, name):
         option = "--" + name.replace("_", "-")
         for value in (0, -1):
-            assert f"{option} {value}: must be more than 0" in faults(**{name: value})
+            assert f"{option} {value}: must be more than 0" in problems(**{name: value})
+
+    @pytest.mark.parametrize("name", ["num_layers", "num_heads", "hidden_dim"])
+    def test_sizes_have_limits(self, name):
+        option = "--" + name.replace("_", "-")
+        for value in (0, -1, 100_001):
+            found = problems(**{name: value})
+            assert found[0].startswith(f"{option} {value}: must lie between 1 and 1")
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
     @pytest.mark.parametrize(
@@ -111,26 +122,26 @@ class TestFaults:
         ],
     )
     def test_numbers_are_finite_and_not_negative(self, name, value):
-        assert len(faults(**{name: value})) == 1
-        assert faults(**{name: value})[0].startswith(f"--{name.replace('_', '-')} {value}: must ")
+        assert len(problems(**{name: value})) == 1
+        assert problems(**{name: value})[0].startswith(f"--{name.replace('_', '-')} {value}: must ")
 
     def test_zero_where_it_means_none(self):
-        assert not faults(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
+        assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
 
     def test_a_length_over_the_models_limit(self):
-        assert faults(sequence_length=513) == [
+        assert problems(sequence_length=513) == [
             "--sequence-length 513: the model takes at most 512 tokens"
         ]
-        assert not faults(sequence_length=512)
+        assert not problems(sequence_length=512)
 
     def test_a_run_dir_that_is_a_file(self, tmp_path):
         (tmp_path / "file").touch()
-        assert faults(run_dir=tmp_path / "file") == [
+        assert problems(run_dir=tmp_path / "file") == [
             f"--run-dir {tmp_path / 'file'}: is a file, a folder is expected"
         ]
 
     def test_a_vocabulary_beside_a_preset(self):
-        found = faults(preset="bert_tiny_en_uncased", vocabulary=Path("vocab.txt"))
+        found = problems(preset="bert_tiny_en_uncased", vocabulary=Path("vocab.txt"))
         assert found == ["--vocabulary: the preset bert_tiny_en_uncased has its own"]
 
     def test_what_does_not_go_with_the_devices(self, monkeypatch):
@@ -140,7 +151,7 @@ class TestFaults:
         )
         check(options)
         with pytest.raises(OptionsError) as caught:
-            runs.prepare(options)
+            checks.refuse_pairs(options)
         lines = str(caught.value).splitlines()
         assert len(lines) == 2
         assert "--jit on: XLA cannot compile the all-reduce of mirrored" in lines[0]
@@ -192,3 +203,107 @@ class TestOptionsFile:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         with pytest.raises(OptionsError, match=f"--options {path}: "):
             parse(bert_mlm.Options, ["--options", str(path)])
+
+    @pytest.mark.parametrize(
+        "content", ["null", "[]", "5", '"text"', '{"options": 5}', '{"options": [1]}', "[" * 10**5]
+    )
+    def test_json_that_is_no_options(self, tmp_path, content):
+        path = tmp_path / "options.json"
+        path.write_text(content)
+        with pytest.raises(OptionsError) as caught:
+            parse(mnist.Options, ["--options", str(path)])
+        assert str(caught.value).startswith(f"--options {path}: ")
+        assert len(str(caught.value).splitlines()) == 1
+
+    @pytest.mark.parametrize("value", [[1], {"a": 1}, "text", None, 1.5, True, 10**400, [0] * 9999])
+    def test_values_of_wrong_inner_types(self, tmp_path, value):
+        path = self.write(tmp_path / "options.json", {"options": {"epochs": value}})
+        with pytest.raises(OptionsError, match="epochs") as caught:
+            parse(mnist.Options, ["--options", path])
+        assert len(str(caught.value)) < 400
+
+    def test_a_number_that_is_none(self, tmp_path):
+        path = tmp_path / "options.json"
+        path.write_text('{"clip_norm": NaN, "base_learning_rate": Infinity}')
+        with pytest.raises(OptionsError) as caught:
+            parse(mnist.Options, ["--options", str(path)])
+        assert len(str(caught.value).splitlines()) == 2
+
+    @pytest.mark.parametrize("path", ["~nosuchuser/options.json", "x" * 300, "\udcff", "a\0b"])
+    def test_a_path_that_cannot_be(self, path):
+        with pytest.raises(OptionsError, match="--options "):
+            from_json(mnist.Options, Path(path))
+
+    def test_a_folder(self, tmp_path):
+        with pytest.raises(OptionsError, match=f"--options {tmp_path}: Is a directory"):
+            parse(mnist.Options, ["--options", str(tmp_path)])
+
+
+def fields_of(kind, wanted):
+    """The names of a dataclass's fields that take a type."""
+    hints = typing.get_type_hints(kind)
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if wanted in (typing.get_args(hints[field.name]) or (hints[field.name],))
+    ]
+
+
+RECIPES = [bert_mlm.Options, mnist.Options, dna_melting.Options]
+NEGATIVE_OR_HUGE = [-1, -(10**5000), 2**63, 10**400, 10**5000]
+
+
+@pytest.mark.parametrize("kind", RECIPES, ids=lambda kind: kind.__module__)
+class TestClassesOfWrongValues:
+    """Each option of a recipe, also one that is added tomorrow."""
+
+    def test_whole_numbers_of_any_size(self, kind):
+        for name in fields_of(kind, int):
+            for value in NEGATIVE_OR_HUGE:
+                found = kind(**{name: value}).problems()
+                assert found and f"--{name.replace('_', '-')}" in found[0], (name, value)
+                assert len(found[0]) < 200, name
+
+    def test_numbers_of_any_size(self, kind):
+        for name in fields_of(kind, float):
+            for value in (-1, -1e300, float("nan"), float("inf"), 10**400, -(10**5000)):
+                found = kind(**{name: value}).problems()
+                assert found and f"--{name.replace('_', '-')}" in found[0], (name, value)
+                assert len(found[0]) < 200, name
+
+    @pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 300, "a/" * 3000, "\udcff", "a\0b"])
+    def test_paths_that_cannot_be(self, kind, path):
+        for name in fields_of(kind, Path):
+            found = kind(**{name: path}).problems()
+            assert found and found[0].startswith(f"--{name.replace('_', '-')} "), name
+            assert len(found[0]) < 200
+            found[0].encode()  # it can be printed
+
+    def test_an_empty_path_is_none(self, kind):
+        for name in fields_of(kind, Path):
+            found = kind(**{name: ""}).problems()
+            assert found == [f"--{name.replace('_', '-')} '': must be a path or nothing"]
+
+    def test_other_types(self, kind):
+        for field in dataclasses.fields(kind):
+            found = kind(**{field.name: [1, 2]}).problems()
+            assert len(found) == 1 and found[0].startswith(f"--{field.name.replace('_', '-')} [1,")
+
+    def test_the_command_line_says_so_too(self, kind, capsys):
+        for name in fields_of(kind, int):
+            option = f"--{name.replace('_', '-')}"
+            with pytest.raises(OptionsError, match=option):
+                parse(kind, [option, str(10**400)])
+        with pytest.raises(SystemExit) as left:  # more digits than Python reads
+            parse(kind, ["--seed", "9" * 5000])
+        assert left.value.code == 2
+        capsys.readouterr()
+        for option in ("--run-dir", "--cache-dir", "--options", "--dataset"):
+            for words in ([option, ""], [f"{option}="]):
+                with pytest.raises(OptionsError, match=f"{option}: is empty"):
+                    parse(kind, words)
+
+
+def test_a_folder_that_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may enter any
+    assert problems(cache_dir=tmp_path) == [f"--cache-dir {tmp_path}: cannot be read and written"]

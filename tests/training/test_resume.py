@@ -1,24 +1,28 @@
 """Kill it anywhere: the same command finishes the run as if nothing had happened."""
 
 import json
+import logging
 import os
 import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from callbacks import checkpoint
+from callbacks import checkpoint_files
 from tests.support import processes, strategy_run
 
-KILLED = 128 + signal.SIGKILL
+# RESUME_SEED=... repeats the random steps of a run of these tests; a failure shows it.
+SEED = int(os.environ.get("RESUME_SEED", time.time()))
 
 
 def killed_run(run_dir: Path, run: str, status: int = 0, kill: dict | None = None, **options):
+    print(f"RESUME_SEED={SEED}  {run}  {kill}")
     chosen = json.dumps({"run": run, "kill": kill or {}} | options)
     return processes.run_script("tests/support/killed_run.py", chosen, str(run_dir), status=status)
 
@@ -54,48 +58,83 @@ def assert_identical(resumed: Path, unbroken: Path) -> None:
     assert processes.events(unbroken) == processes.events(resumed)
 
 
+def newest(run_dir: Path) -> checkpoint_files.CheckpointInfo:
+    return checkpoint_files.newest(run_dir / "checkpoints", set_aside=False)
+
+
+def logged_after_the_checkpoint(run_dir: Path) -> tuple[int, int]:
+    """Bytes of metrics.jsonl and of TensorBoard's files that the next run has to cut off."""
+    state = newest(run_dir).state["callbacks"]
+    records = (run_dir / "metrics.jsonl").stat().st_size - state["metrics_file"]["bytes"]
+    remembered = state["tensorboard"]["files"]
+    events = sum(path.stat().st_size for path in run_dir.glob("logs/*/events*"))
+    return records, events - sum(remembered.values())
+
+
 def test_killed_at_every_moment_and_at_random_ones(folder, unbroken):
-    """One run is killed seven times; in the end nobody can tell."""
-    seed = int(os.environ.get("RESUME_SEED", time.time()))
-    print(f"RESUME_SEED={seed}")
+    """One run is killed eight times; in the end nobody can tell."""
     run_dir = folder / "killed"
-    steps = sorted(random.Random(seed).sample(range(5, 20), 3))
-    kills = [
-        {"at": "before", "save": 1},  # nothing is saved yet
-        {"at": "halfway", "save": 1},
-        {"at": "rename", "save": 1},
-        {"at": "after", "save": 1},
-        *({"at": "step", "step": step} for step in steps),
-    ]
-    for kill in kills:
-        killed_run(run_dir, "bert", status=-signal.SIGKILL, kill=kill)
-    killed_run(run_dir, "bert")
-    assert_identical(run_dir, unbroken("bert"))
+    for at in ("before", "halfway", "rename", "after"):  # at first nothing is saved yet
+        killed_run(run_dir, "tiny", status=-signal.SIGKILL, kill={"at": at, "save": 1})
+    # Steps 8, 12 and 16: the record of two steps before lies after the last checkpoint.
+    random_step = random.Random(SEED).randrange(13, 20)
+    for step in (8, 12, random_step):
+        killed_run(run_dir, "tiny", status=-signal.SIGKILL, kill={"at": "step", "step": step})
+        if step in (8, 12):
+            records, events = logged_after_the_checkpoint(run_dir)
+            assert records > 0 and events > 0, step
+    killed_run(run_dir, "tiny")
+    assert_identical(run_dir, unbroken("tiny"))
     assert not list(run_dir.glob("checkpoints/.*")), "left over from a kill"
 
-    said = killed_run(run_dir, "bert", quiet=False)
+    said = killed_run(run_dir, "tiny", quiet=False)
     assert "is finished: nothing to do" in said
+
+
+def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
+    """An epoch's last step is saved before the validation, and again after it."""
+    run_dir = folder / "replaced"
+    kill = {"at": "evaluating", "evaluation": 1, "signal": "TERM"}
+    killed_run(run_dir, "tiny", status=75, kill=kill, keep_checkpoints=1)
+    assert newest(run_dir).step == 9 and newest(run_dir).epochs_done == 0
+    kill = {"at": "replace", "save": 1}
+    killed_run(run_dir, "tiny", status=-signal.SIGKILL, kill=kill, keep_checkpoints=1)
+    assert list(run_dir.glob("checkpoints/.step-00000009.*.old"))
+    killed_run(run_dir, "tiny", keep_checkpoints=1)
+    assert_identical(run_dir, unbroken("tiny"))
+    assert processes.results(run_dir)["resumed_from_step"] == 9
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000020"]
 
 
 @pytest.mark.parametrize(
     ("run", "options"),
     [
+        ("bert", {}),
         ("bert", {"strategy": "mirrored", "replicas": 2}),
         ("bert_half", {}),
         ("bert_together", {}),
+        ("dna", {}),
     ],
-    ids=["mirrored x 2", "mixed_float16", "accumulation, clipping, evaluations in mid-epoch"],
+    ids=[
+        "one device",
+        "mirrored x 2",
+        "mixed_float16",
+        "accumulation, clipping, evaluations in mid-epoch",
+        "dna_melting",
+    ],
 )
 def test_killed_once(run, options, folder, unbroken, request):
     run_dir = folder / request.node.callspec.id.replace(" ", "-")
-    kill = {"at": "step", "step": 14}
+    # A record is made of every second step, and 12 is the last one saved.
+    kill = {"at": "step", "step": 15}
     killed_run(run_dir, run, status=-signal.SIGKILL, kill=kill, **options)
+    assert logged_after_the_checkpoint(run_dir) > (0, 0)
     killed_run(run_dir, run, **options)
     assert_identical(run_dir, unbroken(run, **options))
 
 
-def test_two_workers_are_restarted_and_go_on(folder):
-    """The launcher starts both again when one was killed, and they go on where they were."""
+def test_two_workers_are_restarted_and_resume(folder):
+    """The launcher starts both again when one was killed, and they resume where they were."""
     outcomes = []
     for name, kill in (("whole", {}), ("broken", {"at": "step", "step": 11, "worker": 1})):
         run_dir = folder / f"workers-{name}"
@@ -112,11 +151,11 @@ def test_two_workers_are_restarted_and_go_on(folder):
 
 def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     run_dir = folder / "moved"
-    step = random.Random(time.time()).randrange(2, 20)
+    step = random.Random(SEED).randrange(2, 20)
     kill = {"at": "step", "step": step, "signal": "TERM"}
     said = killed_run(run_dir, "bert_exact", status=75, kill=kill)
-    assert "this goes on" in said and f"--run-dir {run_dir}" in said
-    assert checkpoint.newest(run_dir / "checkpoints").step == step
+    assert "Resume with:" in said and f"--run-dir {run_dir}" in said
+    assert newest(run_dir).step == step
     killed_run(run_dir, "bert_exact", strategy="mirrored", replicas=2)
     processes.assert_equal_tensors(unbroken("bert_exact"), run_dir)
     assert processes.results(run_dir)["global_batch_size"] == 8
@@ -124,72 +163,92 @@ def test_sigterm_then_another_number_of_replicas(folder, unbroken):
 
 @pytest.mark.parametrize("at", ["downloading", "tokenising"])
 def test_asked_to_stop_before_training(at, folder):
-    """Nothing is left behind but a clean cache, and the exit status says: come again."""
+    """Nothing is left but a clean cache, and the exit status says: come again."""
     run_dir = folder / f"stopped-{at}"
-    begun = time.time()
     kill = {"at": at, "signal": "TERM"}
-    cache = str(folder / f"cache-{at}")
-    said = killed_run(run_dir, "bert", status=75, kill=kill, cache_dir=cache)
-    assert time.time() - begun < 40  # most of it is starting Python and TensorFlow
-    assert "this goes on" in said
+    cache = folder / f"cache-{at}"
+    said = killed_run(run_dir, "bert", status=75, kill=kill, cache_dir=str(cache))
+    assert "nothing was trained yet, the same command begins anew" in said
     assert not run_dir.exists()
-    assert not [path for path in Path(cache).rglob("*") if path.name.startswith(".tmp")]
+    assert not [path for path in cache.rglob("*") if path.name.startswith(".")]
 
 
 def test_asked_to_stop_while_evaluating(folder, unbroken):
-    """In the validation behind an epoch, in that behind the run's last step, and in the test."""
+    """In the validation after an epoch, in that after the run's last step, and in the test."""
     run_dir = folder / "stopped-evaluating"
     for evaluation, epochs_done, step in ((1, 0, 9), (3, 2, 20), (2, 3, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
-        killed_run(run_dir, "mnist", status=75, kill=kill)
-        saved = checkpoint.newest(run_dir / "checkpoints")
-        assert (saved.epochs_done, saved.step) == (epochs_done, step)
-    killed_run(run_dir, "mnist")
-    assert_identical(run_dir, unbroken("mnist"))
+        killed_run(run_dir, "tiny", status=75, kill=kill)
+        assert (newest(run_dir).epochs_done, newest(run_dir).step) == (epochs_done, step)
+    killed_run(run_dir, "tiny")
+    assert_identical(run_dir, unbroken("tiny"))
 
 
 def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
-    """Behind step 3; behind 9, an epoch's last; in the second one behind 12; behind the last."""
+    """After step 3; after 9, an epoch's last; in the second one after 12; after the last."""
     run_dir = folder / "stopped-in-mid-epoch"
     for evaluation, step in ((1, 3), (5, 9), (4, 12), (6, 20)):
         kill = {"at": "evaluating", "evaluation": evaluation, "signal": "TERM"}
         killed_run(run_dir, "mnist_together", status=75, kill=kill)
-        assert checkpoint.newest(run_dir / "checkpoints").step == step
+        assert newest(run_dir).step == step
     killed_run(run_dir, "mnist_together")
     assert_identical(run_dir, unbroken("mnist_together"))
 
 
+def test_a_second_signal_ends_the_process_at_once(folder):
+    """The first asks it to save, which it cannot do before an evaluation's batch is done."""
+    begun = time.monotonic()
+    kill = {"at": "deaf", "signal": "TERM"}
+    said = killed_run(folder / "deaf", "tiny", status=128 + signal.SIGTERM, kill=kill)
+    assert "SIGTERM: saving and stopping; a second one stops at once" in said
+    assert time.monotonic() - begun < 55  # it would sleep for 60 seconds
+
+
+@pytest.mark.parametrize("at", ["full output", "closed output"])
+def test_standard_output_that_takes_no_lines(at, folder):
+    """`... > /dev/full` and `... | head -1`: at most one line, and no traceback."""
+    run_dir = folder / at.replace(" ", "-")
+    said = killed_run(run_dir, "tiny", status=1, kill={"at": at}, quiet=False)
+    assert "Traceback" not in said and "Exception ignored" not in said
+    lines = [line for line in said.splitlines() if line.startswith("tiny_recipe:")]
+    assert lines == (["tiny_recipe: No space left on device"] if at == "full output" else [])
+
+
 @pytest.fixture(scope="module")
 def stopped(folder):
-    """A run stopped behind step 14, with checkpoints of steps 4, 8, 9, 12 and 14."""
+    """A run stopped after step 14, with checkpoints of steps 4, 8, 9, 12 and 14."""
     run_dir = folder / "stopped"
     killed_run(run_dir, "bert", status=75, kill={"at": "step", "step": 14, "signal": "INT"})
     return run_dir
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "empty"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(damage, stopped, tmp_path, caplog):
-    checkpoints = tmp_path / "checkpoints"
-    shutil.copytree(stopped / "checkpoints", checkpoints)
-    newest = checkpoints / "step-00000014"
-    for file in newest.iterdir():
+@pytest.mark.parametrize("damage", ["truncated", "bit flipped", "empty", "gone"])
+def test_a_damaged_checkpoint_is_named_and_set_aside(
+    damage, stopped, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("recipes"), "propagate", True)
+    for name in ("model.weights.h5", "state.json", "SHA256SUMS"):
+        checkpoints = tmp_path / name
+        shutil.copytree(stopped / "checkpoints", checkpoints)
+        file = checkpoints / "step-00000014" / name
         content = bytearray(file.read_bytes())
         if damage == "truncated":
             file.write_bytes(content[: len(content) // 2])
         elif damage == "bit flipped":
             content[len(content) // 2] ^= 1
             file.write_bytes(content)
-        else:
+        elif damage == "empty":
             file.write_bytes(b"")
+        else:
+            file.unlink()
         caplog.clear()
         with caplog.at_level("WARNING", logger="recipes"):
-            import logging
-
-            logging.getLogger("recipes").propagate = True
-            found = checkpoint.newest(checkpoints)
-        assert found.step == 12, file.name
-        assert str(newest) in caplog.text and "is damaged" in caplog.text
-        shutil.copy(stopped / "checkpoints" / newest.name / file.name, file)
+            assert checkpoint_files.newest(checkpoints, set_aside=False).step == 12, name
+            assert file.parent.exists()  # a worker that is not the chief leaves it
+            assert checkpoint_files.newest(checkpoints).step == 12, name
+        assert f"{file.parent} is damaged" in caplog.text
+        assert not file.parent.exists()
+        assert (checkpoints / "damaged-step-00000014").exists()
 
 
 def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_end(stopped, folder, unbroken):
@@ -204,27 +263,31 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_end(stopped, fold
 
 def test_other_options_are_refused_each_by_name(stopped):
     said = killed_run(stopped, "bert", status=2, seed=5, hidden_dim=8)
-    assert "--seed: 0 there, 5 now" in said and "--hidden-dim: 16 there, 8 now" in said
+    assert "--seed: was 0, is now 5" in said and "--hidden-dim: was 16, is now 8" in said
     said = killed_run(stopped, "bert", status=2, resume="never")
     assert "--resume never" in said
-    assert checkpoint.newest(stopped / "checkpoints").step == 14
+    assert newest(stopped).step == 14
 
 
 def test_a_folder_in_use_is_refused(stopped):
-    holder = subprocess.Popen(["flock", str(stopped / ".lock"), "sleep", "60"])
+    ready, wait = os.pipe()
+    command = ["flock", str(stopped / ".lock"), "sh", "-c", f"echo >&{wait}; sleep 60"]
+    holder = subprocess.Popen(command, pass_fds=[wait], start_new_session=True)
     try:
-        time.sleep(0.5)
+        os.read(ready, 1)
         assert "another run is using this folder" in killed_run(stopped, "bert", status=2)
     finally:
-        holder.kill()
+        os.killpg(holder.pid, signal.SIGKILL)
         holder.wait()
+        os.close(ready)
+        os.close(wait)
 
 
-def test_extending_a_finished_run_lays_the_schedule_anew(folder, unbroken):
+def test_extending_a_finished_run_recomputes_the_schedule(folder, unbroken):
     run_dir = folder / "extended"
     shutil.copytree(unbroken("bert"), run_dir)
     said = killed_run(run_dir, "bert", resume="extend", max_steps=27, quiet=False)
-    assert "the schedule is laid anew: over 27 steps instead of 20" in said
+    assert "the schedule is recomputed over 27 steps instead of 20" in said
     results = processes.results(run_dir)
     assert results["steps"] == 27 and results["resumed_from_step"] == 20
     # The third epoch, in which the first run ended, is whole now.
@@ -237,13 +300,15 @@ def test_extending_a_finished_run_lays_the_schedule_anew(folder, unbroken):
     np.testing.assert_allclose(results["history"]["loss"][2], weighted, rtol=1e-5)
 
 
-def test_a_full_disk_harms_no_checkpoint(stopped, folder):
+def test_a_full_disk_harms_no_checkpoint(stopped, folder, unbroken):
     run_dir = folder / "full"
     shutil.copytree(stopped, run_dir)
     said = killed_run(run_dir, "bert", status=1, kill={"at": "full", "save": 1})
-    assert "cannot be written" in said and "step-00000014" in said
-    assert checkpoint.newest(run_dir / "checkpoints").step == 14
+    assert "cannot be written" in said and "step-00000014" in said and "Traceback" not in said
+    assert newest(run_dir).step == 14
     assert not list(run_dir.glob("checkpoints/.*"))
+    killed_run(run_dir, "bert")
+    assert_identical(run_dir, unbroken("bert"))
 
 
 def test_a_bad_loss_stops_the_run_and_names_the_last_good_checkpoint(folder):
@@ -267,7 +332,7 @@ def test_a_checkpoint_loads_into_a_plain_keras_model(stopped, tmp_path):
         "model.backbone.token_embedding.embeddings.numpy())\n"
     )
     subprocess.run(
-        [processes.sys.executable, str(script)],
+        [sys.executable, str(script)],
         check=True,
         cwd="/",
         env=os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": ""},

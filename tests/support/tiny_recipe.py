@@ -1,0 +1,136 @@
+"""A recipe that takes about a second, and gives everything that a run has to look after.
+
+A dense network with dropout on numbers: 72 examples make 9 steps an epoch, of which there are two.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from callbacks.steps import StepCallback
+from data import arrays
+from distribution.global_loss import GlobalMean
+from distribution.optimizers import reduce_before_clipping
+from training.artifacts import data_sha256
+from training.command_line import command_line
+from training.options import SharedOptions
+from training.run import start_run
+
+NAME = "tiny_recipe"
+STEPS_PER_EPOCH = 9
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options(SharedOptions):
+    """Options of the tiny recipe."""
+
+    strategy: str = "none"
+    jit: str = "off"
+    epochs: int = 2
+    global_batch_size: int | None = 8
+    base_learning_rate: float | None = 0.01
+    checkpoint_every: int = 4
+    log_every: int = 2
+    quiet: bool = True
+    dropout: float = 0.2
+
+
+class Counter(StepCallback):
+    """A callback of the recipe's own, with state: how often it was called, over all processes."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def on_step_end(self, step, logs):
+        self.count += 1
+
+    def get_state(self):
+        return {"count": self.count}
+
+    def set_state(self, state):
+        self.count = state["count"]
+
+
+def splits(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Six numbers an example; the class tells whether their sum is positive."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, count in (("train", 72), ("valid", 20), ("test", 30)):
+        x = rng.normal(size=(count, 6)).astype("float32")
+        made[name] = (x, (x.sum(axis=1) > 0).astype("int32"))
+    return made
+
+
+def build_model(options: Options) -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dropout(options.dropout),
+            keras.layers.Dense(2, dtype=keras.config.floatx()),
+        ]
+    )
+
+
+def compile_arguments(options: Options, learning_rate) -> dict:
+    """What `compile()` gets, apart from what the run adds."""
+    optimizer = keras.optimizers.Adam(
+        keras.optimizers.schedules.PolynomialDecay(learning_rate, 100, 0.0),
+        global_clipnorm=options.clip_norm,
+    )
+    return dict(
+        optimizer=reduce_before_clipping(optimizer),
+        loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+    )
+
+
+def main(options: Options, data=None, arguments=compile_arguments, extra=(), inside=None) -> dict:
+    """Trains, tests and saves.
+
+    Args:
+        options: the options.
+        data: examples by split; the usual ones by default.
+        arguments: makes what `compile()` gets.
+        extra: further callbacks.
+        inside: called with the run and the model before `fit()`.
+    """
+    with start_run(NAME, options) as run:
+        if run.finished:
+            return run.results
+        data = data or splits()
+        plan = run.plan(
+            examples=len(data["train"][1]),
+            base_learning_rate=0.01,
+            dataset="numbers",
+            data_sha256=data_sha256(data),
+        )
+        train_data = arrays.training_data(*data["train"], seed=options.seed, **plan.batches)
+        valid_data, test_data = (
+            arrays.evaluation_data(*data[split], batch_size=plan.global_batch_size)
+            for split in ("valid", "test")
+        )
+        with run.strategy.scope():
+            model = build_model(options)
+            model.compile(**arguments(options, plan.learning_rate), **run.compile_options)
+        run.build(model, train_data)
+        callbacks = run.callbacks(valid_data, test_data, extra=list(extra))
+        if inside is not None:
+            inside(run, model)
+        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        return run.finish(model, test=test, baseline={"accuracy": 0.5})
+
+
+def records(folder: Path, event: str | None = None) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    found = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").open()]
+    return [record for record in found if event in (None, record["event"])]
+
+
+if __name__ == "__main__":
+    command_line(Options, main)
