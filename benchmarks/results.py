@@ -3,7 +3,8 @@
     make results ARGS="runs/bert_mlm/20260101-120000 runs/mnist/20260101-121500"
 
 The figures of each run are kept in docs/results.json, one entry for each recipe, dataset, start and
-seed; a newer run replaces the older one, and runs that differ in the seed alone become one row. Without arguments the table is written again from that file.
+seed; a newer run replaces the older one, and runs that differ in the seed alone become one row.
+Without arguments the table is written again from that file.
 """
 
 import json
