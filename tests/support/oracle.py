@@ -17,7 +17,7 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, oligos, sentences, text
+from data import arrays, images, masked_lm, oligos, sentence_inputs, sentences, text
 from models import presets
 from recipes import bert_mlm, dna_melting, mnist, text_classification
 
@@ -108,10 +108,10 @@ def classification(options, strategy):
     data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
     texts, labels = data.splits["train"]
     tokenizer = presets.make_tokenizer(options, None, data.as_text(), options.cache_dir)
-    dataset = sentences.training_data(
-        sentences.encode(texts, tokenizer, options.sequence_length),
+    dataset = sentence_inputs.training_data(
+        sentence_inputs.encode(texts, tokenizer, options.sequence_length),
         labels,
-        sentences.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
+        sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
         seed=options.seed,
         **batches(options),
     )
