@@ -1,10 +1,13 @@
 """Where the run's log goes: standard output, and a file for each worker."""
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
 
 import tqdm
+
+from callbacks.errors import CannotSave
 
 log = logging.getLogger("recipes")
 
@@ -26,6 +29,30 @@ class TerminalHandler(logging.Handler):
         if not (self.progress_bar and getattr(record, "shown_by_bar", False)):
             tqdm.tqdm.write(self.format(record), file=sys.stdout)
             sys.stdout.flush()
+
+
+class LogFile(logging.FileHandler):
+    """Appends lines to a file, with the time; a full disk is an error of the run, in one line."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+
+    def handleError(self, record):  # noqa: N802 (logging's name; its own prints a traceback)
+        """Says once what is wrong.
+
+        Raises:
+            CannotSave: the line could not be written.
+        """
+        error = sys.exc_info()[1]
+        log.removeHandler(self)  # what the error leads to is still told to the terminal
+        reason = getattr(error, "strerror", None) or error
+        raise CannotSave(f"{self.baseFilename} cannot be written: {reason}") from error
+
+    def close(self):
+        """Closes the file; a line that did not fit was reported."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def wants_progress_bar(quiet: bool) -> bool:
@@ -54,9 +81,7 @@ class RunLogging:
         Raises:
             OSError: it cannot be written.
         """
-        handler = logging.FileHandler(path)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        self._add(handler)
+        self._add(LogFile(path))
 
     def _add(self, handler: logging.Handler) -> None:
         self._handlers.append(handler)

@@ -33,7 +33,11 @@ def opened(tmp_path):
 
     def call(path=tmp_path / "run", recipe="tiny_recipe", is_chief=True, **changes):
         folders.append(RunFolder(path, recipe, options(**changes), is_chief))
-        folders[-1].open()
+        try:
+            folders[-1].open()
+        except RunError:
+            folders[-1].close()
+            raise
         return folders[-1]
 
     yield call

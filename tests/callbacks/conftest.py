@@ -1,0 +1,44 @@
+import types
+
+import pytest
+
+
+class Listener:
+    """Keeps the records that it is handed."""
+
+    def __init__(self):
+        self.records = []
+
+    def on_record(self, record):
+        self.records.append(record)
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+class FakeModel:
+    """What a callback asks of a model, without one."""
+
+    def __init__(self):
+        self.stop_training = False
+        self.metrics_result = {}
+        self.optimizer = types.SimpleNamespace()
+        self.non_trainable_variables = []
+        self.metrics_were_reset = 0
+        self.evaluations = []
+
+    def get_metrics_result(self):
+        return self.metrics_result
+
+    def reset_metrics(self):
+        self.metrics_were_reset += 1
+
+    def save_weights(self, path):
+        path.write_bytes(b"weights")
+
+
+@pytest.fixture
+def fake_model():
+    return FakeModel()

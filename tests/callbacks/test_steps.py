@@ -1,0 +1,53 @@
+import pytest
+
+from callbacks.steps import StepCallback, StepLoss
+
+
+class Seen(StepCallback):
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def on_step_end(self, step, logs):
+        self.steps.append((step, [n for n in (2, 3, 5) if self.is_due(n)]))
+
+
+def run(callback, executions, epochs):
+    for epoch in range(epochs):
+        callback.on_epoch_begin(epoch)
+        for batch in executions:
+            callback.on_train_batch_end(batch, {})
+
+
+def test_steps_count_from_1_over_all_epochs():
+    callback = Seen().count_steps(3, 6)
+    run(callback, [0, 1, 2], 2)
+    assert callback.steps == [(1, []), (2, [2]), (3, [3]), (4, [2]), (5, [5]), (6, [2, 3])]
+
+
+def test_an_execution_of_several_steps_counts_what_lies_in_it():
+    callback = Seen().count_steps(6, 12)
+    run(callback, [2, 5], 2)
+    assert callback.steps == [(3, [2, 3]), (6, [2, 3, 5]), (9, [2, 3]), (12, [2, 3, 5])]
+
+
+def test_no_step_lies_beyond_the_epoch_or_the_run():
+    callback = Seen().count_steps(4, 7)
+    run(callback, [2, 5], 2)  # Keras names the batch after the execution's last one
+    assert [step for step, _ in callback.steps] == [3, 4, 7, 7]
+
+
+def test_never_is_never_due():
+    callback = Seen().count_steps(3, 3)
+    callback.on_train_batch_end(0)
+    assert not callback.is_due(None) and callback.is_due(1)
+
+
+def test_the_loss_of_the_steps_since_the_last_call():
+    losses = [4.0, 2.0, 3.0, 1.0, 5.0]
+    means = [sum(losses[:n]) / n for n in range(1, 6)]
+    found = StepLoss()
+    assert found.since_last(2, means[1]) == pytest.approx(3.0)
+    assert found.since_last(3, means[2]) == pytest.approx(3.0)
+    assert found.since_last(5, means[4]) == pytest.approx(3.0)
+    assert found.since_last(1, 7.0) == pytest.approx(7.0)  # another epoch

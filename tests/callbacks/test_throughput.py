@@ -1,0 +1,43 @@
+"""Held against a clock that the test turns."""
+
+import pytest
+
+from callbacks import throughput as module
+from callbacks.throughput import Throughput
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def execute(callback, clock, batch, seconds, pause=0.0):
+    clock[0] += pause  # an evaluation, or saving
+    callback.on_train_batch_begin(batch)
+    clock[0] += seconds
+    callback.on_train_batch_end(batch, {"loss": 1.0})
+
+
+def test_examples_and_tokens_a_second(clock):
+    callback = Throughput(examples_per_step=32, tokens_per_example=100.0).count_steps(100, 100)
+    assert callback.total() == {} == callback.since_last() and callback.seconds_for(1) is None
+    execute(callback, clock, 0, 7.0, pause=3.0)
+    assert callback.time_to_first_step == 10.0
+    assert callback.total() == {} == callback.since_last()  # the first one compiles
+    for batch in (1, 2):
+        execute(callback, clock, batch, 0.5, pause=60.0)
+    assert callback.since_last() == {"examples_per_second": 64.0, "tokens_per_second": 6400.0}
+    execute(callback, clock, 3, 0.25)
+    assert callback.since_last() == {"examples_per_second": 128.0, "tokens_per_second": 12800.0}
+    assert callback.total()["examples_per_second"] == pytest.approx(3 * 32 / 1.25)
+    assert callback.seconds_for(10) == pytest.approx(10 * 1.25 / 3)
+    assert callback.time_to_first_step == 10.0
+
+
+def test_an_execution_of_several_steps(clock):
+    callback = Throughput(examples_per_step=10).count_steps(100, 100)
+    execute(callback, clock, 4, 5.0)
+    execute(callback, clock, 9, 2.0)
+    assert callback.total() == {"examples_per_second": 5 * 10 / 2.0}
