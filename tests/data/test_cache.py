@@ -12,6 +12,7 @@ import pytest
 
 from data import cache, checksums
 from data.errors import DataError
+from tests.support.damaged import flip_a_bit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,12 +109,6 @@ def test_the_sums_are_those_of_sha256sum(tmp_path):
         for name in ("deep/two", "one")
     )
     assert (tmp_path / "folder" / "SHA256SUMS").read_text() == expected
-
-
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 DAMAGE = {

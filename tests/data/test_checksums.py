@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from data import checksums
+from tests.support.damaged import flip_a_bit
 
 
 @pytest.fixture
@@ -52,12 +53,6 @@ def test_without_checksums_nothing_is_wrong_unless_files_are_asked_for(tmp_path)
     assert checksums.problem(tmp_path) is None
     assert checksums.problem(tmp_path, ["one"]) == "SHA256SUMS is missing"
     assert checksums.problem(tmp_path, []) == "SHA256SUMS is missing"
-
-
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import pytest
 from callbacks import checkpoint_files
 from callbacks.learning_rate import used_learning_rate
 from data import word_pieces
+from recipes import bert_mlm
 
 KEYS = """
 recipe dataset preset vocabulary_sha256 strategy replicas workers global_batch_size learning_rate
-precision seed steps epochs history test baseline notes adam_bound examples_per_second
-tokens_per_second seconds time_to_first_step resumed_from_step weights_sha256 versions
+precision seed steps epochs history test baseline notes adam_bound
+examples_per_second tokens_per_second seconds
+time_to_first_step resumed_from_step weights_sha256 versions
 """.split()
 
 PREDICT = """
@@ -79,9 +81,18 @@ class TestResults:
         test = tiny_run.results["test"]
         assert test["perplexity"] == pytest.approx(np.exp(test["cross_entropy"]))
 
-    def test_it_learns(self, tiny_run):
-        losses = [r["loss"] for r in tiny_run.records if r["event"] == "step"]
+    def test_it_learns(self, run_bert, tmp_path, monkeypatch):
+        """From where Keras begins: 40 steps teach the words' shares, and no more than that."""
+        monkeypatch.setattr(bert_mlm, "begin_at_unigram", lambda *arguments: None)
+        run = run_bert(tmp_path / "run")
+        losses = [r["loss"] for r in run.records if r["event"] == "step"]
+        assert losses[0] == pytest.approx(np.log(run.model.backbone.vocabulary_size), abs=0.5)
         assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 1.0
+
+    def test_it_begins_as_the_unigram_model(self, tiny_run):
+        losses = [r["loss"] for r in tiny_run.records if r["event"] == "step"]
+        unigram = tiny_run.results["baseline"]["unigram_cross_entropy"]
+        assert np.mean(losses[:5]) == pytest.approx(unigram, abs=0.5)
 
     def test_what_lies_in_the_folder(self, tiny_run):
         names = {path.name for path in tiny_run.folder.iterdir()}

@@ -74,7 +74,7 @@ class TestFiles:
 
     def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
         errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none")
-        assert f"--preset {tmp_path / 'none'}: cannot be loaded" in errors
+        assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
 
     def test_weights_that_are_not_there(self, refused, tiny_text, tmp_path):
         errors = refused("--dataset", tiny_text, "--init-from", tmp_path / "none")

@@ -94,7 +94,8 @@ class TestFaults:
         assert errors.count("\n") == 1 and "not finished" in errors
 
     def test_a_run_of_another_recipe(self, tmp_path):
-        (tmp_path / "options.json").write_text(json.dumps({"recipe": "mnist", "options": {}}))
+        there = json.dumps({"recipe": "mnist", "options": {}, "resolved": {}})
+        (tmp_path / "options.json").write_text(there)
         with pytest.raises(RunError, match="a run of mnist; one of bert_mlm is expected"):
             fill(tmp_path, "a [MASK]")
 
