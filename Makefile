@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint check-long check-upstream soak bench clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -13,10 +13,12 @@ help:
 	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA oligos"
 	@echo "make text_classification [ARGS=...]  sort sentences into classes"
 	@echo "make test                    lint and the test suite"
+	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make soak                    kill runs at random moments and compare"
-	@echo "make bench                   measure what the README claims"
+	@echo "make bench                   measure what saving costs"
+	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
 	@echo "make clean                   remove .venv"
 
 .venv/installed: requirements.lock pyproject.toml
@@ -33,6 +35,10 @@ lint: .venv/installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+format: .venv/installed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
 test: lint
 	@$(BIN)/python -m pytest -m "not long and not upstream" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make soak, make bench"
@@ -47,7 +53,10 @@ soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 bench: .venv/installed
-	@for benchmark in benchmarks/*.py; do echo $$benchmark; $(BIN)/python $$benchmark; done
+	@$(BIN)/python benchmarks/checkpoint_cost.py
+
+results: .venv/installed
+	@$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
 	rm -rf .venv

@@ -20,7 +20,7 @@ EPOCH = 258  # steps of an epoch of the default run without a network; each ends
 
 def main(steps: int = 60, saves: int = 6) -> None:
     from callbacks.checkpoint import Checkpoint
-    from tests.strategy_run import write_text
+    from tests.support.strategy_run import write_text
 
     spent = []
     stock = Checkpoint.save

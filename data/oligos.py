@@ -99,11 +99,11 @@ def nearest_neighbour_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]])
     """The error of a linear fit that knows the physics: what a model has to beat.
 
     A duplex is held together by its pairs of neighbouring bases, so nearly all of the melting
-    temperature is in their counts. The 57 features of an oligo are
+    temperature is in their counts. The 65 features of an oligo are
 
     - the counts of the 16 pairs of neighbours (AA, AC, ... TT), divided by the length in bases,
     - the same 16 numbers times 1 / length, and the same 16 times log(length),
-    - the first base and the last base, each as 4 indicators,
+    - the first base and the last base, each as 4 indicators, and these divided by the length,
     - a constant.
 
     Args:
@@ -123,7 +123,7 @@ def nearest_neighbour_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]])
         ends = [ids[:, :1], np.take_along_axis(ids, lengths - 1, axis=1)]
         return np.concatenate(
             [counts, counts / lengths, counts * np.log(lengths)]
-            + [end == np.arange(1, 5) for end in ends]
+            + [(end == np.arange(1, 5)) / scale for end in ends for scale in (1, lengths)]
             + [np.ones_like(lengths)],
             axis=1,
         )

@@ -38,7 +38,7 @@ def accumulate(model: keras.Model, batches_per_step: int) -> None:
             y_pred = model(x, training=True)
             loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = model.optimizer.scale_loss(loss)
-        # Behind the loss's own all-reduce on every replica: TensorFlow does not order collectives,
+        # After the loss's own all-reduce on every replica: TensorFlow does not order collectives,
         # and two that replicas begin in different order wait for each other for ever.
         with tf.control_dependencies([loss]):
             if sample_weight is not None:

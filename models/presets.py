@@ -145,10 +145,10 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
         DataError: the preset or the vocabulary cannot be loaded.
     """
     if preset is not None:
-        return _load(keras_nlp.models.BertTokenizer, preset)
+        return load(keras_nlp.models.BertTokenizer, preset)
     source = options.init_from if options.init_from and options.vocabulary is None else None
     if source is not None and (source / "model").is_dir():
-        return _load(keras_nlp.models.BertTokenizer, str(source / "model"))
+        return load(keras_nlp.models.BertTokenizer, str(source / "model"))
     if options.vocabulary is not None:
         pieces = word_pieces.read_vocabulary(options.vocabulary)
     else:
@@ -169,9 +169,9 @@ def load_model(preset: str, dropout: float | None):
     model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
     head = Path(preset) / "task.weights.h5"
     if head.exists():
-        _load_weights(model.load_task_weights, head, f"--preset {preset}")
+        _load_weights(model.load_task_weights, head, f"preset {preset}")
     elif (Path(preset) / "task.json").exists():
-        raise DataError(f"--preset {preset}: task.weights.h5 is gone, and with it the trained head")
+        raise DataError(f"preset {preset}: task.weights.h5 is gone, and with it the trained head")
     return model
 
 
@@ -201,16 +201,26 @@ def load_backbone(preset: str, **changes):
     """
     problem = checksums.problem(Path(preset)) if os.path.isdir(preset) else None
     if problem:
-        raise DataError(f"--preset {preset}: damaged ({problem})")
+        raise DataError(f"preset {preset}: damaged ({problem})")
     policy = keras.config.dtype_policy()
-    return _load(keras_nlp.models.BertBackbone, preset, dtype=policy, **changes)
+    return load(keras_nlp.models.BertBackbone, preset, dtype=policy, **changes)
 
 
-def _load(kind, preset: str, **changes):
+def load(kind, preset: str, **changes):
+    """`kind.from_preset(preset, **changes)`, whose errors become one line.
+
+    Args:
+        kind: a class of KerasNLP.
+        preset: a name of Kaggle or Hugging Face, or a folder.
+        **changes: what `from_preset()` takes.
+
+    Raises:
+        DataError: it cannot be loaded.
+    """
     try:
         return kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        raise DataError(f"--preset {preset}: cannot be loaded ({_first_line(error)})") from error
+        raise DataError(f"preset {preset}: cannot be loaded ({_first_line(error)})") from error
 
 
 def load_weights(model, source: Path) -> None:

@@ -1,11 +1,13 @@
 """Evaluate a trained masked language model on another text.
 
+    python -m recipes.evaluate RUN_DIR
     python -m recipes.evaluate RUN_DIR --dataset my_text.txt
     python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --split valid --json
 
 RUN_DIR is the folder of a finished run of `recipes.bert_mlm`. The text is cut into sequences and
 masked as the run did it, with masks that the run's seed fixes, so the run's own dataset (the
-default) gives the numbers of its `results.json` again. Runs on one device.
+default) gives the numbers of its `results.json` again. Of another text every line is taken: the
+run has seen none of it. Runs on one device.
 """
 
 import dataclasses
@@ -27,7 +29,9 @@ from models import presets
 from training.checks import precision
 from training.command_line import command_line
 from training.options import check, positive, problems_of_types
-from training.run_folder import open_finished
+from training.run_folder import open_finished, require_keys
+
+LARGEST_BATCH = 1024  # 20 predictions of 30,000 word pieces each: 2.5 GB of logits
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,10 +42,10 @@ class Options:
     """Folder of a finished run."""
     dataset: str | None = None
     """As for the recipe: a name, a path or a glob (default: the run's own dataset)."""
-    split: Literal["train", "valid", "test", "all"] = "test"
-    """Which part of the text; all takes every line."""
+    split: Literal["train", "valid", "test", "all"] | None = None
+    """Part of the text (default: test of the run's own dataset, all of another text)."""
     batch_size: int = 32
-    """Examples of a batch."""
+    """Examples of a batch, at most 1,024."""
     cache_dir: Path | None = None
     """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
     json: bool = False
@@ -49,7 +53,9 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return problems_of_types(self) or positive("batch_size", self.batch_size)
+        return problems_of_types(self) or positive(
+            "batch_size", self.batch_size, most=LARGEST_BATCH
+        )
 
 
 def main(options: Options) -> dict:
@@ -57,17 +63,20 @@ def main(options: Options) -> dict:
     check(options)
     run, results = open_finished(options.run_dir, "bert_mlm")
     settings, facts = run["options"], run["resolved"]
+    refuse_damaged(options.run_dir / "options.json", settings, facts)
+    another = options.dataset not in (None, facts["dataset"])
+    split = options.split or ("all" if another else "test")
     with precision(settings["precision"]):
         # The text, tokenised with the run's word pieces.
         cache_dir = (options.cache_dir or cache.default_cache_dir()).expanduser()
         text = text_sources.load_text(options.dataset or facts["dataset"], cache_dir)
         preset = str(options.run_dir / "model")
-        tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
+        tokenizer = presets.load(keras_nlp.models.BertTokenizer, preset)
         special = masked_lm.SpecialTokens.of(tokenizer)
-        sequences = cut(text, tokenizer, cache_dir, options.split, settings)
+        sequences = cut(text, tokenizer, cache_dir, split, settings)
         if not len(sequences):
             raise DataError(
-                f"{text.name}: the {options.split} split gives no sequence of "
+                f"{text.name}: the {split} split gives no sequence of "
                 f"{settings['sequence_length']} tokens"
             )
 
@@ -95,9 +104,7 @@ def main(options: Options) -> dict:
             ],
         )
         batch_size = min(options.batch_size, len(sequences))
-        data = masked_lm.evaluation_data(
-            sequences, masking, batch_size=batch_size, split=options.split
-        )
+        data = masked_lm.evaluation_data(sequences, masking, batch_size=batch_size, split=split)
         found = model.evaluate(data, return_dict=True, verbose=0)
 
     evaluated = {
@@ -105,7 +112,7 @@ def main(options: Options) -> dict:
         "steps": results["steps"],
         "dataset": text.name,
         "note": text.note,
-        "split": options.split,
+        "split": split,
         "sequences": len(sequences),
         "cross_entropy": found["cross_entropy"],
         "perplexity": perplexity(found["cross_entropy"]),
@@ -118,6 +125,25 @@ def main(options: Options) -> dict:
     else:
         print_table(evaluated, settings["sequence_length"])
     return evaluated
+
+
+def refuse_damaged(path: Path, settings: dict, facts: dict) -> None:
+    """Refuses a run's `options.json` without what is read of it.
+
+    Raises:
+        RunError: names what is missing.
+    """
+    require_keys(
+        path,
+        settings,
+        precision=str,
+        text_mode=str,
+        sequence_length=int,
+        mlm_probability=float | int,
+        seed=int,
+        max_examples=int | None,
+    )
+    require_keys(path, facts, dataset=str, text_sha256=str)
 
 
 def cut(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 
 from data import checksums
+from models import presets
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.options import check, positive, problems_of_types
@@ -57,9 +58,9 @@ def main(options: Options) -> list[dict]:
     check(options)
     folder = preset_folder(options.run_dir)
     # The precision of the training is of no use here.
-    model = keras_nlp.models.BertMaskedLM.from_preset(str(folder), dtype="float32", compile=False)
-    tokenizer = keras_nlp.models.BertTokenizer.from_preset(
-        str(folder), special_tokens_in_strings=True
+    model = presets.load(keras_nlp.models.BertMaskedLM, str(folder), dtype="float32", compile=False)
+    tokenizer = presets.load(
+        keras_nlp.models.BertTokenizer, str(folder), special_tokens_in_strings=True
     )
     # After the length that the model was trained on its positions are noise.
     longest = min(model.preprocessor.sequence_length, model.backbone.max_sequence_length)

@@ -16,7 +16,7 @@ import keras
 import keras_nlp
 from keras.optimizers.schedules import PolynomialDecay
 
-from data import arrays, sentences, word_pieces
+from data import arrays, sentence_inputs, sentences, word_pieces
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from models import presets
@@ -117,8 +117,7 @@ def main(options: Options) -> dict:
         preset = presets.encoder_of(options.init_from, options.preset)
         tokenizer = presets.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         length = options.sequence_length
-        inputs = {s: sentences.encode(texts, tokenizer, length) for s, (texts, _) in splits.items()}
-        labels = {split: labels for split, (_, labels) in splits.items()}
+        inputs, labels = sentence_inputs.encode_splits(splits, tokenizer, length)
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=2e-4 if preset else 2e-3,
@@ -129,8 +128,8 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )
-        dropped = sentences.TokenDropout(options.token_dropout, tokenizer.mask_token_id)
-        train_data = sentences.training_data(
+        dropped = sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id)
+        train_data = sentence_inputs.training_data(
             inputs["train"], labels["train"], dropped, seed=options.seed, **plan.batches
         )
         valid_data, test_data = (

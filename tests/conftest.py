@@ -1,7 +1,6 @@
 """Every test runs on the CPU, with the TensorFlow backend, and without a network."""
 
 import json
-import logging
 import os
 import sys
 import types
@@ -91,9 +90,6 @@ def run_bert(tiny_text):
             models.append(stock(*arguments))
             return models[-1]
 
-        logger = logging.getLogger("recipes")
-        level = logger.level
-        logger.setLevel(logging.INFO)
         recipes.bert_mlm.build_model = build_model
         try:
             options = recipes.bert_mlm.Options(
@@ -102,7 +98,6 @@ def run_bert(tiny_text):
             results = recipes.bert_mlm.main(options)
         finally:
             recipes.bert_mlm.build_model = stock
-            logger.setLevel(level)
         return types.SimpleNamespace(
             folder=folder,
             results=results,
@@ -124,15 +119,13 @@ def tiny_run(run_bert, tmp_path_factory):
 @pytest.fixture
 def command_line(monkeypatch, capsys):
     """Runs a recipe as its command line does, in this process: (exit status, stdout, stderr)."""
-    from recipes import run as runs
+    from training.command_line import command_line as run
 
     def call(module, *arguments):
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
-        monkeypatch.setattr(runs.signals, "install", lambda: None)
-        monkeypatch.setattr(runs, "configure_log", lambda quiet: None)
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            runs.command_line(module.Options, module.main)
+            run(module.Options, module.main)
         captured = capsys.readouterr()
         return left.value.code, captured.out, captured.err
 

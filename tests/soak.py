@@ -1,12 +1,14 @@
-"""Kills runs at random moments, over all recipes and synchronous strategies, and compares.
+"""Breaks runs at random moments, over all recipes and synchronous strategies, and compares.
 
     make soak                                  50 kills
-    make soak ARGS="--kills 500 --seed 7"
-    make soak ARGS="--folder /tmp/soak"        goes on where an earlier soak stopped
+    make soak ARGS="--rounds 200 --seed 7"
+    make soak ARGS="--folder /tmp/soak"        resumes an earlier soak
 
 Each round takes a recipe and a strategy, runs it unbroken once, then again under SIGKILL or SIGTERM
 after a random time until it gets through, and asks for the same weights, history, records and
-TensorBoard logs.
+TensorBoard logs. Before some kills a process stands still for a while (SIGSTOP, SIGCONT); between
+some kills and the restart a bit is flipped in a file of the checkpoints or of the caches, or the
+newest checkpoint is cut.
 """
 
 import argparse
@@ -32,6 +34,17 @@ STRATEGIES = {
     "central-2": (1, {"strategy": "central_storage", "replicas": 2}),
     "workers-2": (2, {"strategy": "multi_worker"}),
 }
+RUNS = [
+    name
+    for name, (module, _) in killed_run.RUNS.items()
+    if module != "tiny_recipe" and name != "bert_exact"
+]
+KILLS_IN_A_ROUND = 6  # at most, so that each round ends
+STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
+
+
+class Failed(Exception):
+    """A run ended as none may, or differs from the unbroken one."""
 
 
 def command(workers: int, chosen: dict, output: Path) -> list[str]:
@@ -42,87 +55,167 @@ def command(workers: int, chosen: dict, output: Path) -> list[str]:
     return [*launcher, "--log-dir", f"{output}-logs", "-m", "killed_run", *words]
 
 
-def finish(words: list[str], seconds: float | None, number: int) -> tuple[int, str]:
-    """Runs a process; after so many seconds it gets the signal. Returns status and output."""
+def finish(words: list[str], breaks: list[tuple]) -> tuple[int, str]:
+    """Runs a process and breaks it; returns its status and output.
+
+    A break is (seconds after the one before, what is done to the process).
+    """
     process = processes.start(*words)
-    try:
-        output, _ = process.communicate(timeout=seconds or 600)
-    except subprocess.TimeoutExpired:
-        # The launcher dies with its workers, a single process alone.
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=120)
+    for seconds, do in breaks:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            return process.returncode, output  # it was faster
+        except subprocess.TimeoutExpired:
+            do(process)
+    output, _ = process.communicate(timeout=1800)
     return process.returncode, output
 
 
-def compare(broken: Path, whole: Path) -> str | None:
+def family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [pid, *(each for child in found.stdout.split() for each in family(int(child)))]
+
+
+def stand_still(choice: random.Random):
+    """One of the processes stands still for a while."""
+    place, seconds = choice.random(), choice.uniform(0.5, 5.0)
+
+    def do(process):
+        pids = family(process.pid)
+        pid = pids[int(place * len(pids))]
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass  # it had just ended
+
+    return do
+
+
+def flip_a_bit(choice: random.Random, folders: list[Path]) -> str | None:
+    """Flips a bit of a file in one of these folders; returns what was done."""
+    files = [p for f in folders for p in sorted(f.rglob("*")) if p.is_file() and p.stat().st_size]
+    if not files:
+        return None
+    path = choice.choice(files)
+    content = bytearray(path.read_bytes())
+    place = choice.randrange(len(content))
+    content[place] ^= 1 << choice.randrange(8)
+    path.write_bytes(content)
+    return f"bit flipped in {path.parent.name}/{path.name}"
+
+
+def cut_the_newest(choice: random.Random, checkpoints: Path) -> str | None:
+    """Cuts the weights of the newest checkpoint; returns what was done."""
+    found = sorted(checkpoints.glob("step-*"))
+    if not found:
+        return None
+    os.truncate(found[-1] / "model.weights.h5", choice.randrange(1000))
+    return f"{found[-1].name} cut"
+
+
+def compare(broken: Path, whole: Path) -> None:
     ours, theirs = processes.results(whole), processes.results(broken)
     for name in ("weights_sha256", "history", "test", "steps"):
         if ours[name] != theirs[name]:
-            return f"{name} differs"
+            raise Failed(f"{name} differs")
     if processes.records(whole) != processes.records(broken):
-        return "metrics.jsonl differs"
+        raise Failed("metrics.jsonl differs")
     if processes.events(whole) != processes.events(broken):
-        return "the TensorBoard logs differ"
-    return None
+        raise Failed("the TensorBoard logs differ")
+
+
+def broken_run(
+    choice: random.Random, words: list[str], output: Path, seconds: float
+) -> tuple[int, list[str]]:
+    """Runs until it gets through; returns the number of kills and what else was done."""
+    kills, done = 0, []
+    while True:
+        breaks = []
+        if kills < KILLS_IN_A_ROUND:
+            number = choice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            after = choice.uniform(0.2, 1.0) * seconds
+            if choice.random() < 0.3:
+                breaks.append((after * choice.random(), stand_still(choice)))
+                done.append("stood still")
+            # The launcher dies with its workers, a single process alone.
+            breaks.append((after, lambda process, number=number: process.send_signal(number)))
+        status, said = finish(words, breaks)
+        if status == 0:
+            return kills, done
+        if status not in STOPPED or not breaks:
+            raise Failed(f"status {status}, {done}\n{said[-3000:]}")
+        kills += 1
+        fault = choice.random()
+        if fault < 0.3:
+            done.append(flip_a_bit(choice, [output / "checkpoints", output.parent / "cache"]))
+        elif fault < 0.5:
+            done.append(cut_the_newest(choice, output / "checkpoints"))
+
+
+def one_round(folder: Path, state: dict) -> int:
+    """Draws a run and a strategy, and compares; returns the number of kills."""
+    choice = random.Random(f"{state['seed']}/{state['rounds']}")
+    name, (workers, where) = choice.choice(list(STRATEGIES.items()))
+    # Central storage refuses half precision.
+    run = choice.choice([run for run in RUNS if (name, run) != ("central-2", "bert_half")])
+    whole, broken = folder / f"whole-{run}-{name}", folder / f"broken-{state['rounds']}"
+    logs = Path(f"{broken}-logs")
+    for left in (broken, logs):
+        shutil.rmtree(left, ignore_errors=True)
+    chosen = {"run": run} | where
+    if whole.name not in state["seconds"]:
+        begun = time.time()
+        shutil.rmtree(whole, ignore_errors=True)
+        status, output = finish(command(workers, chosen, whole), [])
+        if status:
+            raise Failed(f"the unbroken {whole.name}: status {status}\n{output[-3000:]}")
+        state["seconds"][whole.name] = time.time() - begun
+    try:
+        kills, done = broken_run(
+            choice, command(workers, chosen, broken), broken, state["seconds"][whole.name]
+        )
+        compare(broken, whole)
+    except Failed as failed:
+        raise Failed(f"round {state['rounds']}, {run} {name}: {failed}\nkept: {broken}") from None
+    said = "; ".join(what for what in done if what)
+    print(f"{run} {name}: {kills} kills{', ' + said if said else ''}: identical", flush=True)
+    for left in (broken, logs):
+        shutil.rmtree(left, ignore_errors=True)
+    return kills
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=None, help="ends after so many (default: 50)")
+    parser.add_argument("--rounds", type=int, default=None, help="ends after so many, instead")
     parser.add_argument("--seed", type=int, default=None, help="repeats a soak's choices")
-    parser.add_argument("--folder", type=Path, default=None, help="kept; a soak there goes on")
+    parser.add_argument("--folder", type=Path, default=None, help="kept; a soak there resumes")
     options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    if options.kills is None and options.rounds is None:
+        options.kills = 50
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="soak-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     state_path = folder / "soak.json"
     if state_path.exists():
         state = json.loads(state_path.read_text())
-        print(f"goes on: {state['kills']} kills and {state['rounds']} rounds are done")
+        print(f"resumes: {state['kills']} kills in {state['rounds']} rounds are done")
     else:
         seed = options.seed if options.seed is not None else int(time.time())
-        state = {"seed": seed, "kills": 0, "rounds": 0}
+        state = {"seed": seed, "kills": 0, "rounds": 0, "seconds": {}}
         strategy_run.write_data(folder)
     print(f"--seed {state['seed']} --folder {folder}", flush=True)
-    chosen_runs = [name for name in killed_run.RUNS if name != "bert_exact"]
-    while state["kills"] < options.kills:
-        choice = random.Random(f"{state['seed']}/{state['rounds']}")
-        name, (workers, where) = choice.choice(list(STRATEGIES.items()))
-        no_half = name == "central-2"  # refuses half precision
-        run = choice.choice([run for run in chosen_runs if not (no_half and run == "bert_half")])
-        whole = folder / f"whole-{run}-{name}"
-        broken = folder / f"broken-{state['rounds']}"
-        for left in (broken, Path(f"{broken}-logs")):
-            shutil.rmtree(left, ignore_errors=True)
-        chosen = {"run": run} | where
-        begun = time.time()
-        if not (whole / "results.json").exists():
-            status, output = finish(command(workers, chosen, whole), None, 0)
-            if status:
-                print(output[-3000:])
-                return 1
-            state[str(whole.name)] = time.time() - begun
-        seconds = state[str(whole.name)]
-        kills = 0
-        while True:
-            # At most 6 kills a round, so that each round ends.
-            number = choice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-            after = choice.uniform(0.2, 1.0) * seconds if kills < 6 else None
-            status, output = finish(command(workers, chosen, broken), after, number)
-            if status == 0:
-                break
-            if status not in (-signal.SIGKILL, 75, 128 + signal.SIGTERM, -signal.SIGTERM):
-                print(f"round {state['rounds']} {run} {name}: status {status}\n{output[-3000:]}")
-                return 1
-            kills += 1
-        fault = compare(broken, whole)
-        state["kills"] += kills
-        state["rounds"] += 1
-        print(f"{run} {name}: {kills} kills, {fault or 'identical'}", flush=True)
-        if fault:
-            print(f"kept: {broken} and {whole}")
+    while (options.kills is not None and state["kills"] < options.kills) or (
+        options.rounds is not None and state["rounds"] < options.rounds
+    ):
+        try:
+            state["kills"] += one_round(folder, state)
+        except Failed as failed:
+            print(failed)
             return 1
-        for left in (broken, Path(f"{broken}-logs")):
-            shutil.rmtree(left, ignore_errors=True)
+        state["rounds"] += 1
         temporary = state_path.with_suffix(".tmp")
         temporary.write_text(json.dumps(state))
         os.replace(temporary, state_path)

@@ -239,6 +239,21 @@ def read_run_file(path: Path, **expected: type) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
+    require_keys(path, content, **expected)
+    return content
+
+
+def require_keys(path: Path, content, **expected) -> None:
+    """Refuses JSON that is no object with these keys.
+
+    Args:
+        path: the file that it comes from.
+        content: a JSON value.
+        **expected: keys that it must have, and the type of each (also `int | None`).
+
+    Raises:
+        RunError: names what is missing.
+    """
     wrong = [
         name
         for name, kind in expected.items()
@@ -246,7 +261,6 @@ def read_run_file(path: Path, **expected: type) -> dict:
     ]
     if wrong or not isinstance(content, dict):
         raise RunError(f"{path}: damaged, it lacks {', '.join(wrong) or 'everything'}")
-    return content
 
 
 def open_finished(folder: Path, recipe: str) -> tuple[dict, dict]:

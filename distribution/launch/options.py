@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
@@ -223,16 +224,28 @@ def check_environment(module: str) -> list[str]:
 
 
 def check_module(module: str) -> list[str]:
-    """Problems with the module's name. Imports the packages above the module, not the module."""
+    """Problems with the module's name. Imports nothing: a package may import TensorFlow."""
     if not module:
         return ["-m MODULE is missing: what is to run? (for example -m recipes.bert_mlm)"]
     try:
-        spec = importlib.util.find_spec(module)
+        spec = _find(module)
         if spec is not None and spec.submodule_search_locations is not None:  # a package
-            spec = importlib.util.find_spec(module + ".__main__")
-    except Exception:  # whatever the packages above it raise when they are imported
+            spec = _find(module + ".__main__")
+    except (ImportError, ValueError, AttributeError):
         spec = None
     return [] if spec else [f"-m {shorten(module)}: no such module (looked from {os.getcwd()})"]
+
+
+def _find(module: str):
+    """The module's specification, found without importing the packages above it; or None."""
+    top, *rest = module.split(".")
+    spec, name = importlib.util.find_spec(top), top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        spec = importlib.machinery.PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec
 
 
 def find_run_dir(arguments: list[str]) -> str | None:

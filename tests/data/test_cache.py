@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data import cache
+from data import cache, checksums
 from data.errors import DataError
+from tests.support.damaged import flip_a_bit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,12 +111,6 @@ def test_the_sums_are_those_of_sha256sum(tmp_path):
     assert (tmp_path / "folder" / "SHA256SUMS").read_text() == expected
 
 
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE = {
     "flipped bit": lambda folder: flip_a_bit(folder / "one"),
     "truncated": lambda folder: os.truncate(folder / "one", 1000),
@@ -183,8 +178,10 @@ def test_a_process_hashes_once(tmp_path, monkeypatch, new_process):
     cache.build_once(tmp_path / "folder", write_folder, "a folder")
     new_process()
     hashed = []
-    stock = cache._sha256
-    monkeypatch.setattr(cache, "_sha256", lambda path: hashed.append(path.name) or stock(path))
+    stock = checksums.sha256_of
+    monkeypatch.setattr(
+        checksums, "sha256_of", lambda path: hashed.append(path.name) or stock(path)
+    )
     for _ in range(3):
         cache.build_once(tmp_path / "folder", write_folder, "a folder")
     assert sorted(hashed) == ["one", "two"]

@@ -299,10 +299,12 @@ class TestFill:
 
 
 class TestBaselines:
+    MASKING = dataclasses.replace(MASKING, vocabulary_size=8)
+
     def test_by_hand(self):
         train = np.array([[2, 5, 5, 6], [2, 5, 1, 3]])
         test = np.array([[2, 5, 6, 7, 1, 0]])
-        found = masked_lm.baselines(train, test, SPECIAL, 8)
+        found = masked_lm.baselines(train, test, self.MASKING)
         # Counts of 5, 6 and 7 plus 0.1: 3.1, 1.1, 0.1 of 4.3; each stands once in the test text.
         expected = -np.mean(np.log(np.array([3.1, 1.1, 0.1]) / 4.3))
         assert found["unigram_cross_entropy"] == pytest.approx(expected)
@@ -310,4 +312,11 @@ class TestBaselines:
 
     def test_nothing_to_predict(self):
         with pytest.raises(DataError, match="no word piece that could be predicted"):
-            masked_lm.baselines(np.array([5]), np.array([2, 1, 3]), SPECIAL, 8)
+            masked_lm.baselines(np.array([5]), np.array([2, 1, 3]), self.MASKING)
+
+    def test_log_frequency(self):
+        """Special tokens get the share of a piece that does not occur, and no part of the whole."""
+        found = masked_lm.log_frequency(np.array([[2, 5, 5, 6], [2, 5, 1, 3]]), self.MASKING)
+        expected = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 3.1, 1.1, 0.1]) / 4.3
+        np.testing.assert_allclose(found, np.log(expected))
+        assert np.exp(found[5:]).sum() == pytest.approx(1)

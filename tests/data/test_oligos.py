@@ -184,7 +184,8 @@ def test_nearest_neighbour_baseline_is_least_squares():
             length = len(sequence)
             pairs = sum(per_pair[sequence[i : i + 2]] for i in range(length - 1)) / length
             factor = 2 + 5 / length + np.log(length)
-            tm.append(30 + factor * pairs + at_end[sequence[0]] - 3 * at_end[sequence[-1]])
+            ends = at_end[sequence[0]] - (3 + 8 / length) * at_end[sequence[-1]]
+            tm.append(30 + factor * pairs + ends)
         return oligos._arrays(sequences, tm + noise * np.resize([1, -1], count))
 
     # What is linear in the features is found; what is not stays as the error.

@@ -1,4 +1,3 @@
-import keras_nlp
 import numpy as np
 import pytest
 
@@ -230,6 +229,8 @@ def test_macro_f1_is_the_mean_over_classes():
 
 
 def test_encode():
+    import keras_nlp  # here, because it takes seconds and nothing else needs it
+
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "##st", "film", "."]
     tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
     found = encode(["Finest film.", "?", "film film film film film"], tokenizer, 6)

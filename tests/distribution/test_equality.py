@@ -1,7 +1,7 @@
 """The same numbers wherever it runs: every recipe, every synchronous strategy, float64.
 
-A process per strategy and replica count, all recipes in it; each is compared with one device, and
-one device with the custom training loop of the tutorials.
+A process per strategy and replica count, several recipes in it; each is compared with one device,
+and one device with the custom training loop of the tutorials.
 """
 
 import json
@@ -12,16 +12,28 @@ import pytest
 
 from tests.support import processes, strategy_run
 
-PLAIN = [name for name in strategy_run.RUNS if not name.endswith("_together")]
-# Each recipe once plain and once with everything together; the second text mode under mirrored.
-EACH = [name for name in strategy_run.RUNS if name != "bert_lines"]
-SYNCHRONOUS = {
-    "mirrored x 2": (1, {"strategy": "mirrored", "replicas": 2}),
-    "mirrored x 4": (1, {"strategy": "mirrored", "replicas": 4}),
-    "central storage x 2": (1, {"strategy": "central_storage", "replicas": 2, "runs": EACH}),
-    "2 workers x 1": (2, {"strategy": "multi_worker", "runs": EACH}),
-    "2 workers x 2": (2, {"strategy": "multi_worker", "replicas": 2, "runs": EACH}),
+ALL = list(strategy_run.RUNS)
+PLAIN = [name for name in ALL if not name.endswith("_together")]
+MIRRORED = {"strategy": "mirrored", "replicas": 2}
+CENTRAL = {"strategy": "central_storage", "replicas": 2}
+WORKERS = {"strategy": "multi_worker"}
+# A recipe a strategy at least, plain under one and with everything together under another one; all
+# of the rest in `make check-long`. Four replicas trace each function four times: minutes each.
+QUICK = {
+    "mirrored x 2": (1, MIRRORED, ["bert_lines", "mnist", "dna", "text_together"]),
+    "central storage x 2": (1, CENTRAL, ["mnist_together", "text"]),
+    "2 workers x 1": (2, WORKERS, ["bert_together", "dna_together"]),
 }
+LONG = {
+    f"{name}, the others": (workers, options, [run for run in ALL if run not in runs])
+    for name, (workers, options, runs) in QUICK.items()
+} | {
+    "mirrored x 4": (1, MIRRORED | {"replicas": 4}, ALL),
+    "2 workers x 2": (2, WORKERS | {"replicas": 2}, ALL),
+}
+SYNCHRONOUS = QUICK | LONG
+# What the custom loop trains in `make test`; the other runs in `make check-long`.
+QUICK_LOOPS = ["bert_lines", "bert_together", "mnist_together", "dna", "text"]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +46,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder, request):
     """The runs of each strategy that is asked for; two strategies train at the same time."""
-    asked = {"none"} | {
+    asked = {
         item.callspec.params["name"]
         for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
+        if item.path == request.path and "name" in getattr(item, "fixturenames", ())
     }
     runs = {}
 
@@ -49,20 +61,20 @@ def trained(folder, request):
             return runs[name]
 
         for name in ("none", *SYNCHRONOUS):
-            if name in asked:
+            if name == "none" or name in asked:
                 get(name)
         yield lambda name: get(name).result()
 
 
 def train_under(name, folder):
     """Returns the folder of the runs under a strategy."""
-    workers, options = (1, {"strategy": "none"}) if name == "none" else SYNCHRONOUS[name]
+    workers, options, runs = SYNCHRONOUS.get(name, (1, {"strategy": "none"}, ALL))
     output = folder / name.replace(" ", "-")
-    words = (json.dumps(options), str(output))
+    words = (json.dumps(options | {"runs": runs}), str(output))
     if workers == 1:
-        processes.run_script("tests/support/strategy_run.py", *words, timeout=900)
+        processes.run_script("tests/support/strategy_run.py", *words)
     else:
-        processes.launch(workers, "strategy_run", *words, logs=output, timeout=900)
+        processes.launch(workers, "strategy_run", *words, logs=output)
     return output
 
 
@@ -71,18 +83,15 @@ def one_device(trained):
     return trained("none")
 
 
-# Four replicas trace each function four times: minutes each.
-LONG = ("mirrored x 4", "2 workers x 2")
+def parameters(names, long):
+    return [pytest.param(n, marks=[pytest.mark.long] if n in long else []) for n in names]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in SYNCHRONOUS],
-)
+@pytest.mark.parametrize("name", parameters(SYNCHRONOUS, LONG))
 def test_fit_is_equal_under_every_strategy(name, trained, one_device):
-    workers, options = SYNCHRONOUS[name]
+    workers, options, runs = SYNCHRONOUS[name]
     output = trained(name)
-    for run in options.get("runs", strategy_run.RUNS):
+    for run in runs:
         processes.assert_equal_tensors(one_device / run, output / run)
         ours, theirs = processes.results(one_device / run), processes.results(output / run)
         assert theirs["replicas"] == workers * options.get("replicas", 1)
@@ -96,39 +105,40 @@ def test_fit_is_equal_under_every_strategy(name, trained, one_device):
         ours, theirs = processes.records(one_device / run), processes.records(output / run)
         assert [record["event"] for record in ours] == [record["event"] for record in theirs]
         for a, b in zip(ours, theirs, strict=True):
-            assert a["loss"] == pytest.approx(b["loss"], rel=1e-9, abs=1e-9)
+            assert a.get("loss") == pytest.approx(b.get("loss"), rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.long
-def test_a_parameter_server_with_one_worker_is_equal_to_one_device(folder, one_device):
-    """With one worker nothing is asynchronous: what differs with two is their not waiting."""
-    output = folder / "parameter-server"
-    options = json.dumps({"strategy": "parameter_server", "runs": PLAIN})
-    words = ("strategy_run", options, str(output))
-    processes.launch(1, *words, logs=output, options=("--ps", "1"), timeout=900)
-    for run in PLAIN:
-        processes.assert_equal_tensors(one_device / run, output / run)
-
-
-def test_fit_is_equal_to_the_custom_loop(folder, one_device):
-    processes.run_script(
-        "tests/support/oracle.py", ",".join(PLAIN), str(folder / "oracle"), "2", timeout=600
+@pytest.mark.parametrize("run", parameters(ALL, [run for run in ALL if run not in QUICK_LOOPS]))
+def test_fit_is_equal_to_the_custom_loop(run, custom_loop, one_device):
+    """An accumulated step is one batch in the custom loop; its clipping is TensorFlow's."""
+    fitted, expected = (
+        {name: value for name, value in found.items() if not name.startswith("optimizer/")}
+        for found in (
+            processes.tensors(one_device / run),
+            processes.tensors_of(custom_loop / f"{run}.weights.h5"),
+        )
     )
-    for run in PLAIN:
-        fitted = processes.tensors(one_device / run)
-        fitted = [value for name, value in fitted.items() if "optimizer" not in name]
-        with np.load(folder / "oracle" / f"{run}.npz") as oracle:
-            names = [name for name in oracle.files if name != "losses"]
-            for name in names:
-                # Keras's file has other names: the tensor of this shape that is nearest.
-                same = [value for value in fitted if value.shape == oracle[name].shape]
-                nearest = min(same, key=lambda value: np.abs(value - oracle[name]).max())
-                processes.assert_equal(oracle[name], nearest, f"{run}: {name}")
-            losses = [
-                r["loss"] for r in processes.records(one_device / run) if r["event"] == "step"
-            ]
-            assert len(losses) == 20
-            np.testing.assert_allclose(losses, oracle["losses"], rtol=1e-9)
+    assert fitted.keys() == expected.keys()
+    for name, value in expected.items():
+        processes.assert_equal(value, fitted[name], f"{run}: {name}")
+    seen = np.load(custom_loop / f"{run}.npz")
+    losses = [r["loss"] for r in processes.records(one_device / run) if r["event"] == "step"]
+    np.testing.assert_allclose(losses, seen["losses"], rtol=1e-9)
+    if run.endswith("_together"):
+        assert (seen["norms"] > strategy_run.TOGETHER["clip_norm"]).any(), "nothing was clipped"
+
+
+@pytest.fixture(scope="module")
+def custom_loop(folder, one_device, request):
+    """The folder of what the custom loop has trained on two replicas."""
+    asked = [
+        item.callspec.params["run"]
+        for item in request.session.items
+        if item.path == request.path and "custom_loop" in item.fixturenames
+    ]
+    output = folder / "custom-loop"
+    processes.run_script("tests/support/oracle.py", ",".join(asked), str(output), "2")
+    return output
 
 
 def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, trained, one_device):
@@ -141,3 +151,43 @@ def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, t
     for other in predicted[1:]:
         for run, value in predicted[0].items():
             processes.assert_equal(value, other[run], run)
+
+
+def test_resumed_on_another_number_of_workers(folder, one_device):
+    """Stopped after step 7 of 20 on one worker and on two, resumed on two and on one."""
+    for first, then in ((1, 2), (2, 1)):
+        output = folder / f"workers-{first}-{then}"
+        for workers, more, status in ((first, {"stop_after": 7}, 75), (then, {}, 0)):
+            options = ({"strategy": "none"} if workers == 1 else WORKERS) | more
+            words = (json.dumps(options | {"runs": ["mnist"]}), str(output))
+            if workers == 1:
+                processes.run_script("tests/support/strategy_run.py", *words, status=status)
+            else:
+                logs = output.with_name(f"{output.name}-logs")
+                processes.launch(workers, "strategy_run", *words, logs=logs, status=status)
+        results = processes.results(output / "mnist")
+        assert results["resumed_from_step"] == 7 and results["workers"] == then
+        processes.assert_equal_tensors(one_device / "mnist", output / "mnist")
+
+
+@pytest.mark.long
+def test_a_parameter_server_with_one_worker_is_equal_to_one_device(folder, one_device):
+    """With one worker nothing is asynchronous: what differs with two is their not waiting."""
+    output = folder / "parameter-server"
+    options = json.dumps({"strategy": "parameter_server", "runs": PLAIN})
+    words = ("strategy_run", options, str(output))
+    processes.launch(1, *words, logs=output, options=("--ps", "1"))
+    for run in PLAIN:
+        processes.assert_equal_tensors(one_device / run, output / run)
+
+
+@pytest.mark.long
+def test_a_parameter_server_run_resumes_from_its_checkpoint(folder, one_device):
+    """Stopped between two windows of steps; one worker, so that it must be equal to one device."""
+    output = folder / "parameter-server-twice"
+    for more, status in (({"stop_after": 10}, 75), ({}, 0)):
+        options = {"strategy": "parameter_server", "runs": ["mnist"], "steps_per_execution": 5}
+        words = ("strategy_run", json.dumps(options | more), str(output))
+        processes.launch(1, *words, logs=output, options=("--ps", "1"), status=status)
+    assert processes.results(output / "mnist")["resumed_from_step"] == 10
+    processes.assert_equal_tensors(one_device / "mnist", output / "mnist")

@@ -200,3 +200,12 @@ def test_help_needs_no_tensorflow():
     )
     assert result.returncode == 0
     assert "two machines" in result.stdout and "--start-timeout" in result.stdout
+
+
+def test_a_module_is_found_without_tensorflow():
+    code = (
+        "import sys; from distribution.launch.options import check_module as check; "
+        "assert not check('recipes.mnist') and check('recipes.none') and check('none.mnist'); "
+        "assert not {'tensorflow', 'keras', 'recipes'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

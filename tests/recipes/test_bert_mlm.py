@@ -8,13 +8,15 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from callbacks import checkpoint
+from callbacks import checkpoint_files
 from callbacks.learning_rate import used_learning_rate
 from data import word_pieces
+from recipes import bert_mlm
 
 KEYS = """
 recipe dataset preset vocabulary_sha256 strategy replicas workers global_batch_size learning_rate
-precision seed steps epochs history test baseline examples_per_second tokens_per_second seconds
+precision seed steps epochs history test baseline notes adam_bound
+examples_per_second tokens_per_second seconds
 time_to_first_step resumed_from_step weights_sha256 versions
 """.split()
 
@@ -25,7 +27,8 @@ import numpy as np
 inputs = dict(np.load(sys.argv[2]))
 model = keras_nlp.models.BertMaskedLM.from_preset(sys.argv[1])
 np.save(sys.argv[3], model(inputs, training=False).numpy())
-assert not {"recipes", "data", "distribution", "callbacks"} & set(sys.modules)
+ours = {"recipes", "models", "training", "callbacks", "distribution", "data"}
+assert not ours & set(sys.modules)
 assert model.preprocessor.tokenizer.lowercase and model.preprocessor.tokenizer.strip_accents
 """
 
@@ -78,9 +81,18 @@ class TestResults:
         test = tiny_run.results["test"]
         assert test["perplexity"] == pytest.approx(np.exp(test["cross_entropy"]))
 
-    def test_it_learns(self, tiny_run):
-        losses = [r["loss"] for r in tiny_run.records if r["event"] == "step"]
+    def test_it_learns(self, run_bert, tmp_path, monkeypatch):
+        """From where Keras begins: 40 steps teach the words' shares, and no more than that."""
+        monkeypatch.setattr(bert_mlm, "begin_at_unigram", lambda *arguments: None)
+        run = run_bert(tmp_path / "run")
+        losses = [r["loss"] for r in run.records if r["event"] == "step"]
+        assert losses[0] == pytest.approx(np.log(run.model.backbone.vocabulary_size), abs=0.5)
         assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 1.0
+
+    def test_it_begins_as_the_unigram_model(self, tiny_run):
+        losses = [r["loss"] for r in tiny_run.records if r["event"] == "step"]
+        unigram = tiny_run.results["baseline"]["unigram_cross_entropy"]
+        assert np.mean(losses[:5]) == pytest.approx(unigram, abs=0.5)
 
     def test_what_lies_in_the_folder(self, tiny_run):
         names = {path.name for path in tiny_run.folder.iterdir()}
@@ -174,7 +186,7 @@ class TestWays:
         assert run.results["precision"] == "float64"
         assert {v.dtype for v in run.model.trainable_variables} == {"float64"}
         assert {v.dtype for v in run.model.metrics_variables} == {"float64"}
-        # Padding is there, so not every slot of a line is filled.
+        # Padding is there, so not every prediction of a line is filled.
         plan = next(line for line in run.log.splitlines() if "padding" in line)
         assert " 0.0% padding" not in plan and "100.0% of the 10" not in plan
         assert np.isfinite(run.results["test"]["cross_entropy"])
@@ -213,29 +225,29 @@ class TestWays:
 
 class TestEarlyStopping:
     def test_ends_without_a_better_epoch_and_stays_ended(self, run_bert, tmp_path):
-        """The second epoch cannot be better: the rate is too small for any weight to move."""
+        """The second epoch cannot be better: the rate is too small for any weight to change."""
         changes = dict(base_learning_rate=1e-30, epochs=5, keep_best="val_loss", early_stopping=1)
         run = run_bert(tmp_path / "run", **changes)
         assert run.results["steps"] == 40 and run.results["epochs"] == 2
         assert len(run.results["history"]["val_loss"]) == 2
         assert "epoch 2: no better val_loss than" in run.log
-        assert checkpoint.read(tmp_path / "run" / "best").step == 20
+        assert checkpoint_files.read(tmp_path / "run" / "best").step == 20
 
-        # Killed behind its last checkpoint: nothing is left to train, and the best is still there.
+        # Killed after its last checkpoint: nothing is left to train, and the best is still there.
         (tmp_path / "run" / "results.json").unlink()
         shutil.rmtree(tmp_path / "run" / "best")
         again = run_bert(tmp_path / "run", **changes)
         assert again.results["resumed_from_step"] == 40
         for name in ("steps", "epochs", "history", "test", "weights_sha256"):
             assert again.results[name] == run.results[name], name
-        assert not (tmp_path / "run" / "best").exists(), "epoch 2 was not the best"
+        assert checkpoint_files.read(tmp_path / "run" / "best").step == 20, "epoch 1 is the best"
 
-    def test_goes_on_while_it_gets_better_and_copies_the_best_anew(self, run_bert, tmp_path):
+    def test_trains_on_while_it_gets_better_and_copies_the_best_again(self, run_bert, tmp_path):
         changes = dict(keep_best="val_loss", early_stopping=1)
         run = run_bert(tmp_path / "run", **changes)
         assert run.results["steps"] == 40
-        assert checkpoint.read(tmp_path / "run" / "best").step == 40
+        assert checkpoint_files.read(tmp_path / "run" / "best").step == 40
         (tmp_path / "run" / "results.json").unlink()
         shutil.rmtree(tmp_path / "run" / "best")
         run_bert(tmp_path / "run", **changes)
-        assert checkpoint.read(tmp_path / "run" / "best").step == 40
+        assert checkpoint_files.read(tmp_path / "run" / "best").step == 40

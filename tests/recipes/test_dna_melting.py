@@ -1,18 +1,15 @@
 import json
-import logging
 import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from callbacks.checkpoint import newest
-from data import batches, oligos
+from callbacks.checkpoint_files import newest
+from data import oligos
 from distribution.global_loss import GlobalMean
 from recipes import dna_melting
-from recipes.schedules import InverseSquareRoot
 from tests.recipes.test_mnist import predicted_elsewhere, records
 from tests.support import processes
 from tests.support.strategy_run import write_oligos
@@ -41,7 +38,6 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dna") / "run"
-    logging.getLogger("recipes").setLevel(logging.INFO)
     options = dict(dataset=str(table), validate_every=1, test_every=3, checkpoint_every=3)
     results = dna_melting.main(dna_melting.Options(**(TINY | options | dict(run_dir=folder))))
     return folder, results
@@ -58,11 +54,13 @@ def test_results(run, table):
     assert results["recipe"] == "dna_melting" and results["dataset"] == str(table)
     assert results["steps"] == 8 and results["learning_rate"] == 0.01
     assert set(results["test"]) == {"huber", "rmse"}
-    assert set(results["baseline"]) == {"linear_rmse", "mean_rmse"}
+    assert {"linear_rmse", "mean_rmse"} <= set(results["baseline"])
     assert results["baseline"]["linear_rmse"] < results["baseline"]["mean_rmse"]
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
     log = (folder / "worker-0.log").read_text()
-    assert "a linear fit on GC share and length" in log and "always the mean" in log
+    beaten = next(line for line in log.splitlines() if "to be beaten" in line)
+    for name, value in results["baseline"].items():
+        assert f"{name} {value:.4f}" in beaten
 
 
 def test_the_saved_model_answers_in_degrees(run, table, tmp_path):
@@ -120,11 +118,6 @@ def test_shape_trap():
     # What the trap would have given: hundreds of degrees squared.
     assert np.square(tm - answers).mean() > 100
 
-    # The recipe's own batches have the shape of the answers.
-    make_batch = dna_melting.gather_from(np.ones((4, 60), np.int32), tm)
-    _, y, sample_weight = next(iter(batches.evaluation_batches(4, 3, make_batch)))
-    assert y.shape == (3, 1) and sample_weight.shape == (3,)
-
 
 def test_padding_is_masked():
     """What stands behind an oligo's end does not change its answer."""
@@ -140,15 +133,6 @@ def test_padding_is_masked():
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(model(ids, training=False)), before, rtol=1e-5
     )
-
-
-def test_schedule():
-    schedule = InverseSquareRoot(2.0, 64, 100)
-    for step in (1, 50, 100, 101, 5000):
-        expected = 2.0 * 64**-0.5 * min(step**-0.5, step * 100**-1.5)
-        assert float(schedule(step - 1)) == pytest.approx(expected, rel=1e-5)
-    again = InverseSquareRoot.from_config(schedule.get_config())
-    assert float(again(tf.constant(7))) == float(schedule(7))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +156,7 @@ def test_equal_temperatures_are_refused(tmp_path, command_line):
     (tmp_path / "flat.csv").write_text("\n".join(["sequence,tm", *rows]))
     arguments = ("--dataset", tmp_path / "flat.csv", "--run-dir", tmp_path / "run")
     status, _, err = command_line(dna_melting, *arguments)
-    assert status == 2 and "nothing to learn" in err
+    assert status == 2 and "all training oligos melt at 50 degrees C" in err
 
 
 def _lines(folder):
@@ -182,13 +166,13 @@ def _lines(folder):
 
 def test_bad_options_exit_with_2():
     done = subprocess.run(
-        [sys.executable, "-m", "recipes.dna_melting", "--hidden-dim", "9", "--warmup-steps", "0"],
+        [sys.executable, "-m", "recipes.dna_melting", "--hidden-dim", "9", "--warmup-steps", "-1"],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "--hidden-dim 9: must be a multiple of --num-heads 2" in done.stderr
-    assert "--warmup-steps 0" in done.stderr
+    assert "--warmup-steps -1: must be 0 or more" in done.stderr
 
 
 def test_accumulated_batches_are_one_batch_of_all_their_examples(table, tmp_path):

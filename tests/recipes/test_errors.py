@@ -35,7 +35,7 @@ class TestFiles:
     def test_a_missing_path(self, refused, tmp_path):
         errors = refused("--dataset", tmp_path / "none.txt")
         assert errors.count("\n") == 1
-        assert str(tmp_path / "none.txt") in errors and "neither a known data set" in errors
+        assert str(tmp_path / "none.txt") in errors and "neither a known dataset" in errors
 
     @pytest.mark.parametrize(
         "content, expected",
@@ -74,7 +74,7 @@ class TestFiles:
 
     def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
         errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none")
-        assert f"--preset {tmp_path / 'none'}: cannot be loaded" in errors
+        assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
 
     def test_weights_that_are_not_there(self, refused, tiny_text, tmp_path):
         errors = refused("--dataset", tiny_text, "--init-from", tmp_path / "none")
@@ -141,17 +141,27 @@ class TestNumbers:
 
 class TestFolder:
     def test_a_folder_that_was_there_stays(self, command_line, tmp_path):
-        (tmp_path / "kept.txt").touch()
-        arguments = ["--dataset", tmp_path / "none.txt", "--run-dir", tmp_path]
+        (tmp_path / "empty").mkdir()
+        arguments = ["--dataset", tmp_path / "none.txt", "--run-dir", tmp_path / "empty"]
         status, _, _ = command_line(bert_mlm, *SMALL, *arguments)
         assert status == 2
-        assert (tmp_path / "kept.txt").exists()
+        assert (tmp_path / "empty").exists()
+
+    def test_a_folder_of_something_else_is_refused_and_kept(
+        self, command_line, tmp_path, tiny_text
+    ):
+        (tmp_path / "kept.txt").touch()
+        arguments = ["--dataset", tiny_text, "--run-dir", tmp_path]
+        status, _, errors = command_line(bert_mlm, *SMALL, *arguments)
+        assert status == 2
+        assert "holds no run, but kept.txt; name a new or an empty folder" in errors
+        assert list(tmp_path.iterdir()) == [tmp_path / "kept.txt"]
 
     def test_a_run_of_other_options_is_refused_and_kept(self, tiny_run, command_line):
         before = sorted(tiny_run.folder.rglob("*"))
         status, _, errors = command_line(bert_mlm, "--run-dir", tiny_run.folder, "--epochs", "3")
         assert status == 2
-        assert "holds a run of other options" in errors and "--epochs: 2 there, 3 now" in errors
+        assert "holds a run of other options" in errors and "--epochs: was 2, is now 3" in errors
         assert sorted(tiny_run.folder.rglob("*")) == before
 
     def test_never_does_not_touch_a_run(self, tiny_run, command_line):
@@ -164,7 +174,7 @@ class TestFolder:
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known data set"),
+        (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known dataset"),
         (["--epochs", "0"], "bert_mlm: --epochs 0: must be more than 0"),
     ],
 )

@@ -1,10 +1,13 @@
 import json
 import shutil
 
+import keras_nlp
+import numpy as np
 import pytest
 
+from data import text
 from recipes import evaluate
-from recipes.run import RunError
+from training.errors import RunError
 
 
 @pytest.fixture
@@ -45,13 +48,37 @@ class TestItsOwnText:
             assert found[name] == pytest.approx(value, rel=1e-5)
 
 
+def unigram_cross_entropy(run, counted_text, counted_split, scored_text, scored_split):
+    """That of an add-0.1 unigram model, counted and scored by hand."""
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(run.folder / "model"))
+    special = [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
+
+    def tokens(path, split, most=None):
+        splits = text.load_text(str(path), run.folder).splits
+        lines = splits[split] if split != "all" else sum(splits.values(), [])
+        stream = []
+        for line in lines:
+            for number, part in enumerate(line.split("<unk>")):
+                stream += [special[1]] * bool(number) + list(np.asarray(tokenizer(part)))
+            stream.append(tokenizer.sep_token_id)
+        stream = np.array(stream)
+        return stream if most is None else stream[: 15 * most]
+
+    train = tokens(counted_text, counted_split, run.options.max_examples)
+    scored = tokens(scored_text, scored_split)
+    counts = np.bincount(train, minlength=tokenizer.vocabulary_size()) + 0.1
+    counts[special] = 0
+    kept = scored[~np.isin(scored, special)]
+    return -np.log(counts[kept] / counts.sum()).mean()
+
+
 class TestAnotherText:
-    def test_all_takes_every_line(self, tiny_run, other_text, command_line):
-        arguments = [tiny_run.folder, "--dataset", other_text, "--split", "all", "--json"]
+    def test_every_line_is_taken_unless_a_split_is_named(self, tiny_run, other_text, command_line):
+        arguments = [tiny_run.folder, "--dataset", other_text, "--json"]
         status, printed, _ = command_line(evaluate, *arguments)
         assert status == 0
         found = json.loads(printed)  # one JSON object and nothing else
-        assert found["dataset"] == str(other_text)
+        assert found["dataset"] == str(other_text) and found["split"] == "all"
         assert found["baseline_of"] == "the run's training text"
         parts = [
             run(tiny_run.folder, dataset=str(other_text), split=split)["sequences"]
@@ -59,6 +86,20 @@ class TestAnotherText:
         ]
         # Each split loses the rest of its last sequence.
         assert sum(parts) <= found["sequences"] <= sum(parts) + 3
+
+    def test_the_runs_own_dataset_by_name_is_no_other_text(self, tiny_run):
+        found = run(tiny_run.folder, dataset=tiny_run.results["dataset"])
+        assert found["split"] == "test"
+
+    def test_the_unigram_model_has_counted_the_runs_training_text(self, tiny_run, other_text):
+        own = tiny_run.options.dataset
+        found = run(tiny_run.folder, dataset=str(other_text))["baseline"]["unigram_cross_entropy"]
+        assert found == pytest.approx(
+            unigram_cross_entropy(tiny_run, own, "train", other_text, "all"), rel=0.01
+        )
+        # Its own training text would have given another number.
+        other = unigram_cross_entropy(tiny_run, other_text, "train", other_text, "all")
+        assert found > other * 1.1
 
     def test_without_the_training_text_the_baseline_is_the_texts_own(
         self, tiny_run, other_text, tmp_path
@@ -70,6 +111,8 @@ class TestAnotherText:
         (folder / "options.json").write_text(json.dumps(there))
         found = run(folder, dataset=str(other_text))
         assert found["baseline_of"] == "this text's train split"
+        expected = unigram_cross_entropy(tiny_run, other_text, "train", other_text, "all")
+        assert found["baseline"]["unigram_cross_entropy"] == pytest.approx(expected, rel=0.01)
 
 
 class TestFaults:
@@ -84,8 +127,9 @@ class TestFaults:
             run(tmp_path)
 
     def test_a_run_of_another_recipe(self, tmp_path):
-        (tmp_path / "options.json").write_text(json.dumps({"recipe": "mnist", "options": {}}))
-        with pytest.raises(RunError, match="a run of mnist; this evaluates runs of bert_mlm"):
+        there = json.dumps({"recipe": "mnist", "options": {}, "resolved": {}})
+        (tmp_path / "options.json").write_text(there)
+        with pytest.raises(RunError, match="a run of mnist; one of bert_mlm is expected"):
             run(tmp_path)
 
     def test_no_such_text(self, tiny_run, command_line, tmp_path):
@@ -97,3 +141,8 @@ class TestFaults:
     def test_a_batch_of_nothing(self, tiny_run, command_line):
         status, _, errors = command_line(evaluate, tiny_run.folder, "--batch-size", "0")
         assert status == 2 and errors == "evaluate: --batch-size 0: must be more than 0\n"
+
+    def test_a_batch_that_no_memory_holds(self, tiny_run, command_line):
+        status, _, errors = command_line(evaluate, tiny_run.folder, "--batch-size", "99999999")
+        assert status == 2
+        assert errors == "evaluate: --batch-size 99999999: must be at most 1,024\n"

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from recipes import fill_mask
-from recipes.options import OptionsError
-from recipes.run import RunError
+from training.errors import OptionsError, RunError
 
 
 def fill(folder, *texts, top=5):
@@ -95,7 +94,8 @@ class TestFaults:
         assert errors.count("\n") == 1 and "not finished" in errors
 
     def test_a_run_of_another_recipe(self, tmp_path):
-        (tmp_path / "options.json").write_text(json.dumps({"recipe": "mnist", "options": {}}))
+        there = json.dumps({"recipe": "mnist", "options": {}, "resolved": {}})
+        (tmp_path / "options.json").write_text(there)
         with pytest.raises(RunError, match="a run of mnist; one of bert_mlm is expected"):
             fill(tmp_path, "a [MASK]")
 

@@ -1,6 +1,5 @@
 import hashlib
 import json
-import logging
 import subprocess
 import sys
 
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from callbacks.checkpoint import newest
+from callbacks.checkpoint_files import newest
 from recipes import mnist
-from recipes import run as runs
 from tests.support.strategy_run import write_images
+from training import artifacts
 
 TINY = dict(
     strategy="none",
@@ -34,7 +33,7 @@ if sys.argv[4:]:
     import keras_nlp
 model = keras.saving.load_model(sys.argv[1])
 np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
-ours = {"recipes", "callbacks", "distribution", "data.batches"} & set(sys.modules)
+ours = {"recipes", "models", "training", "callbacks", "distribution", "data"} & set(sys.modules)
 assert not ours, ours
 """
 
@@ -56,7 +55,6 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mnist") / "run"
-    logging.getLogger("recipes").setLevel(logging.INFO)
     options = dict(dataset=str(images), validate_every=1, test_every=3, checkpoint_every=3)
     return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
 
@@ -147,9 +145,9 @@ def test_l2_is_in_the_loss_once(images, tmp_path):
     assert penalty == pytest.approx(0.5 * squares, rel=1e-4)
 
 
-def test_faults_come_together():
-    faults = "\n".join(mnist.Options(l2=-1.0, dropout=1.5, epochs=0).faults())
-    assert all(flag in faults for flag in ("--l2 -1.0", "--dropout 1.5", "--epochs 0"))
+def test_problems_are_told_together():
+    problems = "\n".join(mnist.Options(l2=-1.0, dropout=1.5, epochs=0).problems())
+    assert all(flag in problems for flag in ("--l2 -1.0", "--dropout 1.5", "--epochs 0"))
 
 
 def test_a_bad_folder_exits_with_2(images, tmp_path, command_line):
@@ -174,6 +172,6 @@ def test_bad_options_exit_with_2():
 
 def test_the_data_are_part_of_the_run():
     splits = {"train": (np.zeros((2, 28, 28, 1), np.float32), np.array([1, 2], np.int32))}
-    first = runs.data_sha256(splits)
+    first = artifacts.data_sha256(splits)
     splits["train"][1][0] = 3
-    assert runs.data_sha256(splits) != first != hashlib.sha256().hexdigest()
+    assert artifacts.data_sha256(splits) != first != hashlib.sha256().hexdigest()

@@ -63,6 +63,7 @@ RUNS = {
         strategy_run.TINY_IMAGES | SMALL | TOGETHER,
     ),
     "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
+    "text": ("text_classification", strategy_run.TINY_SENTENCES | SMALL),
     # For another number of replicas: float64, no dropout.
     "bert_exact": (
         "bert_mlm",

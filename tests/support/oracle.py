@@ -2,22 +2,32 @@
 
     python tests/support/oracle.py RUN,RUN,... OUTPUT_FOLDER REPLICAS
 
-Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas. It shares the recipe's
-options, data and `build_model`, and nothing of what distributes: no `fit()`, no loss, optimizer
-order or callback of ours. Writes the weights after 20 steps to OUTPUT_FOLDER/RUN.npz.
+Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas, `tf.clip_by_global_norm`;
+an accumulated step is one batch of all its examples. It shares the recipe's options, data and
+`build_model`, and nothing of what distributes: no `fit()`, no strategy, loss, order of a step,
+schedule or callback of ours. Writes the last weights to OUTPUT_FOLDER/RUN.weights.h5, and the
+losses and the gradients' norms to OUTPUT_FOLDER/RUN.npz.
 """
 
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import strategy_run
 import tensorflow as tf
 
+from data import arrays, images, masked_lm, oligos, sentence_inputs, sentences, text
+from models import presets
+from recipes import bert_mlm, dna_melting, mnist, text_classification
 
-def train(strategy, model, optimizer, dataset, steps, rate, example_losses, weigh):
-    """Trains; `example_losses(y, prediction, weights)` gives a sum of weighted losses an example.
 
-    `weigh(weights)` gives the integer that the global batch's sum of losses is divided by.
+def train(strategy, model, optimizer, dataset, options, rate, example_losses, weigh):
+    """Trains; returns the loss and the gradient's norm before clipping of each step.
+
+    `rate(number)` is the learning rate of a step, `example_losses(y, prediction, weights)` gives a
+    sum of weighted losses an example, `weigh(weights)` the integer that the global batch's sum of
+    losses is divided by.
     """
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
@@ -31,152 +41,173 @@ def train(strategy, model, optimizer, dataset, steps, rate, example_losses, weig
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
         # tf.keras added up the gradients of an embedding's row in its optimizers; Keras 3 does not.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        replica = tf.distribute.get_replica_context()
+        gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        norm = tf.linalg.global_norm(gradients)
+        if options.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)
+        # The optimizer sums over the replicas once more.
+        gradients = [gradient / strategy.num_replicas_in_sync for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
+        return loss, norm
 
     @tf.function
     def step(data):
         sums = strategy.run(lambda d: weigh(d[2]), args=(data,))
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-        losses = strategy.run(replica_step, args=(data, total))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+        losses, norms = strategy.run(replica_step, args=(data, total))
+        return (
+            strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None),
+            strategy.reduce(tf.distribute.ReduceOp.MEAN, norms, axis=None),
+        )
 
     with strategy.scope():
         optimizer.build(model.trainable_variables)
-    losses = []
-    for number in range(steps):
+    seen = []
+    for number in range(options.max_steps):
         optimizer.learning_rate.assign(rate(number))
-        losses.append(float(step(next(iterator))))
-    return losses
+        seen.append([float(value) for value in step(next(iterator))])
+    return model, *np.array(seen).T
 
 
-def bert(options, strategy):
-    import keras
+def batches(options) -> dict:
+    return {"batch_size": options.global_batch_size * options.accumulate_steps}
 
-    from data import masked_lm, text
-    from recipes import bert_mlm, presets
 
-    source = text.load_text(options.dataset, options.cache_dir)
-    tokenizer = presets.make_tokenizer(options, None, source, options.cache_dir)
-    sequences, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
-    dataset = masked_lm.training_data(sequences["train"], masking, options.global_batch_size)
-    with strategy.scope():
-        model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None)
-        optimizer = keras.optimizers.AdamW(
-            0.0, weight_decay=options.weight_decay, beta_1=options.beta_1, beta_2=options.beta_2
-        )
-        optimizer.exclude_from_weight_decay(
-            var_list=[
-                v
-                for v in model.trainable_variables
-                if v.name in ("bias", "output_bias", "gamma", "beta")
-            ]
-        )
-
-    def example_losses(labels, logits, weights):
-        slots = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return tf.reduce_sum(slots * tf.cast(weights, slots.dtype), axis=1)
-
-    def filled(weights):
-        return tf.cast(tf.reduce_sum(weights), tf.int32)
-
-    steps, peak, warmup = options.max_steps, options.base_learning_rate, options.warmup_steps
+def warmed_up(options, warmup: int):
+    """Linear warm-up, then linear decay to zero."""
+    steps, peak = options.max_steps, options.base_learning_rate
 
     def rate(number):
         if number < warmup:
             return peak * (number + 1) / warmup
         return peak * (1 - (number - warmup) / (steps - warmup))
 
-    losses = train(strategy, model, optimizer, dataset, steps, rate, example_losses, filled)
-    return model, losses
+    return rate
 
 
-def mnist(options, strategy):
-    import keras
+def bert(options, strategy):
+    source = text.load_text(options.dataset, options.cache_dir)
+    tokenizer = presets.make_tokenizer(options, None, source, options.cache_dir)
+    sequences, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
+    dataset = masked_lm.training_data(sequences["train"], masking, **batches(options))
+    frequency = masked_lm.log_frequency(sequences["train"], masking)
+    with strategy.scope():
+        model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)
+        optimizer = adamw(options, model, options.beta_1, options.beta_2)
 
-    from data import batches, images
-    from recipes import mnist as recipe
+    def example_losses(labels, logits, weights):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_sum(losses * tf.cast(weights, losses.dtype), axis=1)
 
-    pixels, labels = images.load_images(options.dataset, options.cache_dir).splits["train"]
-    dataset = batches.training_batches(
-        len(labels), options.global_batch_size, options.seed, recipe.gather_from(pixels, labels)
+    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
+    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+
+
+def classification(options, strategy):
+    data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
+    texts, labels = data.splits["train"]
+    tokenizer = presets.make_tokenizer(options, None, data.as_text(), options.cache_dir)
+    dataset = sentence_inputs.training_data(
+        sentence_inputs.encode(texts, tokenizer, options.sequence_length),
+        labels,
+        sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
+        seed=options.seed,
+        **batches(options),
     )
     with strategy.scope():
-        model = recipe.build_model(options)
+        model = text_classification.build_model(
+            options, len(tokenizer.vocabulary), len(data.classes), None
+        )
+        optimizer = adamw(options, model, 0.9, 0.999)
+    return train(
+        *(strategy, model, optimizer, dataset, options),
+        *(warmed_up(options, min(options.warmup_steps, options.max_steps // 10)), class_losses),
+        weight_sum,
+    )
+
+
+def adamw(options, model, beta_1, beta_2):
+    optimizer = keras.optimizers.AdamW(
+        0.0, weight_decay=options.weight_decay, beta_1=beta_1, beta_2=beta_2
+    )
+    undecayed = ("bias", "output_bias", "gamma", "beta")
+    optimizer.exclude_from_weight_decay(
+        var_list=[v for v in model.trainable_variables if v.name in undecayed]
+    )
+    return optimizer
+
+
+def class_losses(y, logits, weights):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    return losses * tf.cast(weights, losses.dtype)
+
+
+def mnist_(options, strategy):
+    pixels, labels = images.load_images(options.dataset, options.cache_dir).splits["train"]
+    dataset = arrays.training_data(pixels, labels, seed=options.seed, **batches(options))
+    with strategy.scope():
+        model = mnist.build_model(options)
         optimizer = keras.optimizers.Adam(0.0)
-    assert model.losses, "the oracle's L2 penalty"
+    assert model.losses, "the L2 penalty is to be compared too"
 
-    def example_losses(y, logits, weights):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-        return losses * tf.cast(weights, losses.dtype)
-
-    def rate(number):
-        return options.base_learning_rate * (1 - number / options.max_steps)
-
-    steps = options.max_steps
-    losses = train(strategy, model, optimizer, dataset, steps, rate, example_losses, _examples)
-    return model, losses
+    rate = warmed_up(options, 0)
+    return train(strategy, model, optimizer, dataset, options, rate, class_losses, weight_sum)
 
 
 def dna(options, strategy):
-    import keras
-    import numpy as np
-
-    from data import batches, oligos
-    from recipes import dna_melting as recipe
-
     ids, temperatures = oligos.load_oligos(options.dataset, options.seed, options.oligos).splits[
         "train"
     ]
-    dataset = batches.training_batches(
-        len(ids), options.global_batch_size, options.seed, recipe.gather_from(ids, temperatures)
-    )
+    labels = temperatures[:, np.newaxis]
+    dataset = arrays.training_data(ids, labels, seed=options.seed, **batches(options))
     mean, deviation = (float(f(temperatures, dtype=np.float64)) for f in (np.mean, np.std))
     with strategy.scope():
-        model = recipe.build_model(options, mean, deviation)
-        optimizer = keras.optimizers.Adam(0.0, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
+        model = dna_melting.build_model(options, mean, deviation)
+        optimizer = keras.optimizers.Adam(0.0, beta_2=0.98, epsilon=1e-9)
 
-    def example_losses(y, prediction, weights):
-        error = tf.abs(tf.reshape(y, [-1]) - tf.reshape(prediction, [-1]))
-        losses = tf.where(error <= 1.0, 0.5 * error**2, error - 0.5)  # Huber, delta 1
-        return losses * tf.cast(tf.reshape(weights, [-1]), losses.dtype)
+    def example_losses(y, predicted, weights):
+        error = tf.abs(predicted - y)
+        huber = tf.where(error <= 1, error**2 / 2, error - 0.5)[:, 0]
+        return huber * tf.cast(weights, huber.dtype)
 
-    def rate(number):
-        warmup = options.warmup_steps
-        peaks_share = min((number + 1) ** -0.5, (number + 1) * warmup**-1.5) * warmup**0.5
-        return options.base_learning_rate * peaks_share
-
-    steps = options.max_steps
-    losses = train(strategy, model, optimizer, dataset, steps, rate, example_losses, _examples)
-    return model, losses
+    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
+    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
 
 
-def _examples(weights):
+def weight_sum(weights):
     return tf.cast(tf.reduce_sum(weights), tf.int32)
 
 
+LOOPS = {
+    "bert_mlm": (bert_mlm, bert),
+    "mnist": (mnist, mnist_),
+    "dna_melting": (dna_melting, dna),
+    "text_classification": (text_classification, classification),
+}
+
+
 def main(names: list[str], output: Path, replicas: int) -> None:
-    import importlib
-
-    import numpy as np
-
-    from recipes import run as runs
-
     output.mkdir(parents=True, exist_ok=True)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
+    )
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     for name in names:
         module, values = strategy_run.RUNS[name]
-        recipe = importlib.import_module(f"recipes.{module}")
+        recipe, loop = LOOPS[module]
         options = recipe.Options(
             **values,
             **strategy_run.data_options(module, output.parent),
             cache_dir=output.parent / "cache",
-            strategy="mirrored",
-            replicas=replicas,
         )
-        strategy = runs.prepare(options)
-        model, losses = globals()[module.split("_")[0]](options, strategy)
-        weights = {v.path: v.value.numpy() for v in model.trainable_variables}
-        np.savez(output / f"{name}.npz", losses=np.array(losses), **weights)
+        keras.utils.set_random_seed(options.seed)
+        model, losses, norms = loop(options, strategy)
+        model.save_weights(output / f"{name}.weights.h5")
+        np.savez(output / f"{name}.npz", losses=losses, norms=norms)
 
 
 if __name__ == "__main__":

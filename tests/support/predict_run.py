@@ -32,7 +32,7 @@ def main(folder: Path, replicas: int, output: Path) -> None:
         "mask_positions": np.tile([2, 5], (8, 1)),
     }
     inputs = {
-        "bert_packed": words,
+        "bert_lines": words,
         "mnist": draw.uniform(size=(8, 28, 28, 1)),
         "dna": draw.integers(1, 5, (8, 60)),
     }
@@ -40,7 +40,7 @@ def main(folder: Path, replicas: int, output: Path) -> None:
     for run, x in inputs.items():
         path = folder / run / "model"
         with strategy.scope():
-            if run == "bert_packed":
+            if run == "bert_lines":
                 model = keras_nlp.models.BertMaskedLM.from_preset(
                     str(path), preprocessor=None, compile=False
                 )

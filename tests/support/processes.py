@@ -1,6 +1,5 @@
 """Starting the processes of strategy tests, and comparing what they leave behind."""
 
-import glob
 import json
 import multiprocessing
 import os
@@ -38,7 +37,12 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
 # Importing TensorFlow takes longer than most of these runs: it is done once, and each run is a fork
 # of that process, which has touched no device.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["recipes.bert_mlm", "recipes.mnist", "recipes.dna_melting"])
+_FORKS.set_forkserver_preload(
+    [
+        *("recipes.bert_mlm", "recipes.mnist", "recipes.dna_melting"),
+        "recipes.text_classification",
+    ]
+)
 
 
 def _run_forked(words: tuple[str, ...], output: str) -> None:
@@ -84,14 +88,18 @@ def launch(workers: int, *words: str, status: int = 0, logs: Path, options=(), *
 
 def tensors(run_dir: Path) -> dict[str, np.ndarray]:
     """Weights and optimizer of a run's last checkpoint, by their names in Keras's file."""
-    newest = sorted(glob.glob(f"{run_dir}/checkpoints/step-*"))[-1]
+    return tensors_of(max((Path(run_dir) / "checkpoints").glob("step-*")) / "model.weights.h5")
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a weights file, by their names there."""
     found = {}
 
     def take(name, item):
         if isinstance(item, h5py.Dataset):
             found[name] = np.array(item)
 
-    with h5py.File(f"{newest}/model.weights.h5") as file:
+    with h5py.File(path) as file:
         file.visititems(take)
     return found
 

@@ -1,13 +1,15 @@
 """Runs recipes under one strategy, in a process of its own: the subject of the equality tests.
 
-    python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' OUTPUT_FOLDER
+    python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
-Each run's options lie in RUNS below; OUTPUT_FOLDER/<run> is its run folder. With TF_CONFIG set the
-process is one of several workers.
+Each run's options lie in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the
+process is one of several workers. `runs` chooses some of them; `stop_after` makes the process stop
+itself by SIGTERM after so many steps; other keys are options of the recipe.
 """
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -52,7 +54,8 @@ TINY_OLIGOS = dict(
     hidden_dim=8,
     epochs=2,
     max_steps=20,
-    base_learning_rate=0.003,
+    # Small: Adam's epsilon of 1e-9 magnifies the rounding of key biases, whose gradient is zero.
+    base_learning_rate=0.0003,
     warmup_steps=5,
     lr_scaling="none",
     precision="float64",
@@ -61,16 +64,37 @@ TINY_OLIGOS = dict(
     jit="off",  # compiling would take longer than training
     quiet=True,
 )
+TINY_SENTENCES = dict(
+    vocabulary_size=120,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=16,
+    dropout=0.0,
+    sequence_length=16,
+    epochs=2,
+    max_steps=20,
+    base_learning_rate=0.01,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    log_every=1,
+    jit="off",  # compiling would take longer than training
+    quiet=True,
+)
+# Short and long lines: the accumulated batches have different sums of weights.
+LINES = TINY_TEXT | dict(text_mode="lines", sequence_length=32)
 TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate_every=6)
 
 RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),
-    "bert_lines": ("bert_mlm", TINY_TEXT | dict(text_mode="lines", sequence_length=32)),
-    "bert_together": ("bert_mlm", TINY_TEXT | TOGETHER),
+    "bert_lines": ("bert_mlm", LINES),
+    "bert_together": ("bert_mlm", LINES | TOGETHER),
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
     "dna_together": ("dna_melting", TINY_OLIGOS | TOGETHER),
+    "text": ("text_classification", TINY_SENTENCES),
+    "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
 }
 
 
@@ -119,29 +143,70 @@ def write_oligos(path: Path, count: int = 130) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_sentences(folder: Path, train: int = 101, other: int = 37) -> None:
+    """A folder of three TSV files: a word tells the class, most of the time."""
+    words = "the film was seen by many who said it is very long and the end comes late".split()
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, (name, count) in enumerate((("train", train), ("dev", other), ("test", other))):
+        lines = ["sentence\tlabel"]
+        for number in range(count):
+            label = number * 7 % 3
+            telling = ("good", "poor", "fair")[label if number % 11 else (label + 1) % 3]
+            around = [words[(number * 5 + k * (1 + place)) % len(words)] for k in range(8)]
+            lines.append(f"{' '.join(around[: 2 + number % 7])} {telling} {number}\t{label}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write_data(folder: Path) -> None:
     """Writes the data sets of all runs."""
     write_text(folder / "text.txt")
     write_images(folder / "images")
     write_oligos(folder / "oligos.csv")
+    write_sentences(folder / "sentences")
 
 
 def data_options(module: str, folder: Path) -> dict:
     """Where a recipe's data lie in the folder that `write_data` filled."""
-    names = {"bert_mlm": "text.txt", "mnist": "images", "dna_melting": "oligos.csv"}
+    names = {
+        "bert_mlm": "text.txt",
+        "mnist": "images",
+        "dna_melting": "oligos.csv",
+        "text_classification": "sentences",
+    }
     return {"dataset": str(folder / names[module])}
+
+
+def stop_after(last: int) -> None:
+    """Makes this process send itself SIGTERM when this step is done."""
+    from callbacks.stop_at_step import StopAtStep
+
+    stock = StopAtStep.on_step_end
+
+    def on_step_end(self, step, logs):
+        stock(self, step, logs)
+        if step == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    StopAtStep.on_step_end = on_step_end
 
 
 def main(chosen: dict, output: Path) -> None:
     import importlib
 
+    from callbacks.errors import Stopped
+
     which = chosen.pop("runs", None) or list(RUNS)
+    if "stop_after" in chosen:
+        stop_after(chosen.pop("stop_after"))
     for name in which:
         module, options = RUNS[name]
         recipe = importlib.import_module(f"recipes.{module}")
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
         extra |= data_options(module, output.parent)
-        results = recipe.main(recipe.Options(**(options | extra | chosen)))
+        try:
+            results = recipe.main(recipe.Options(**(options | extra | chosen)))
+        except Stopped:
+            sys.exit(75)
         if results and os.environ.get("STRATEGY_RUN_PRINT"):
             print(name, json.dumps(results["test"]), results["weights_sha256"][:12])
 

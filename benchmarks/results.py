@@ -1,0 +1,121 @@
+"""Makes the README's table of results from the `results.json` of runs: no figure is typed.
+
+    make results ARGS="runs/bert_mlm/20260101-120000 runs/mnist/20260101-121500"
+
+The figures of each run are kept in docs/results.json, one entry for each recipe, dataset, start and
+seed; a newer run replaces the older one, and runs that differ in the seed alone become one row.
+Without arguments the table is written again from that file.
+"""
+
+import json
+import platform
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "docs" / "results.json"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
+
+# How a metric is shown: its name for a person, and its number.
+SHOWN = {
+    "cross_entropy": ("cross-entropy", "{:.3f}"),
+    "perplexity": ("perplexity", "{:.1f}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+    "macro_f1": ("macro F1", "{:.1%}"),
+    "loss": ("loss", "{:.4f}"),
+    "rmse": ("RMSE", "{:.3f} °C"),
+    "unigram_cross_entropy": ("unigram model", "{:.3f}"),
+    "most_frequent_accuracy": ("most frequent", "{:.1%}"),
+    "tfidf_accuracy": ("TF-IDF", "{:.1%}"),
+    "tfidf_macro_f1": ("TF-IDF macro F1", "{:.1%}"),
+    "nearest_neighbour_rmse": ("fit on nearest neighbours", "{:.3f} °C"),
+    "linear_rmse": ("fit on GC share and length", "{:.3f} °C"),
+}
+
+
+def machine() -> str:
+    """The processor's name and the number of cores that this process may use."""
+    import os
+
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.processor()}"
+
+
+def entry_of(folder: Path) -> tuple[str, dict]:
+    """The figures of a finished run, and the key under which they are kept."""
+    results = json.loads((folder / "results.json").read_text())
+    options = json.loads((folder / "options.json").read_text())["options"]
+    dataset = Path(results["dataset"]).name
+    started = "from a run" if options.get("init_from") else (results["preset"] or "")
+    entry = {
+        "recipe": results["recipe"],
+        "dataset": dataset,
+        "from": started,
+        "seed": results["seed"],
+        "strategy": f"{results['strategy']} x {results['replicas']}",
+        "test": results["test"],
+        "baseline": results["baseline"],
+        "steps": results["steps"],
+        "seconds": round(results["seconds"]),
+        "machine": machine(),
+    }
+    names = ("recipe", "dataset", "from", "strategy", "seed")
+    return " / ".join(str(entry[name]) for name in names), entry
+
+
+def shown(runs: list[dict], which: str) -> str:
+    """The metrics of runs that differ in the seed alone: their mean, and the range."""
+    words = []
+    for name in runs[0][which]:
+        if name not in SHOWN:
+            continue
+        title, form = SHOWN[name]
+        values = [run[which][name] for run in runs]
+        text = form.format(statistics.mean(values))
+        if len(values) > 1:
+            text += f" ({form.format(min(values))} to {form.format(max(values))})"
+        words.append(f"{title} {text}")
+    return ", ".join(words)
+
+
+def table(kept: dict[str, dict]) -> str:
+    """The rows, as Markdown."""
+    groups: dict[tuple, list[dict]] = {}
+    for entry in kept.values():
+        key = tuple(entry[name] for name in ("recipe", "dataset", "from", "strategy"))
+        groups.setdefault(key, []).append(entry)
+    lines = ["| recipe | data | test | to be beaten | steps, time |", "|---|---|---|---|---|"]
+    for (recipe, dataset, start, strategy), runs in sorted(groups.items()):
+        seconds = statistics.mean(run["seconds"] for run in runs)
+        time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+        seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+        where = "" if strategy == "none x 1" else f", {strategy}"
+        data = f"{dataset}{f', {start}' if start else ''}{where}{seeds}"
+        lines.append(
+            f"| `{recipe}` | {data} | {shown(runs, 'test')} | {shown(runs, 'baseline')} "
+            f"| {runs[0]['steps']:,}, {time} |"
+        )
+    machines = sorted({entry["machine"] for entry in kept.values()})
+    return "\n".join([*lines, "", f"Measured on {' and '.join(machines)}, without a GPU."])
+
+
+def main(folders: list[Path]) -> None:
+    """Takes in the runs' figures and writes the table."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept |= dict(entry_of(folder) for folder in folders)
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    README.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}")
+    print(table(kept))
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])

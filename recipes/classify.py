@@ -1,0 +1,71 @@
+"""Sort texts into the classes of a trained classifier.
+
+    python -m recipes.classify RUN_DIR "a film that never finds its feet" "a small miracle"
+
+RUN_DIR is the folder of a finished run of `recipes.text_classification`. Prints, for each text, the
+likeliest classes with their probabilities.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import keras_nlp
+import numpy as np
+import tyro
+
+from data import sentence_inputs
+from training.command_line import command_line
+from training.options import check, positive, problems_of_types
+from training.run_folder import open_finished
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """Options of `recipes.classify`."""
+
+    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
+    """Folder of a finished run of text_classification."""
+    texts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts to sort."""
+    top: int = 3
+    """Classes that are printed for each text."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        found = problems_of_types(self) or positive("top", self.top)
+        if not self.texts:
+            found.append("no text: give one or more, each in quotation marks")
+        return found + ["an empty text" for text in self.texts if not text.strip()]
+
+
+def main(options: Options) -> list[dict]:
+    """Prints the classes and returns them.
+
+    Returns:
+        For each text a dict with `text` and `classes`: dicts with `class` and `probability`, the
+        likeliest first.
+    """
+    check(options)
+    run, results = open_finished(options.run_dir, "text_classification")
+    model = keras_nlp.models.BertTextClassifier.from_preset(
+        str(options.run_dir / "model"), dtype="float32", compile=False
+    )
+    inputs = sentence_inputs.encode(
+        options.texts, model.preprocessor.tokenizer, run["options"]["sequence_length"]
+    )
+    logits = np.asarray(model(inputs, training=False), np.float64)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    found = []
+    for text, row in zip(options.texts, shares, strict=True):
+        best = np.argsort(-row, kind="stable")[: options.top]
+        classes = [{"class": results["classes"][i], "probability": float(row[i])} for i in best]
+        found.append({"text": text, "classes": classes})
+        print(text)
+        for item in classes:
+            print(f"  {item['probability']:6.1%}  {item['class']}")
+    return found
+
+
+if __name__ == "__main__":
+    command_line(Options, main)

@@ -1,0 +1,111 @@
+"""What each recipe hands to `fit()`: its options reach the data, the schedule, and the model."""
+
+import importlib
+import itertools
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from distribution import keras_compat, strategies
+from tests.conftest import TINY_RUN
+from tests.support import strategy_run
+
+SMALL = {
+    "bert_mlm": {k: v for k, v in TINY_RUN.items() if k != "global_batch_size"} | {"epochs": 5},
+    "mnist": dict(epochs=5),
+    "dna_melting": dict(num_layers=1, hidden_dim=8, epochs=5, warmup_steps=2),
+}
+
+
+class ReachedFit(Exception):
+    """`fit()` was called; nothing is trained."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    strategy_run.write_data(folder)
+    return folder
+
+
+@pytest.fixture(params=SMALL)
+def at_fit(request, data, tmp_path, monkeypatch):
+    """Runs a recipe up to `fit()`; returns model, training batches, and fit's other arguments."""
+    recipe = importlib.import_module(f"recipes.{request.param}")
+    stock = recipe.build_model
+    folders = (tmp_path / f"run-{number}" for number in itertools.count())
+
+    def run(**changes):
+        reached = types.SimpleNamespace()
+
+        def build_model(*arguments):
+            reached.model = stock(*arguments)
+
+            def fit(train_data, **arguments):
+                reached.train_data, reached.arguments = train_data, arguments
+                raise ReachedFit
+
+            reached.model.fit = fit
+            return reached.model
+
+        monkeypatch.setattr(recipe, "build_model", build_model)
+        options = SMALL[request.param] | strategy_run.data_options(request.param, data)
+        options |= dict(strategy="none", quiet=True, run_dir=next(folders)) | changes
+        with pytest.raises(ReachedFit):
+            recipe.main(recipe.Options(**options))
+        return reached
+
+    return run
+
+
+def predictions(model, x, training):
+    return keras.ops.convert_to_numpy(keras.tree.flatten(model(x, training=training))[0])
+
+
+def first_batch(dataset):
+    x, _, weights = next(iter(dataset))
+    return x, len(weights)
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4), ("sqrt", 2), ("none", 1)])
+def test_replicas_multiply_the_batch_and_the_rate(scaling, factor, at_fit, monkeypatch):
+    monkeypatch.setattr(strategies, "replicas", lambda strategy: 4)
+    found = at_fit(batch_size_per_replica=2, base_learning_rate=1e-3, lr_scaling=scaling)
+    assert first_batch(found.train_data)[1] == 8
+    assert first_batch(found.arguments["validation_data"])[1] == 8
+    schedule = keras_compat.learning_rate_of(found.model.optimizer)
+    steps = found.arguments["steps_per_epoch"] * found.arguments["epochs"]
+    rates = [float(schedule(step)) for step in range(steps + 1)]
+    assert max(rates) == pytest.approx(factor * 1e-3)
+    assert rates[-1] == pytest.approx(0, abs=1e-9) and rates[-2] > 0, "zero where the run ends"
+
+
+def test_gradients_are_clipped(at_fit):
+    """Adam's first moment after one step is a tenth of the gradient that it was given."""
+    for clip_norm in (0.5, None):
+        model = at_fit(clip_norm=clip_norm, global_batch_size=8).model
+        optimizer, variables = model.optimizer, model.trainable_variables
+        kept = 1 - optimizer.beta_1
+        gradients = [keras.ops.ones_like(v) for v in variables]
+        optimizer.apply(gradients, variables)
+        moments = [v for v in optimizer.variables if v.path.endswith("_momentum")]
+        assert len(moments) == len(variables)
+        norm = np.sqrt(sum(np.sum(keras.ops.convert_to_numpy(v) ** 2) for v in moments))
+        size = sum(int(np.prod(v.shape)) for v in variables)
+        expected = clip_norm if clip_norm is not None else np.sqrt(size)
+        assert norm == pytest.approx(kept * expected, rel=1e-3)
+
+
+def test_dropout_drops(at_fit):
+    for rate in (0.0, 0.4):
+        found = at_fit(dropout=rate, global_batch_size=8)
+        x, _ = first_batch(found.train_data)
+        once, again = (predictions(found.model, x, training=True) for _ in range(2))
+        plain = predictions(found.model, x, training=False)
+        if rate:
+            assert np.abs(once - again).max() > 1e-4 and np.abs(once - plain).max() > 1e-4
+        else:
+            np.testing.assert_allclose(once, plain, atol=1e-5)
+            np.testing.assert_allclose(once, again, atol=1e-5)
