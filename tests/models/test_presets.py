@@ -109,9 +109,8 @@ class TestLoadWeights:
         presets.load_weights(same, folder / "checkpoints" / "step-00000020")
         for found, expected in zip(values(model), values(same), strict=True):
             np.testing.assert_array_equal(found, expected)
-        assert any(
-            (a != b).any() for a, b in zip(values(model), values(tiny_run.model), strict=True)
-        )
+        pairs = zip(values(model), values(tiny_run.model), strict=True)
+        assert any((a != b).any() for a, b in pairs)
 
     @pytest.mark.parametrize(
         ("source", "damaged"),

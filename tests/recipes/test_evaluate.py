@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import keras_nlp
@@ -12,13 +13,14 @@ from training.errors import RunError
 
 @pytest.fixture
 def other_text(tmp_path):
-    """The tiny text with its lines in another order."""
+    """The tiny text with its lines in another order, and one word instead of several."""
     from tests.support.strategy_run import write_text
 
     path = tmp_path / "other.txt"
     write_text(path)
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(line.replace("loss", "mean") for line in lines[::-1]) + "\n")
+    lines = [re.sub("loss|replicas|batches|tokens|step", "mean", line) for line in lines[::-1]]
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
