@@ -17,12 +17,11 @@ PLAIN = [name for name in ALL if not name.endswith("_together")]
 MIRRORED = {"strategy": "mirrored", "replicas": 2}
 CENTRAL = {"strategy": "central_storage", "replicas": 2}
 WORKERS = {"strategy": "multi_worker"}
-# A recipe a strategy at least, plain under one and with everything together under another one; all
-# of the rest in `make check-long`. Four replicas trace each function four times: minutes each.
+# All of the rest in `make check-long`. Four replicas trace each function four times: minutes each.
 QUICK = {
     "mirrored x 2": (1, MIRRORED, ["bert_lines", "mnist", "dna", "text_together"]),
-    "central storage x 2": (1, CENTRAL, ["mnist_together", "text"]),
-    "2 workers x 1": (2, WORKERS, ["bert_together", "dna_together"]),
+    "central storage x 2": (1, CENTRAL, ["mnist_together"]),
+    "2 workers x 1": (2, WORKERS, ["bert_together"]),
 }
 LONG = {
     f"{name}, the others": (workers, options, [run for run in ALL if run not in runs])
@@ -33,7 +32,7 @@ LONG = {
 }
 SYNCHRONOUS = QUICK | LONG
 # What the custom loop trains in `make test`; the other runs in `make check-long`.
-QUICK_LOOPS = ["bert_lines", "bert_together", "mnist_together", "dna", "text"]
+QUICK_LOOPS = ["bert_together", "mnist_together", "dna", "text_together"]
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +45,17 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder, request):
     """The runs of each strategy that is asked for; two strategies train at the same time."""
-    asked = {
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.path == request.path and "name" in getattr(item, "fixturenames", ())
-    }
+    items = [item for item in request.session.items if item.path == request.path]
+    asked = [item.callspec.params["name"] for item in items if "name" in item.fixturenames]
+    long = any(item.get_closest_marker("long") for item in items)
+    compared = ALL if long else sum((runs for *_, runs in QUICK.values()), QUICK_LOOPS)
     runs = {}
 
     with ThreadPoolExecutor(2) as pool:
 
         def get(name):
             if name not in runs:
-                runs[name] = pool.submit(train_under, name, folder)
+                runs[name] = pool.submit(train_under, name, folder, compared)
             return runs[name]
 
         for name in ("none", *SYNCHRONOUS):
@@ -66,9 +64,10 @@ def trained(folder, request):
         yield lambda name: get(name).result()
 
 
-def train_under(name, folder):
-    """Returns the folder of the runs under a strategy."""
-    workers, options, runs = SYNCHRONOUS.get(name, (1, {"strategy": "none"}, ALL))
+def train_under(name, folder, compared):
+    """Returns the folder of the runs under a strategy; one device trains all that are compared."""
+    one = (1, {"strategy": "none"}, [run for run in ALL if run in compared])
+    workers, options, runs = SYNCHRONOUS.get(name, one)
     output = folder / name.replace(" ", "-")
     words = (json.dumps(options | {"runs": runs}), str(output))
     if workers == 1:
@@ -153,21 +152,21 @@ def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, t
             processes.assert_equal(value, other[run], run)
 
 
-def test_resumed_on_another_number_of_workers(folder, one_device):
-    """Stopped after step 7 of 20 on one worker and on two, resumed on two and on one."""
-    for first, then in ((1, 2), (2, 1)):
-        output = folder / f"workers-{first}-{then}"
-        for workers, more, status in ((first, {"stop_after": 7}, 75), (then, {}, 0)):
-            options = ({"strategy": "none"} if workers == 1 else WORKERS) | more
-            words = (json.dumps(options | {"runs": ["mnist"]}), str(output))
-            if workers == 1:
-                processes.run_script("tests/support/strategy_run.py", *words, status=status)
-            else:
-                logs = output.with_name(f"{output.name}-logs")
-                processes.launch(workers, "strategy_run", *words, logs=logs, status=status)
-        results = processes.results(output / "mnist")
-        assert results["resumed_from_step"] == 7 and results["workers"] == then
-        processes.assert_equal_tensors(one_device / "mnist", output / "mnist")
+@pytest.mark.parametrize("workers", [(2, 1), pytest.param((1, 2), marks=pytest.mark.long)])
+def test_resumed_on_another_number_of_workers(workers, folder, one_device):
+    """Stopped after step 7 of 20, in mid-epoch."""
+    output = folder / f"workers-{workers[0]}-{workers[1]}"
+    for count, more, status in zip(workers, ({"stop_after": 7}, {}), (75, 0), strict=True):
+        options = ({"strategy": "none"} if count == 1 else WORKERS) | more
+        words = (json.dumps(options | {"runs": ["mnist"]}), str(output))
+        if count == 1:
+            processes.run_script("tests/support/strategy_run.py", *words, status=status)
+        else:
+            logs = output.with_name(f"{output.name}-logs")
+            processes.launch(count, "strategy_run", *words, logs=logs, status=status)
+    results = processes.results(output / "mnist")
+    assert results["resumed_from_step"] == 7 and results["workers"] == workers[1]
+    processes.assert_equal_tensors(one_device / "mnist", output / "mnist")
 
 
 @pytest.mark.long

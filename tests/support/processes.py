@@ -56,7 +56,7 @@ def _run_forked(words: tuple[str, ...], output: str) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def run_script(*words: str, status: int = 0, timeout: int = 600) -> str:
+def run_script(*words: str, status: int = 0, timeout: int = 1800) -> str:
     """As `run`, for a script of this folder."""
     with tempfile.NamedTemporaryFile("r") as output:
         process = _FORKS.Process(target=_run_forked, args=(words, output.name))
@@ -69,7 +69,7 @@ def run_script(*words: str, status: int = 0, timeout: int = 600) -> str:
     return said
 
 
-def run(*words: str, status: int = 0, timeout: int = 600, **environ: str) -> str:
+def run(*words: str, status: int = 0, timeout: int = 1800, **environ: str) -> str:
     """Runs a Python process to its end, looks at its status, and returns its output."""
     process = start(*words, **environ)
     try:
