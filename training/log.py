@@ -6,6 +6,9 @@ from pathlib import Path
 
 import tqdm
 
+from callbacks.terminal_log import RESULT
+from training.notebook import in_notebook
+
 log = logging.getLogger("recipes")
 
 
@@ -13,12 +16,12 @@ class TerminalHandler(logging.Handler):
     """Writes lines to the standard output of this moment, above a progress bar if there is one.
 
     Args:
-        quiet: only warnings are written.
+        quiet: only warnings and results are written.
         progress_bar: lines that the bar tells already are left out.
     """
 
     def __init__(self, quiet: bool, progress_bar: bool):
-        super().__init__(logging.WARNING if quiet else logging.INFO)
+        super().__init__(RESULT if quiet else logging.INFO)
         self.progress_bar = progress_bar
 
     def emit(self, record):
@@ -30,15 +33,14 @@ class TerminalHandler(logging.Handler):
 
 def wants_progress_bar(quiet: bool) -> bool:
     """Whether somebody looks: standard output is a terminal, or a notebook's cell."""
-    notebook = "ipykernel" in sys.modules
-    return not quiet and (notebook or sys.stdout.isatty())
+    return not quiet and (in_notebook() or sys.stdout.isatty())
 
 
 class RunLogging:
     """Sends the log "recipes" to the terminal, and to a file, until it is closed.
 
     Args:
-        quiet: the terminal gets warnings only.
+        quiet: the terminal gets warnings and results only.
     """
 
     def __init__(self, quiet: bool):
@@ -54,7 +56,7 @@ class RunLogging:
         Raises:
             OSError: it cannot be written.
         """
-        handler = logging.FileHandler(path)
+        handler = logging.FileHandler(path, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._add(handler)
 
@@ -67,4 +69,5 @@ class RunLogging:
         for handler in self._handlers:
             log.removeHandler(handler)
             handler.close()
-        log.level, log.propagate = self._before
+        level, log.propagate = self._before
+        log.setLevel(level)
