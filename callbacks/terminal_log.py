@@ -13,6 +13,8 @@ log = logging.getLogger("recipes")
 
 # Lines that the progress bar already tells; a handler may leave them out while there is one.
 SHOWN_BY_BAR = {"shown_by_bar": True}
+# The level of a run's results, which --quiet shows too.
+RESULT = logging.INFO + 5
 
 
 class TerminalLog(StepCallback):
@@ -28,6 +30,7 @@ class TerminalLog(StepCallback):
         self.throughput = throughput
         self.progress_bar = progress_bar
         self._bar: tqdm.tqdm | None = None
+        self._trained = False  # an evaluation after the training is a result
 
     def on_train_begin(self, logs=None):
         """Draws the bar; a resumed run's begins where the run does."""
@@ -71,10 +74,12 @@ class TerminalLog(StepCallback):
         elif record["event"] == "epoch":
             log.info("epoch %d  %s", record["epoch"], numbers_in_words(record))
         else:
-            log.info("step %d  %s  %s", step, record["split"], numbers_in_words(record))
+            level = RESULT if self._trained else logging.INFO
+            log.log(level, "step %d  %s  %s", step, record["split"], numbers_in_words(record))
 
     def on_train_end(self, logs=None):
         """Removes the bar."""
+        self._trained = True
         self.close()
 
     def close(self) -> None:

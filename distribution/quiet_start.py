@@ -1,7 +1,8 @@
 """Imports TensorFlow without the lines that its native code writes to the terminal.
 
 They come before any setting of Python's is read, so the file descriptor itself is redirected for as
-long as the import takes. Whoever sets TF_CPP_MIN_LOG_LEVEL sees all that it lets through.
+long as the import takes. Whoever sets TF_CPP_MIN_LOG_LEVEL sees all that it lets through. It is
+not left in the environment: a process that is started from here would take it for the user's.
 """
 
 import os
@@ -16,9 +17,12 @@ def import_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only, from here on
-    with tempfile.TemporaryFile() as caught:
+    try:
         stderr = os.dup(2)
+    except OSError:  # closed: nobody sees anything
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only; read once, by the import
+    with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:
             import tensorflow as tf
@@ -31,3 +35,4 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+            del os.environ["TF_CPP_MIN_LOG_LEVEL"]

@@ -8,6 +8,8 @@ from pathlib import Path
 import tqdm
 
 from callbacks.errors import CannotSave
+from callbacks.terminal_log import RESULT
+from training.notebook import in_notebook
 
 log = logging.getLogger("recipes")
 
@@ -16,12 +18,12 @@ class TerminalHandler(logging.Handler):
     """Writes lines to the standard output of this moment, above a progress bar if there is one.
 
     Args:
-        quiet: only warnings are written.
+        quiet: only warnings and results are written.
         progress_bar: lines that the bar tells already are left out.
     """
 
     def __init__(self, quiet: bool, progress_bar: bool):
-        super().__init__(logging.WARNING if quiet else logging.INFO)
+        super().__init__(RESULT if quiet else logging.INFO)
         self.progress_bar = progress_bar
 
     def emit(self, record):
@@ -35,7 +37,7 @@ class LogFile(logging.FileHandler):
     """Appends lines to a file, with the time; a full disk is an error of the run, in one line."""
 
     def __init__(self, path: Path):
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8")
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def handleError(self, record):  # noqa: N802 (logging's name; its own prints a traceback)
@@ -57,15 +59,14 @@ class LogFile(logging.FileHandler):
 
 def wants_progress_bar(quiet: bool) -> bool:
     """Whether somebody looks: standard output is a terminal, or a notebook's cell."""
-    notebook = "ipykernel" in sys.modules
-    return not quiet and (notebook or sys.stdout.isatty())
+    return not quiet and (in_notebook() or sys.stdout.isatty())
 
 
 class RunLogging:
     """Sends the log "recipes" to the terminal, and to a file, until it is closed.
 
     Args:
-        quiet: the terminal gets warnings only.
+        quiet: the terminal gets warnings and results only.
     """
 
     def __init__(self, quiet: bool):
@@ -92,4 +93,5 @@ class RunLogging:
         for handler in self._handlers:
             log.removeHandler(handler)
             handler.close()
-        log.level, log.propagate = self._before
+        level, log.propagate = self._before
+        log.setLevel(level)

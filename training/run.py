@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint_files
 from callbacks.errors import Stopped
+from callbacks.terminal_log import RESULT
 from data.cache import default_cache_dir
 from data.errors import DataError
 from distribution import keras_compat, parameter_server, strategies
@@ -29,6 +30,7 @@ from training import artifacts, checks
 from training.callback_order import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
+from training.notebook import call, in_notebook
 from training.options import SharedOptions, check, command
 from training.plan import Plan, make_plan
 from training.run_folder import RunFolder
@@ -82,7 +84,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             raise
         except Stopped as stopped:
             run.save_stopped()
-            again = command(recipe, run.options)
+            again = (call if in_notebook() else command)(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
 
 
@@ -380,7 +382,7 @@ class Run:
         self.tensorboard.flush()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
-            log.info("%-14s %s", "to be beaten", simpler)
+            log.log(RESULT, "%-14s %s", "to be beaten", simpler)
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
@@ -421,9 +423,8 @@ class Run:
                     f"checkpoint is {checkpoint_files.newest_name(path / 'checkpoints')}"
                 ) from error
             self.folder.write_json("results.json", results)
-            # Results are shown even with --quiet.
-            print(f"model    {path / 'model'}")
-            print(f"logs     tensorboard --logdir {path / 'logs'}")
-            print(f"results  {path / 'results.json'}", flush=True)
+            log.log(RESULT, "model    %s", path / "model")
+            log.log(RESULT, "logs     tensorboard --logdir %s", path / "logs")
+            log.log(RESULT, "results  %s", path / "results.json")
         signals.training = False
         return results

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT: the first asks a run to save and stop, the second ends the process."""
+"""SIGTERM and SIGINT: the first asks a run to save and stop, the second ends it at once.
+
+On the command line that is the end of the process. A notebook's kernel lives on.
+"""
 
 import os
 import signal
@@ -6,12 +9,14 @@ import sys
 import threading
 import time
 
+from training.notebook import in_notebook
+
 # Supervisors tend to signal a process and its group: that is one request.
 SAME_REQUEST_SECONDS = 0.5
 
 
 class StopRequested(KeyboardInterrupt):
-    """SIGTERM or SIGINT outside of training; nothing needs to be saved."""
+    """SIGTERM or SIGINT outside of training, or the second one: nothing is saved."""
 
 
 class Signals:
@@ -53,6 +58,8 @@ class Signals:
     def _handle(self, number, frame):
         if self.asked:
             if time.monotonic() - self._first > SAME_REQUEST_SECONDS:
+                if in_notebook():
+                    raise StopRequested("not saved: it was interrupted twice")
                 os._exit(128 + number)
             return
         self.asked, self._first = True, time.monotonic()

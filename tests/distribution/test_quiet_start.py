@@ -1,0 +1,62 @@
+"""What native code writes while TensorFlow is imported; a fake TensorFlow is noisy on any machine."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.launched import ROOT
+
+FAKE = """
+import os
+os.write(2, b"noise of the import, level %s\\n" % os.environ["TF_CPP_MIN_LOG_LEVEL"].encode())
+class config:
+    @staticmethod
+    def list_physical_devices(kind):
+        os.write(2, f"noise of the drivers, {kind}\\n".encode())
+"""
+PROGRAM = """
+import os, sys
+from distribution.quiet_start import import_tensorflow
+import_tensorflow()
+os.write(2, b"heard afterwards\\n")
+print("tensorflow" in sys.modules, os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(fake=FAKE, program=PROGRAM, **environ):
+        (tmp_path / "tensorflow.py").write_text(fake)
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""} | environ,
+            capture_output=True,
+            text=True,
+        )
+
+    return start
+
+
+def test_import_is_silent_and_what_follows_is_heard(start):
+    ended = start()
+    assert (ended.returncode, ended.stderr) == (0, "heard afterwards\n")
+    assert ended.stdout == "True None\n"  # nothing stays for the processes that it starts
+
+
+def test_who_asks_for_the_lines_gets_all_of_them(start):
+    ended = start(program=PROGRAM + "import tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "noise of the import, level 0" in ended.stderr
+    assert ended.stdout.endswith(" 0\n")
+
+
+def test_failed_import_shows_what_was_written(start):
+    ended = start(fake=FAKE + "raise ImportError('a library is missing')")
+    assert ended.returncode == 1
+    assert "noise of the import, level 2" in ended.stderr
+    assert ended.stderr.endswith("ImportError: a library is missing\n")
+
+
+def test_closed_standard_error(start):
+    program = "import os; os.close(2)\n" + PROGRAM.replace("os.write", "#")
+    assert start(program=program).stdout == "False None\n"
