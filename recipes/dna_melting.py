@@ -169,7 +169,6 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        # Training and test.
         callbacks = run.callbacks(valid_data, test_data)
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)

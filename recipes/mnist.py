@@ -108,6 +108,7 @@ def main(options: Options) -> dict:
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                # Without the L2 penalty, which the loss has on top.
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
@@ -120,7 +121,6 @@ def main(options: Options) -> dict:
         callbacks = run.callbacks(valid_data, test_data, extra=[confused])
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        # The loss is the metric's: without the L2 penalty.
         most_frequent = np.bincount(splits["train"][1]).argmax()
         return run.finish(
             model,
