@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import arrays, batches
+from data.word_pieces import SPECIAL_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,29 @@ def encode_splits(splits: dict, tokenizer, length: int) -> tuple[dict, dict]:
     """
     inputs = {name: encode(texts, tokenizer, length) for name, (texts, _) in splits.items()}
     return inputs, {name: labels for name, (_, labels) in splits.items()}
+
+
+def naive_bayes_evidence(token_ids: np.ndarray, labels: np.ndarray, tokenizer) -> np.ndarray:
+    """What each word piece says of the classes: Bernoulli naive Bayes, one added to each count.
+
+    Args:
+        token_ids: int32 of shape (sentences, length), of the training split.
+        labels: int32 of shape (sentences,).
+        tokenizer: a `keras_nlp.models.BertTokenizer`; its special tokens say nothing.
+
+    Returns:
+        Logarithms of the pieces' shares in each class, less their mean over the classes; float64 of
+        shape (vocabulary size, classes).
+    """
+    special = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    counts = np.ones((tokenizer.vocabulary_size(), int(labels.max()) + 1))
+    for ids, label in zip(token_ids, labels, strict=True):
+        counts[np.unique(ids), label] += 1
+    counts[special] = 1
+    log_share = np.log(counts) - np.log(counts.sum(axis=0))
+    evidence = log_share - log_share.mean(axis=1, keepdims=True)
+    evidence[special] = 0
+    return evidence
 
 
 def training_data(

@@ -1,4 +1,4 @@
-"""Initial weights of a small BERT: heads with an eye on a neighbour, word counts.
+"""Initial weights of a small BERT: heads with an eye on a neighbour, counts of words.
 
 With BERT's small random weights attention begins uniform, and a small model on little text stays a
 bag of words for thousands of steps before a head finds the word beside it. Here each head begins
@@ -12,6 +12,7 @@ import numpy as np
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
 BERTS = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its place to the others
+EVIDENCE = 0.05  # what naive Bayes knows, beside a segment's vector of 10 BERTS
 POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
 
 
@@ -76,21 +77,61 @@ def begin_at_unigram(model, log_frequency: np.ndarray) -> None:
     bias.assign(log_frequency)
 
 
-def begin_as_bag_of_words(model) -> None:
-    """Scales the kernels of a new BERT, and lets its last layer's heads look at all words alike.
+def begin_at_naive_bayes(model, evidence: np.ndarray) -> None:
+    """Lets a new `BertTextClassifier` begin as the naive Bayes classifier of its training text.
 
-    With BERT's small random weights the pooled [CLS] of a small model hardly depends on the words.
-    Kernels are scaled to a variance of one over their inputs ("Efficient BackProp", LeCun et al.,
-    1998); queries of zero make attention a mean over the sentence. All of it is trained from there.
+    With BERT's small random weights the pooled [CLS] of a small model hardly depends on the words,
+    and on some thousand sentences it learns them by heart before it learns what they mean. Here the
+    first columns of a word piece's embedding, one a class, hold what naive Bayes knows of the
+    piece. Queries of zero let [CLS] look at all words alike, so that it holds the mean of their
+    evidence, and the columns lead on to the logits; the other columns are random, with kernels
+    scaled to a variance of one over their inputs ("Efficient BackProp", LeCun et al., 1998). All
+    of it is trained from there. Classes that a head has no column for begin without evidence.
 
     Args:
-        model: a new model with a `keras_nlp.models.BertBackbone` as its `backbone`.
+        model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it.
+        evidence: log-likelihoods of the pieces, less their mean over the classes, float of shape
+            (vocabulary size, classes).
     """
     _scale_kernels(model.backbone)
-    last = model.backbone.num_layers - 1
-    for weight in model.backbone.trainable_variables:
-        if weight.path.endswith(f"transformer_layer_{last}/self_attention_layer/query/kernel"):
-            weight.assign(np.zeros(weight.shape))
+    weights = {weight.path: weight for weight in model.trainable_variables}
+
+    def change(path: str, edit) -> None:
+        value = np.array(keras.ops.convert_to_numpy(weights[path]))
+        edit(value)
+        weights[path].assign(value)
+
+    columns = min(evidence.shape[1], weights["logits/kernel"].shape[0] // model.backbone.num_heads)
+    for path in (path for path in weights if path.endswith("_embedding/embeddings")):
+        change(path, lambda value: value[:, :columns].fill(0.0))
+    change("token_embedding/embeddings", _set(np.s_[:, :columns], EVIDENCE * evidence[:, :columns]))
+    # A vector that is the same for all words makes layer normalisation nearly linear in the others.
+    change("position_embedding/embeddings", lambda value: value.fill(0.0))
+    change("segment_embedding/embeddings", lambda value: np.multiply(value, 10, out=value))
+    for layer in range(model.backbone.num_layers):
+        attention = f"transformer_layer_{layer}/self_attention_layer"
+        change(f"{attention}/attention_output/kernel", _set(np.s_[..., :columns], 0.0))
+        change(
+            f"transformer_layer_{layer}/feedforward_output_dense/kernel",
+            _set(np.s_[:, :columns], 0.0),
+        )
+    change(f"{attention}/query/kernel", lambda value: value.fill(0.0))
+    change(f"{attention}/value/kernel", _set(np.s_[:, 0, :columns], 0.0))
+    for column in range(columns):
+        change(f"{attention}/value/kernel", _set((column, 0, column), 1.0))
+        change(f"{attention}/attention_output/kernel", _set((0, column, column), 1.0))
+    change("pooled_dense/kernel", _set(np.s_[:, :columns], 0.0))
+    change("logits/kernel", lambda value: value.fill(0.0))
+    for column in range(columns):
+        change("pooled_dense/kernel", _set((column, column), 10.0))
+        change("logits/kernel", _set((column, column), 5.0))
+
+
+def _set(where, number):
+    def edit(value):
+        value[where] = number
+
+    return edit
 
 
 def _scale_kernels(model) -> None:

@@ -20,7 +20,7 @@ from data import arrays, sentence_inputs, sentences, word_pieces
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from models import presets
-from models.initial_weights import begin_as_bag_of_words
+from models.initial_weights import begin_at_naive_bayes
 from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
@@ -42,7 +42,7 @@ class Options(SharedOptions):
     """A finished run of bert_mlm: its word pieces and its encoder are taken over."""
     vocabulary: Path | None = None
     """A WordPiece vocabulary, one piece a line (default: learned from the training sentences)."""
-    vocabulary_size: int = 4096
+    vocabulary_size: int = 8192
     """Word pieces to learn."""
     num_layers: int = 1
     """Transformer layers, from scratch."""
@@ -62,7 +62,7 @@ class Options(SharedOptions):
     """Steps in which the learning rate grows; at most a tenth of the run is used."""
     weight_decay: float = 0.01
     """AdamW's; not on biases and layer norms."""
-    epochs: int = 10
+    epochs: int = 8
     """Passes over the training split."""
 
     def problems(self) -> list[str]:
@@ -81,7 +81,7 @@ class Options(SharedOptions):
 
 
 def build_model(
-    options: Options, vocabulary_size: int, num_classes: int, preset: str | None
+    options: Options, vocabulary_size: int, num_classes: int, preset: str | None, evidence=None
 ) -> keras_nlp.models.BertTextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
@@ -90,6 +90,8 @@ def build_model(
         vocabulary_size: number of word pieces.
         num_classes: number of classes.
         preset: a name or folder to take the encoder from; None for a new one.
+        evidence: what a new model knows of the word pieces at first
+            (`sentence_inputs.naive_bayes_evidence`), or None.
 
     Returns:
         A model from token ids to logits.
@@ -100,8 +102,8 @@ def build_model(
     else:
         backbone = presets.new_backbone(options, vocabulary_size)
     model = keras_nlp.models.BertTextClassifier(backbone, num_classes, dropout=options.dropout)
-    if preset is None:
-        begin_as_bag_of_words(model)
+    if preset is None and evidence is not None:
+        begin_at_naive_bayes(model, evidence)
     return model
 
 
@@ -139,7 +141,11 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             pieces, classes = len(tokenizer.vocabulary), len(data.classes)
-            model, macro_f1 = build_model(options, pieces, classes, preset), MacroF1(classes)
+            evidence = sentence_inputs.naive_bayes_evidence(
+                inputs["train"]["token_ids"], labels["train"], tokenizer
+            )
+            model = build_model(options, pieces, classes, preset, evidence)
+            macro_f1 = MacroF1(classes)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = adamw(options, WarmUp(warmup, decay))
