@@ -136,7 +136,7 @@ def broken_run(
         breaks = []
         if kills < KILLS_IN_A_ROUND:
             number = choice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-            after = choice.uniform(0.2, 1.0) * seconds
+            after = choice.uniform(0.1, 0.8) * seconds
             if choice.random() < 0.3:
                 breaks.append((after * choice.random(), stand_still(choice)))
                 done.append("stood still")

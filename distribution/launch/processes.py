@@ -159,6 +159,10 @@ def start(plan: LaunchPlan, cluster: dict[str, list[str]], task: str, index: int
     if cores:
         for name in THREADS:
             environment.setdefault(name, str(len(cores)))
+        if plan.parameter_servers and "TF_NUM_INTEROP_THREADS" not in os.environ:
+            # A function that waits for the parameter servers holds such a thread: with only one a
+            # worker waits for ever (TensorFlow's guide to ParameterServerStrategy takes 4).
+            environment["TF_NUM_INTEROP_THREADS"] = str(max(4, len(cores)))
     log = plan.log_of(task, index)
     with open(log, "ab") as file:
         log_start = file.tell()
