@@ -15,8 +15,8 @@ from tests.support.launched import ROOT
 # Run by the kernel: what a run must leave as it was.
 SNAPSHOT = """
 import inspect, logging, signal, sys
-import keras
 from recipes import bert_mlm, dna_melting, mnist
+import keras
 
 def snapshot():
     functions = {}
@@ -29,12 +29,12 @@ def snapshot():
                     for method, code in list(vars(thing).items()):
                         if inspect.isfunction(code):
                             functions[name, key, method] = id(code)
-    log = logging.getLogger("recipes")
+    log, tensorflow = logging.getLogger("recipes"), logging.getLogger("tensorflow")
     return {
         "functions": functions,
         "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
         "log": (log.handlers[:], log.level, log.propagate, log.isEnabledFor(logging.INFO)),
-        "root": logging.getLogger().handlers[:],
+        "others": (logging.getLogger().handlers[:], tensorflow.handlers[:], tensorflow.level),
         "precision": (keras.config.floatx(), keras.config.dtype_policy().name),
     }
 
