@@ -8,6 +8,7 @@ not left in the environment: a process that is started from here would take it f
 import os
 import sys
 import tempfile
+import warnings
 
 
 def import_tensorflow() -> None:
@@ -36,3 +37,10 @@ def import_tensorflow() -> None:
             os.dup2(stderr, 2)
             os.close(stderr)
             del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+
+
+def import_tqdm() -> None:
+    """Imports what the download clients draw their bars with, without its advice for notebooks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")  # ipywidgets are not needed
+        import tqdm.auto  # noqa: F401

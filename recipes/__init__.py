@@ -2,7 +2,8 @@
 
 import os
 
-from distribution.quiet_start import import_tensorflow
+from distribution.quiet_start import import_tensorflow, import_tqdm
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 import_tensorflow()
+import_tqdm()

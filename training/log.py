@@ -12,6 +12,8 @@ from callbacks.terminal_log import RESULT
 from training.notebook import in_notebook
 
 log = logging.getLogger("recipes")
+# In a notebook TensorFlow tells which devices it uses and how it reduces; elsewhere it does not.
+tensorflow_log = logging.getLogger("tensorflow")
 
 
 class TerminalHandler(logging.Handler):
@@ -70,11 +72,12 @@ class RunLogging:
     """
 
     def __init__(self, quiet: bool):
-        self._before = (log.level, log.propagate)
+        self._before = (log.level, log.propagate, tensorflow_log.level)
         self._handlers: list[logging.Handler] = []
         log.setLevel(logging.INFO)
         self._add(TerminalHandler(quiet, wants_progress_bar(quiet)))
         log.propagate = False
+        tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
 
     def to_file(self, path: Path) -> None:
         """Appends all lines to a file too, with the time.
@@ -93,5 +96,6 @@ class RunLogging:
         for handler in self._handlers:
             log.removeHandler(handler)
             handler.close()
-        level, log.propagate = self._before
+        level, log.propagate, of_tensorflow = self._before
         log.setLevel(level)
+        tensorflow_log.setLevel(of_tensorflow)

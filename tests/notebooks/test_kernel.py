@@ -1,0 +1,224 @@
+"""Recipes in the cells of a real Jupyter kernel: one kernel for all, the tests in order."""
+
+import json
+import os
+import queue
+import re
+import sys
+import time
+
+import jupyter_client
+import pytest
+
+from tests.support.launched import ROOT
+
+# Run by the kernel: what a run must leave as it was.
+SNAPSHOT = """
+import inspect, logging, signal, sys
+from recipes import bert_mlm, dna_melting, mnist
+import keras
+
+def snapshot():
+    functions = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("keras.src", "tensorflow.python.distribute.")):
+            for key, thing in list(vars(module).items()):
+                if inspect.isfunction(thing):
+                    functions[name, key] = id(thing)
+                elif inspect.isclass(thing):
+                    for method, code in list(vars(thing).items()):
+                        if inspect.isfunction(code):
+                            functions[name, key, method] = id(code)
+    log, tensorflow = logging.getLogger("recipes"), logging.getLogger("tensorflow")
+    return {
+        "functions": functions,
+        "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+        "log": (log.handlers[:], log.level, log.propagate, log.isEnabledFor(logging.INFO)),
+        "others": (logging.getLogger().handlers[:], tensorflow.handlers[:], tensorflow.level),
+        "precision": (keras.config.floatx(), keras.config.dtype_policy().name),
+    }
+
+def changes():
+    now = snapshot()
+    known = now["functions"].keys() & before["functions"].keys()
+    found = [key for key in known if now["functions"][key] != before["functions"][key]]
+    return found + [key for key in now if key != "functions" and now[key] != before[key]]
+
+before = snapshot()
+print(len(before["functions"]) > 1000, before["precision"])
+"""
+BERT = """dataset={text!r}, preset="scratch", vocabulary_size=60, num_layers=1, hidden_dim=16,
+    sequence_length=16, max_examples=160, global_batch_size=8, log_every=2"""
+
+
+class Cell:
+    """What a cell printed, and how it ended."""
+
+    def __init__(self):
+        self.out = self.err = ""
+        self.error: str | None = None  # the exception's class
+        self.message = ""
+
+    def lines(self):
+        """Its standard output as a person sees it: no bar, no colours."""
+        return [line.split("\r")[-1].rstrip() for line in self.out.splitlines()]
+
+
+class Kernel:
+    """A kernel, and its client."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.manager = jupyter_client.KernelManager()
+        # What this test run sets for itself is not set where a person opens a notebook.
+        environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+        environ |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
+        self.manager.start_kernel(
+            cwd=str(folder), env=environ, extra_arguments=["--HistoryManager.enabled=False"]
+        )
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def begin(self, code):
+        return self.client.execute(code, store_history=False)
+
+    def end(self, request, until=None, seconds=120):
+        """Waits for the end of a cell, or until its output matches."""
+        cell, deadline = Cell(), time.monotonic() + seconds
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"still running\n{cell.out}\n{cell.err}") from None
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                name = {"stdout": "out", "stderr": "err"}[content["name"]]
+                setattr(cell, name, getattr(cell, name) + content["text"])
+            elif message["msg_type"] == "error":
+                cell.error, cell.message = content["ename"], content["evalue"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return cell
+            if until and re.search(until, cell.out):
+                return cell
+
+    def run(self, code):
+        return self.end(self.begin(code))
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    made = Kernel(tmp_path_factory.mktemp("notebook"))
+    try:
+        cell = made.run(SNAPSHOT)
+        assert (cell.error, cell.err) == (None, ""), "the import prints something"
+        assert cell.out == "True ('float32', 'float32')\n"
+        yield made
+    finally:
+        made.close()
+
+
+def test_wrong_options_are_named_and_nothing_is_made(kernel):
+    cell = kernel.run("mnist.main(mnist.Options(dataset='digits', max_steps=-3, epochs=0))")
+    assert (cell.error, cell.out, cell.err) == ("OptionsError", "", "")
+    assert cell.message == "--epochs 0: must be more than 0\n--max-steps -3: must be more than 0"
+    cell = kernel.run("mnist.main(mnist.Options(dataset='digits', max_steps='3'))")
+    assert (cell.error, cell.message) == (
+        "OptionsError",
+        "--max-steps '3': must be a whole number or nothing",
+    )
+    assert not (kernel.folder / "runs").exists()
+
+
+def test_three_recipes_one_after_the_other(kernel, tiny_text):
+    cells = [
+        "bert_mlm.main(bert_mlm.Options(max_steps=6, run_dir='bert', strategy='mirrored', "
+        f"replicas=2, precision='mixed_bfloat16', {BERT.format(text=str(tiny_text))}))",
+        "mnist.main(mnist.Options(max_steps=6, run_dir='mnist', dataset='digits', log_every=2))",
+        "dna_melting.main(dna_melting.Options(max_steps=6, run_dir='dna', oligos=300, log_every=2,"
+        " hidden_dim=16, strategy='mirrored', replicas=2, precision='float64'))",
+    ]
+    for folder, code in zip(("bert", "mnist", "dna"), cells, strict=True):
+        cell = kernel.run(f"results = {code}\nprint(results['steps'], changes())")
+        assert (cell.error, cell.err) == (None, ""), cell.message
+        lines = cell.lines()
+        assert lines[-1] == "6 []", "steps, and what the run has left behind"
+        # The cell shows the log; the bar stands for its steps.
+        logged = (kernel.folder / folder / "worker-0.log").read_text().splitlines()
+        logged = [line.split(" ", 2)[2].rstrip() for line in logged]
+        shown = [line for line in logged if not re.match(r"step \d+/6 ", line)]
+        assert len(logged) == len(shown) + 3
+        assert [line for line in lines[:-1] if line] == shown
+        assert lines[0].startswith("run ") and lines[-2].startswith("results  ")
+        assert re.search(r"\| 6/6 loss .* left 0 s", cell.out), "the bar's last state"
+
+
+def test_finished_run_is_told_again(kernel):
+    cell = kernel.run(
+        "again = mnist.main(mnist.Options(max_steps=6, run_dir='mnist', dataset='digits'))\n"
+        "print(again['recipe'], again['steps'])"
+    )
+    assert cell.error is None
+    assert cell.lines() == ["the run in mnist is finished: nothing to do", "mnist 6"]
+
+
+def test_another_number_of_replicas_needs_another_kernel(kernel):
+    cell = kernel.run("mnist.main(mnist.Options(dataset='digits', replicas=3))")
+    assert cell.error == "DistributionError"
+    assert "TensorFlow already runs with 2 devices in this process" in cell.message
+    assert "restart the kernel" in cell.message
+    assert not (kernel.folder / "runs").exists()
+    assert kernel.run("print(changes())").out == "[]\n"
+
+
+def test_interrupted_cell_saves_and_says_how_to_resume(kernel):
+    code = "mnist.main(mnist.Options(dataset='digits', epochs=400, quiet={}))\n"
+    request = kernel.begin(code.format(False))
+    kernel.end(request, until=r"epoch 2 ")
+    kernel.manager.interrupt_kernel()
+    cell = kernel.end(request)
+    assert cell.error == "Stopped"
+    assert "SIGINT: saving and stopping" in cell.err
+    resume = re.fullmatch(
+        r"stopped and saved\. Resume with:\n  (mnist\.main\(mnist\.Options\(.*\)\))", cell.message
+    )[1]
+    assert kernel.run("print(changes())").out == "[]\n"
+    # What it says is typed in, resumes there, and is stopped again.
+    request = kernel.begin(resume)
+    cell = kernel.end(request, until=r"resumes at step \d+ from ")
+    step = int(re.search(r"resumes at step (\d+)", cell.out)[1])
+    assert step >= 80  # two epochs of 40
+    kernel.end(request, until=r"\nepoch ")
+    kernel.manager.interrupt_kernel()
+    assert kernel.end(request).error == "Stopped"
+    (run,) = (kernel.folder / "runs" / "mnist").iterdir()
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    assert json.loads((newest / "state.json").read_text())["step"] > step
+
+
+def test_second_interrupt_ends_the_cell_and_not_the_kernel(kernel):
+    # The first is noted, and the cell does not look at it.
+    cell = kernel.run(
+        "import os, time\n"
+        "from training import signals\n"
+        "s = signals.signals\n"
+        "s.install(); s.training = True\n"
+        "signals.SAME_REQUEST_SECONDS = 0\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01); print('noted', s.asked)\n"
+        "    os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
+        "finally:\n"
+        "    s.restore()\n"
+    )
+    assert (cell.out, cell.error) == ("noted True\n", "StopRequested")
+    assert kernel.run("print('alive', changes())").out == "alive []\n"
+
+
+def test_kernel_runs_this_python(kernel):
+    assert kernel.run("import sys; print(sys.executable)").out == f"{sys.executable}\n"
