@@ -12,7 +12,8 @@ import numpy as np
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
 BERTS = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its place to the others
-EVIDENCE = 0.05  # what naive Bayes knows, beside a segment's vector of 10 BERTS
+CONFIDENCE = 20.0  # what the logits make of a class's column
+EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERTS
 POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
 
 
@@ -107,7 +108,7 @@ def begin_at_naive_bayes(model, evidence: np.ndarray) -> None:
     change("token_embedding/embeddings", _set(np.s_[:, :columns], EVIDENCE * evidence[:, :columns]))
     # A vector that is the same for all words makes layer normalisation nearly linear in the others.
     change("position_embedding/embeddings", lambda value: value.fill(0.0))
-    change("segment_embedding/embeddings", lambda value: np.multiply(value, 10, out=value))
+    change("segment_embedding/embeddings", _centre_and_raise)
     for layer in range(model.backbone.num_layers):
         attention = f"transformer_layer_{layer}/self_attention_layer"
         change(f"{attention}/attention_output/kernel", _set(np.s_[..., :columns], 0.0))
@@ -123,8 +124,13 @@ def begin_at_naive_bayes(model, evidence: np.ndarray) -> None:
     change("pooled_dense/kernel", _set(np.s_[:, :columns], 0.0))
     change("logits/kernel", lambda value: value.fill(0.0))
     for column in range(columns):
-        change("pooled_dense/kernel", _set((column, column), 10.0))
-        change("logits/kernel", _set((column, column), 5.0))
+        change("pooled_dense/kernel", _set((column, column), 1.0))
+        change("logits/kernel", _set((column, column), CONFIDENCE))
+
+
+def _centre_and_raise(vectors: np.ndarray) -> None:
+    vectors -= vectors.mean(axis=1, keepdims=True)
+    vectors *= 10
 
 
 def _set(where, number):
