@@ -181,6 +181,9 @@ def test_bad_options_exit_with_2():
 def test_accumulated_batches_are_one_batch_of_all_their_examples(table, tmp_path):
     """Also for the embedding, in which a batch looks up each row many times."""
     exact = TINY | dict(dataset=str(table), precision="float64", dropout=0.0, lr_scaling="none")
+    # The key's bias has a true gradient of zero: Adam, whose epsilon is small here, makes steps of
+    # its rounding. At this rate they stay below the tolerance.
+    exact |= dict(base_learning_rate=0.001)
     for name, batch, count in (("one", 16, 1), ("two", 8, 2)):
         changes = dict(global_batch_size=batch, accumulate_steps=count, run_dir=tmp_path / name)
         dna_melting.main(dna_melting.Options(**(exact | changes)))
