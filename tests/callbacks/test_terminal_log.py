@@ -1,0 +1,99 @@
+"""What a person sees of a run."""
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+
+from callbacks.terminal_log import RESULT, TerminalLog, numbers_in_words, time_left
+from callbacks.throughput import Throughput
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (61.2, "61 s"), (119.4, "119 s"), (120.0, "2.0 min"), (5400.0, "90.0 min")],
+)
+def test_time_left(seconds, said):
+    assert time_left(seconds) == said
+
+
+def test_loss_beside_an_equal_cross_entropy_is_left_out():
+    record = {
+        "event": "epoch",
+        "step": 8,
+        "loss": 1.25,
+        "cross_entropy": 1.25,
+        "val_loss": 1.5,
+        "val_cross_entropy": 1.75,
+        "tokens_per_second": 99.0,
+    }
+    assert numbers_in_words(record) == (
+        "cross_entropy 1.2500  validation:  loss 1.5000  cross_entropy 1.7500"
+    )
+
+
+class Speed(Throughput):
+    """Half a second a step."""
+
+    def seconds_for(self, steps):
+        return steps / 2
+
+    def total(self):
+        return {"examples_per_second": 64.0, "tokens_per_second": 1234.4}
+
+
+@pytest.fixture
+def terminal():
+    made = TerminalLog(Speed())
+    made.count_steps(4, 8)
+    return made
+
+
+def test_a_line_of_each_record(terminal, caplog):
+    caplog.set_level(logging.INFO, "recipes")
+    step = {"event": "step", "step": 4, "loss": 2.5, "learning_rate": 0.001}
+    terminal.on_record(step | Speed().total())
+    terminal.on_record({"event": "epoch", "step": 4, "epoch": 1, "accuracy": 0.5})
+    terminal.on_record({"event": "evaluation", "split": "test", "step": 4, "accuracy": 0.25})
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 4/8  loss 2.5000  learning rate 0.001  1,234 tokens/s  2 s left",
+        "epoch 1  accuracy 0.5000",
+        "step 4  test  accuracy 0.2500",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+    assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [True, False, False]
+
+
+def test_evaluation_after_the_training_is_a_result(terminal, caplog):
+    caplog.set_level(logging.INFO, "recipes")
+    terminal.on_train_end()
+    terminal.on_record({"event": "evaluation", "split": "test", "step": 8, "accuracy": 0.25})
+    assert [record.levelno for record in caplog.records] == [RESULT]
+
+
+def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    terminal = TerminalLog(Speed(), progress_bar=True)
+    terminal.count_steps(4, 8)
+    terminal.step = 3
+    terminal.on_train_begin()
+    assert re.search(r" 38%\|.*\| 3/8", shown.getvalue())
+    terminal.on_epoch_begin(1)
+    terminal._bar.mininterval = 0  # each step is drawn
+    terminal.on_train_batch_end(0, {"loss": 2.0})
+    assert re.search(
+        r"\repoch 2:? +62%\|.*\| 5/8 +loss 2\.0000 tokens/s 1,234 left 2 s", shown.getvalue()
+    )
+    terminal.on_train_end()
+    assert shown.getvalue().split("\r")[-1] == ""
+    assert shown.getvalue().split("\r")[-2].strip() == ""
+
+
+def test_without_a_bar_nothing_is_drawn(terminal, capsys):
+    terminal.on_train_begin()
+    terminal.on_train_batch_end(0, {"loss": 2.0})
+    terminal.on_train_end()
+    assert capsys.readouterr().out == ""
