@@ -1,62 +1,99 @@
+"""What a person sees of a run."""
+
+import io
 import logging
+import re
+import sys
 
 import pytest
 
-from callbacks.terminal_log import TerminalLog, numbers_in_words, time_left
+from callbacks.terminal_log import RESULT, TerminalLog, numbers_in_words, time_left
+from callbacks.throughput import Throughput
 
 
-class Speed:
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (61.2, "61 s"), (119.4, "119 s"), (120.0, "2.0 min"), (5400.0, "90.0 min")],
+)
+def test_time_left(seconds, said):
+    assert time_left(seconds) == said
+
+
+def test_loss_beside_an_equal_cross_entropy_is_left_out():
+    record = {
+        "event": "epoch",
+        "step": 8,
+        "loss": 1.25,
+        "cross_entropy": 1.25,
+        "val_loss": 1.5,
+        "val_cross_entropy": 1.75,
+        "tokens_per_second": 99.0,
+    }
+    assert numbers_in_words(record) == (
+        "cross_entropy 1.2500  validation:  loss 1.5000  cross_entropy 1.7500"
+    )
+
+
+class Speed(Throughput):
+    """Half a second a step."""
+
     def seconds_for(self, steps):
-        return 3.0 * steps
+        return steps / 2
 
     def total(self):
-        return {"examples_per_second": 1234.5}
+        return {"examples_per_second": 64.0, "tokens_per_second": 1234.4}
 
 
 @pytest.fixture
-def said(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("recipes"), "propagate", True)
-    caplog.set_level("INFO", logger="recipes")
-    return caplog
+def terminal():
+    made = TerminalLog(Speed())
+    made.count_steps(4, 8)
+    return made
 
 
-def test_a_line_a_record(said):
-    callback = TerminalLog(Speed()).count_steps(5, 10)
-    step = {"event": "step", "step": 4, "epoch": 1, "loss": 0.5, "learning_rate": 0.001}
-    callback.on_record(step | {"examples_per_second": 20.0, "tokens_per_second": 20480.0})
-    callback.on_record({"event": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "val_loss": 0.25})
-    callback.on_record(
-        {"event": "evaluation", "step": 5, "epoch": 1, "split": "test", "accuracy": 0.75}
-    )
-    assert said.messages == [
-        "step 4/10  loss 0.5000  learning rate 0.001  20,480 tokens/s  18 s left",
-        "epoch 1  loss 0.5000  validation:  loss 0.2500",
-        "step 5  test  accuracy 0.7500",
+def test_a_line_of_each_record(terminal, caplog):
+    caplog.set_level(logging.INFO, "recipes")
+    step = {"event": "step", "step": 4, "loss": 2.5, "learning_rate": 0.001}
+    terminal.on_record(step | Speed().total())
+    terminal.on_record({"event": "epoch", "step": 4, "epoch": 1, "accuracy": 0.5})
+    terminal.on_record({"event": "evaluation", "split": "test", "step": 4, "accuracy": 0.25})
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 4/8  loss 2.5000  learning rate 0.001  1,234 tokens/s  2 s left",
+        "epoch 1  accuracy 0.5000",
+        "step 4  test  accuracy 0.2500",
     ]
-    # Where a bar tells it already, a handler may leave out the line.
-    assert [getattr(r, "shown_by_bar", False) for r in said.records] == [True, False, False]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+    assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [True, False, False]
 
 
-def test_a_loss_that_is_the_cross_entropy_stands_once():
-    numbers = {"loss": 1.0, "cross_entropy": 1.00001, "val_loss": 1.5, "val_cross_entropy": 1.0}
-    assert numbers_in_words(numbers) == (
-        "cross_entropy 1.0000  validation:  loss 1.5000  cross_entropy 1.0000"
+def test_evaluation_after_the_training_is_a_result(terminal, caplog):
+    caplog.set_level(logging.INFO, "recipes")
+    terminal.on_train_end()
+    terminal.on_record({"event": "evaluation", "split": "test", "step": 8, "accuracy": 0.25})
+    assert [record.levelno for record in caplog.records] == [RESULT]
+
+
+def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    terminal = TerminalLog(Speed(), progress_bar=True)
+    terminal.count_steps(4, 8)
+    terminal.step = 3
+    terminal.on_train_begin()
+    assert re.search(r" 38%\|.*\| 3/8", shown.getvalue())
+    terminal.on_epoch_begin(1)
+    terminal._bar.mininterval = 0  # each step is drawn
+    terminal.on_train_batch_end(0, {"loss": 2.0})
+    assert re.search(
+        r"\repoch 2:? +62%\|.*\| 5/8 +loss 2\.0000 tokens/s 1,234 left 2 s", shown.getvalue()
     )
+    terminal.on_train_end()
+    assert shown.getvalue().split("\r")[-1] == ""
+    assert shown.getvalue().split("\r")[-2].strip() == ""
 
 
-def test_time_left():
-    assert [time_left(s) for s in (0.4, 119, 150)] == ["0 s", "119 s", "2.5 min"]
-
-
-def test_a_bar_where_somebody_looks(capsys):
-    callback = TerminalLog(Speed(), progress_bar=True).count_steps(5, 10)
-    callback.step = 5  # resumed
-    callback.on_train_begin()
-    callback.on_epoch_begin(1)
-    for batch in range(5):
-        callback.on_train_batch_end(batch, {"loss": 0.25})
-    callback._bar.refresh()
-    shown = capsys.readouterr().out
-    assert "epoch 2" in shown and "10/10" in shown and "loss 0.2500 examples/s 1,234" in shown
-    callback.on_train_end()
-    callback.close()  # again does no harm
+def test_without_a_bar_nothing_is_drawn(terminal, capsys):
+    terminal.on_train_begin()
+    terminal.on_train_batch_end(0, {"loss": 2.0})
+    terminal.on_train_end()
+    assert capsys.readouterr().out == ""

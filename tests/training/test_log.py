@@ -1,35 +1,146 @@
+"""The run's log on a terminal, with --quiet, and in worker-0.log."""
+
 import logging
-from pathlib import Path
+import os
+import pty
+import re
+import subprocess
+import sys
 
 import pytest
 
-from callbacks.errors import CannotSave
+from callbacks.terminal_log import RESULT, SHOWN_BY_BAR
+from tests.support.launched import ROOT
 from training.log import RunLogging
 
 log = logging.getLogger("recipes")
+# Nobody who trains asked for these.
+TENSORFLOW = re.compile(r"oneDNN|cuInit|absl|cuda|cpu_feature|INFO:|WARNING|[IWE]0000 ", re.I)
 
 
-def test_lines_go_to_the_terminal_and_with_the_time_to_a_file(tmp_path, capsys):
-    before = log.level, log.propagate, list(log.handlers)
-    logging_ = RunLogging(quiet=True)
-    logging_.to_file(tmp_path / "worker-0.log")
-    log.info("a line")
+def write_a_line_of_each_kind():
+    log.info("of a step", extra=SHOWN_BY_BAR)
+    log.info("of an epoch")
+    log.log(RESULT, "a result")
     log.warning("a warning")
-    logging_.close()
-    assert capsys.readouterr().out == "a warning\n"
+
+
+@pytest.mark.parametrize(
+    ("quiet", "shown"),
+    [
+        (False, ["of a step", "of an epoch", "a result", "a warning"]),
+        (True, ["a result", "a warning"]),
+    ],
+)
+def test_file_gets_all_and_the_terminal_what_is_asked_for(quiet, shown, tmp_path, capsys):
+    run = RunLogging(quiet)
+    run.to_file(tmp_path / "worker-0.log")
+    write_a_line_of_each_kind()
+    run.close()
+    assert capsys.readouterr().out.splitlines() == shown
     lines = (tmp_path / "worker-0.log").read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in lines] == ["a line", "a warning"]
-    assert (log.level, log.propagate, log.handlers) == before
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        *("of a step", "of an epoch", "a result", "a warning")
+    ]
 
 
-def test_a_full_disk_is_one_error_and_no_traceback(capsys):
-    logging_ = RunLogging(quiet=False)
+def test_bar_takes_the_place_of_the_lines_of_steps(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    run = RunLogging(quiet=False)
+    write_a_line_of_each_kind()
+    run.close()
+    assert capsys.readouterr().out.splitlines() == ["of an epoch", "a result", "a warning"]
+
+
+def test_closed_log_is_as_it_was(tmp_path):
+    tensorflow = logging.getLogger("tensorflow")
+
+    def state():
+        return (
+            *(log.handlers[:], log.level, log.propagate, log.isEnabledFor(logging.INFO)),
+            tensorflow.level,
+        )
+
+    tensorflow_level = tensorflow.level
+    tensorflow.setLevel(logging.INFO)  # as in a notebook
     try:
-        logging_.to_file(Path("/dev/full"))
-        with pytest.raises(CannotSave, match="/dev/full cannot be written: No space left"):
-            log.info("a line")
-        log.info("another")  # still reaches the terminal
+        before = state()
+        run = RunLogging(quiet=False)
+        run.to_file(tmp_path / "worker-0.log")
+        assert not tensorflow.isEnabledFor(logging.INFO)
+        assert log.isEnabledFor(logging.INFO)
+        run.close()
+        assert state() == before
     finally:
-        logging_.close()
-    captured = capsys.readouterr()
-    assert captured.out == "a line\nanother\n" and captured.err == ""
+        tensorflow.setLevel(tensorflow_level)
+
+
+def environment():
+    """A person's, not that of the tests."""
+    hidden = ("TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES", "TF_CONFIG")
+    return {k: v for k, v in os.environ.items() if k not in hidden} | {"PYTHONPATH": str(ROOT)}
+
+
+def test_command_prints_lines_and_none_of_them_is_tensorflows(tmp_path):
+    options = f"--dataset digits --max-steps 2 --log-every 1 --run-dir {tmp_path / 'run'}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "recipes.mnist", *options.split()],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not TENSORFLOW.search(ended.stdout)
+    assert "\r" not in ended.stdout
+    assert re.search(r"^step 1/2  loss ", ended.stdout, re.M)
+    assert re.search(r"^step 2/2  loss .*  0 s left$", ended.stdout, re.M)
+    logged = (tmp_path / "run" / "worker-0.log").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in logged] == ended.stdout.splitlines()
+
+
+def test_terminal_shows_a_bar_and_with_quiet_the_results_only(tmp_path):
+    # Two runs of one process, on the two replicas whose sum TensorFlow likes to talk about.
+    program = f"""
+from recipes import mnist
+shared = dict(dataset="digits", max_examples=640, max_steps=30, strategy="mirrored", replicas=2)
+mnist.main(mnist.Options(run_dir={str(tmp_path / "a")!r}, **shared))
+print("second run")
+mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
+"""
+    shown, returncode = on_a_terminal(program)
+    assert returncode == 0, shown
+    assert not TENSORFLOW.search(shown)
+    loud, quiet = shown.replace("\r\n", "\n").split("second run\n")
+    assert re.search(
+        r"\repoch \d +\d+%\|.*\| \d+/30 loss [\d.]+ examples/s [\d,]+ left \d+ s", loud
+    )
+    seen = [line.split("\r")[-1] for line in loud.split("\n")]
+    assert any(line.startswith("epoch 1  accuracy ") for line in seen)
+    assert not any(line.startswith("step 30/30") for line in seen)
+    assert [line.split()[0] for line in quiet.splitlines()] == [
+        *("step", "to", "model", "logs", "results")
+    ]
+    assert quiet.startswith("step 30  test  ")
+    assert "\r" not in quiet
+
+
+def on_a_terminal(program: str) -> tuple[str, int]:
+    """What a process shows on its terminal, and its exit status."""
+    ours, its = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=environment(), stdout=its, stderr=its
+        )
+        os.close(its)
+        shown = b""
+        while True:
+            try:
+                more = os.read(ours, 65536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not more:
+                break
+            shown += more
+    finally:
+        os.close(ours)
+    return shown.decode(), process.wait()
