@@ -42,7 +42,7 @@ class TerminalLog(StepCallback):
                 unit=" steps",
                 dynamic_ncols=True,
                 leave=False,
-                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}",
+                bar_format="{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
 
     def on_step_end(self, step, logs):

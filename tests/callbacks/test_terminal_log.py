@@ -85,7 +85,7 @@ def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
     terminal._bar.mininterval = 0  # each step is drawn
     terminal.on_train_batch_end(0, {"loss": 2.0})
     assert re.search(
-        r"\repoch 2:? +62%\|.*\| 5/8 +loss 2\.0000 tokens/s 1,234 left 2 s", shown.getvalue()
+        r"\repoch 2:  62%\|.*\| 5/8, loss 2\.0000 tokens/s 1,234 left 2 s", shown.getvalue()
     )
     terminal.on_train_end()
     assert shown.getvalue().split("\r")[-1] == ""

@@ -183,7 +183,7 @@ def test_interrupted_cell_saves_and_says_how_to_resume(kernel):
     kernel.end(request, until=r"epoch 2 ")
     kernel.manager.interrupt_kernel()
     cell = kernel.end(request)
-    assert re.search(r"epoch \d+ .*%\|.*/16000 loss [\d.]+ examples/s [\d,]+ left \d", cell.out)
+    assert re.search(r"epoch \d+: +\d+%\|.*/16000, loss .* examples/s [\d,]+ left \d", cell.out)
     assert cell.error == "Stopped"
     assert "SIGINT: saving and stopping" in cell.err
     resume = re.fullmatch(

@@ -111,9 +111,8 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
     assert returncode == 0, shown
     assert not TENSORFLOW.search(shown)
     loud, quiet = shown.replace("\r\n", "\n").split("second run\n")
-    assert re.search(
-        r"\repoch \d +\d+%\|.*\| \d+/30 loss [\d.]+ examples/s [\d,]+ left \d+ s", loud
-    )
+    bar = r"\repoch \d: +\d+%\|.*\| \d+/30, loss [\d.]+ examples/s [\d,]+ left \d+ s"
+    assert re.search(bar, loud)
     seen = [line.split("\r")[-1] for line in loud.split("\n")]
     assert any(line.startswith("epoch 1  accuracy ") for line in seen)
     assert not any(line.startswith("step 30/30") for line in seen)
