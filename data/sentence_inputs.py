@@ -54,21 +54,24 @@ def encode_splits(splits: dict, tokenizer, length: int) -> tuple[dict, dict]:
     return inputs, {name: labels for name, (_, labels) in splits.items()}
 
 
-def naive_bayes_evidence(token_ids: np.ndarray, labels: np.ndarray, tokenizer) -> np.ndarray:
+def naive_bayes_evidence(
+    inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
+) -> np.ndarray:
     """What each word piece says of the classes: Bernoulli naive Bayes, one added to each count.
 
     Args:
-        token_ids: int32 of shape (sentences, length), of the training split.
+        inputs: what `encode` made of the training sentences.
         labels: int32 of shape (sentences,).
         tokenizer: a `keras_nlp.models.BertTokenizer`; its special tokens say nothing.
+        num_classes: number of classes.
 
     Returns:
         Logarithms of the pieces' shares in each class, less their mean over the classes; float64 of
         shape (vocabulary size, classes).
     """
     special = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
-    counts = np.ones((tokenizer.vocabulary_size(), int(labels.max()) + 1))
-    for ids, label in zip(token_ids, labels, strict=True):
+    counts = np.ones((tokenizer.vocabulary_size(), num_classes))
+    for ids, label in zip(inputs["token_ids"], labels, strict=True):
         counts[np.unique(ids), label] += 1
     counts[special] = 1
     log_share = np.log(counts) - np.log(counts.sum(axis=0))

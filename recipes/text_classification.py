@@ -14,6 +14,7 @@ from pathlib import Path
 
 import keras
 import keras_nlp
+import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
 from data import arrays, sentence_inputs, sentences, word_pieces
@@ -81,29 +82,27 @@ class Options(SharedOptions):
 
 
 def build_model(
-    options: Options, vocabulary_size: int, num_classes: int, preset: str | None, evidence=None
+    options: Options, evidence: np.ndarray, preset: str | None = None
 ) -> keras_nlp.models.BertTextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
     Args:
         options: sizes and dropout.
-        vocabulary_size: number of word pieces.
-        num_classes: number of classes.
+        evidence: what a new model knows of the word pieces at first, float of shape (word pieces,
+            classes); see `sentence_inputs.naive_bayes_evidence`.
         preset: a name or folder to take the encoder from; None for a new one.
-        evidence: what a new model knows of the word pieces at first
-            (`sentence_inputs.naive_bayes_evidence`), or None.
 
     Returns:
         A model from token ids to logits.
     """
+    pieces, classes = evidence.shape
     if preset is not None:
         backbone = presets.load_backbone(preset, dropout=options.dropout)
         presets.refuse_longer(backbone, options.sequence_length, preset)
-    else:
-        backbone = presets.new_backbone(options, vocabulary_size)
-    model = keras_nlp.models.BertTextClassifier(backbone, num_classes, dropout=options.dropout)
-    if preset is None and evidence is not None:
-        begin_at_naive_bayes(model, evidence)
+        return keras_nlp.models.BertTextClassifier(backbone, classes, dropout=options.dropout)
+    backbone = presets.new_backbone(options, pieces)
+    model = keras_nlp.models.BertTextClassifier(backbone, classes, dropout=options.dropout)
+    begin_at_naive_bayes(model, evidence)
     return model
 
 
@@ -140,12 +139,11 @@ def main(options: Options) -> dict:
         )
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            pieces, classes = len(tokenizer.vocabulary), len(data.classes)
+            classes = len(data.classes)
             evidence = sentence_inputs.naive_bayes_evidence(
-                inputs["train"]["token_ids"], labels["train"], tokenizer
+                inputs["train"], labels["train"], tokenizer, classes
             )
-            model = build_model(options, pieces, classes, preset, evidence)
-            macro_f1 = MacroF1(classes)
+            model, macro_f1 = build_model(options, evidence, preset), MacroF1(classes)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = adamw(options, WarmUp(warmup, decay))
@@ -157,7 +155,6 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        # Training and test.
         callbacks = run.callbacks(valid_data, test_data)
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
