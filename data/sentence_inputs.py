@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-import keras_nlp
 import numpy as np
 import tensorflow as tf
 
@@ -24,33 +23,31 @@ class TokenDropout:
     mask_id: int
 
 
-def encode(sentences: Sequence[str], tokenizer, length: int) -> dict[str, np.ndarray]:
+def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
     """Turns sentences into what `keras_nlp.models.BertTextClassifier` takes.
 
     Args:
         sentences: n sentences.
-        tokenizer: A `keras_nlp.models.BertTokenizer`.
-        length: Tokens of a sequence; a longer sentence is cut.
+        preprocessor: a `keras_nlp.models.BertTextClassifierPreprocessor`; it cuts sentences that
+            are longer than its `sequence_length`.
 
     Returns:
         `token_ids` ([CLS], word pieces, [SEP], padding), `segment_ids` (zeros) and `padding_mask`
         (1 where there is a token), each int32 of shape (n, length).
     """
-    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, length)
     inputs = preprocessor(tf.constant(list(sentences), tf.string))
     # Also the mask, which Keras makes a bool: it averages the first batch over the replicas.
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
 
-def encode_splits(splits: dict, tokenizer, length: int) -> tuple[dict, dict]:
+def encode_splits(splits: dict, preprocessor) -> tuple[dict, dict]:
     """What `encode` makes of each split's sentences, and the labels, both by split.
 
     Args:
         splits: as in `sentences.Sentences.splits`.
-        tokenizer: a `keras_nlp.models.BertTokenizer`.
-        length: tokens of a sequence.
+        preprocessor: as for `encode`.
     """
-    inputs = {name: encode(texts, tokenizer, length) for name, (texts, _) in splits.items()}
+    inputs = {name: encode(texts, preprocessor) for name, (texts, _) in splits.items()}
     return inputs, {name: labels for name, (_, labels) in splits.items()}
 
 

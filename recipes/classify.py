@@ -46,13 +46,11 @@ def main(options: Options) -> list[dict]:
         likeliest first.
     """
     check(options)
-    run, results = open_finished(options.run_dir, "text_classification")
+    _, results = open_finished(options.run_dir, "text_classification")
     model = keras_nlp.models.BertTextClassifier.from_preset(
         str(options.run_dir / "model"), dtype="float32", compile=False
     )
-    inputs = sentence_inputs.encode(
-        options.texts, model.preprocessor.tokenizer, run["options"]["sequence_length"]
-    )
+    inputs = sentence_inputs.encode(options.texts, model.preprocessor)
     logits = np.asarray(model(inputs, training=False), np.float64)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)

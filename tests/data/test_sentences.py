@@ -3,7 +3,7 @@ import pytest
 
 from data import installed_docs
 from data.errors import DataError
-from data.sentences import baselines, encode, load_sentences
+from data.sentences import baselines, load_sentences
 
 TINY = ["a fine film\t1", "a dull film\t0"]
 
@@ -226,23 +226,3 @@ def test_macro_f1_is_the_mean_over_classes():
     found = baselines({"train": train, "test": test})
     assert found["tfidf_accuracy"] == pytest.approx(0.75)
     assert found["tfidf_macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
-
-
-def test_encode():
-    import keras_nlp  # here, because it takes seconds and nothing else needs it
-
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "##st", "film", "."]
-    tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
-    found = encode(["Finest film.", "?", "film film film film film"], tokenizer, 6)
-    assert {name: value.dtype for name, value in found.items()} == {
-        "token_ids": np.int32,
-        "segment_ids": np.int32,
-        "padding_mask": np.int32,
-    }
-    assert found["token_ids"].tolist() == [
-        [2, 5, 6, 7, 8, 3],
-        [2, 1, 3, 0, 0, 0],
-        [2, 7, 7, 7, 7, 3],
-    ]
-    assert found["padding_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0], [1] * 6]
-    assert not found["segment_ids"].any()

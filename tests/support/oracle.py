@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import keras
+import keras_nlp
 import numpy as np
 import strategy_run
 import tensorflow as tf
@@ -108,17 +109,22 @@ def classification(options, strategy):
     data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
     texts, labels = data.splits["train"]
     tokenizer = presets.make_tokenizer(options, None, data.as_text(), options.cache_dir)
+    inputs = sentence_inputs.encode(
+        texts,
+        keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
+    )
     dataset = sentence_inputs.training_data(
-        sentence_inputs.encode(texts, tokenizer, options.sequence_length),
+        inputs,
         labels,
         sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
         seed=options.seed,
         **batches(options),
     )
     with strategy.scope():
-        model = text_classification.build_model(
-            options, len(tokenizer.vocabulary), len(data.classes), None
+        evidence = sentence_inputs.naive_bayes_evidence(
+            inputs, labels, tokenizer, len(data.classes)
         )
+        model = text_classification.build_model(options, evidence)
         optimizer = adamw(options, model, 0.9, 0.999)
     return train(
         *(strategy, model, optimizer, dataset, options),

@@ -1,0 +1,127 @@
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from data import sentence_inputs
+from data.errors import DataError
+from recipes import classify, text_classification
+from tests.support.strategy_run import write_sentences
+from training.errors import OptionsError
+
+TINY = dict(
+    vocabulary_size=60,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=16,
+    sequence_length=12,
+    epochs=2,
+    global_batch_size=8,
+    quiet=True,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sentences")
+    write_sentences(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(folder, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    options = text_classification.Options(**TINY, dataset=str(folder), run_dir=run_dir)
+    return run_dir, text_classification.main(options)
+
+
+def test_results(finished):
+    run_dir, results = finished
+    assert set(results["test"]) == {"accuracy", "macro_f1"}
+    assert set(results["baseline"]) == {
+        *("most_frequent_accuracy", "tfidf_accuracy", "tfidf_macro_f1"),
+    }
+    matrix = np.array(results["confusion_matrix"])
+    assert matrix.trace() / matrix.sum() == pytest.approx(results["test"]["accuracy"], abs=1e-6)
+    assert json.loads((run_dir / "results.json").read_text())["classes"] == list(results["classes"])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_new_model_begins_as_naive_bayes(layers):
+    """Its first answers are those of naive Bayes, counted here without the code that is tested."""
+    rng = np.random.default_rng(0)
+    pieces, count, length = 200, 400, 12
+    labels = np.arange(count) % 3
+    ids = np.where(
+        rng.random((count, length)) < 0.4,
+        5 + 60 * labels[:, None] + rng.integers(60, size=(count, length)),
+        rng.integers(5, pieces, size=(count, length)),
+    ).astype(np.int32)
+    ids = np.concatenate([np.full((count, 1), 2, np.int32), ids], axis=1)  # [CLS]
+    present = np.zeros((count, pieces))
+    np.put_along_axis(present, ids, 1, axis=1)
+    shares = np.stack([1 + present[labels == label].sum(axis=0) for label in range(3)])
+    shares = np.log(shares / shares.sum(axis=1, keepdims=True))
+    by_hand = np.array([shares[:, row[1:]].sum(axis=1) for row in ids]).argmax(axis=1)
+
+    tokenizer = FakeTokenizer(pieces)
+    inputs = {"token_ids": ids}
+    evidence = sentence_inputs.naive_bayes_evidence(inputs, labels, tokenizer, 3)
+    options = text_classification.Options(num_layers=layers, num_heads=2, hidden_dim=64)
+    keras.utils.set_random_seed(1)
+    model = text_classification.build_model(options, evidence)
+    inputs |= {"segment_ids": np.zeros_like(ids), "padding_mask": np.ones_like(ids)}
+    answers = np.asarray(model(inputs, training=False)).argmax(axis=1)
+    assert (answers == by_hand).mean() > 0.95
+    assert (by_hand == labels).mean() > 0.8
+
+
+class FakeTokenizer:
+    def __init__(self, size):
+        self.size = size
+
+    def vocabulary_size(self):
+        return self.size
+
+    def token_to_id(self, token):
+        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].index(token)
+
+
+def test_classify(finished, capsys):
+    run_dir, results = finished
+    texts = ("the loss of a step", "the mean of a batch")
+    found = classify.main(classify.Options(run_dir=run_dir, texts=texts))
+    assert [row["text"] for row in found] == list(texts)
+    for row in found:
+        shares = [item["probability"] for item in row["classes"]]
+        assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
+        assert {item["class"] for item in row["classes"]} <= set(results["classes"])
+    assert texts[0] in capsys.readouterr().out
+
+
+def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
+    options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
+    options = {k: v for k, v in options.items() if k not in ("num_layers", "hidden_dim")}
+    results = text_classification.main(
+        text_classification.Options(**options, dataset=str(folder), run_dir=tmp_path / "run")
+    )
+    assert results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
+    assert results["preset"] == str(tiny_run.folder / "model")
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        (dict(init_from="nowhere"), "--init-from nowhere: holds no model"),
+        (dict(init_from="a", preset="b"), "--init-from and --preset: give one of them"),
+        (dict(hidden_dim=15), "--hidden-dim 15: must be a multiple of --num-heads 2"),
+        (dict(token_dropout=1.0), "--token-dropout 1.0: must lie in [0, 1)"),
+    ],
+)
+def test_what_is_wrong_ends_in_a_line(folder, tmp_path, changes, expected):
+    options = TINY | dict(dataset=str(folder), run_dir=tmp_path / "run") | changes
+    with pytest.raises((OptionsError, DataError), match=re.escape(expected)):
+        text_classification.main(text_classification.Options(**options))
+    assert not (tmp_path / "run").exists()
