@@ -1,4 +1,4 @@
-"""What native code writes while TensorFlow is imported; a fake TensorFlow is noisy on any machine."""
+"""What native code writes while TensorFlow is imported; a fake one is noisy on any machine."""
 
 import subprocess
 import sys
