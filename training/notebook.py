@@ -7,7 +7,8 @@ from training.options import SharedOptions, to_json
 
 def in_notebook() -> bool:
     """Whether this process is a Jupyter kernel."""
-    return "ipykernel" in sys.modules
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def call(recipe: str, options: SharedOptions) -> str:

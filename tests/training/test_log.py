@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -126,6 +127,7 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
 def on_a_terminal(program: str) -> tuple[str, int]:
     """What a process shows on its terminal, and its exit status."""
     ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", program], env=environment(), stdout=its, stderr=its
