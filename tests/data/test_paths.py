@@ -122,7 +122,9 @@ class TestOpenBytes:
         with paths.open_bytes(tmp_path / name) as stream:
             assert stream.read() == b"text"
 
-    @pytest.mark.parametrize("content", [b"text", gzip.compress(b"text" * 100)[:-5]])
+    @pytest.mark.parametrize(
+        "content", [b"text", gzip.compress(b"text" * 100)[:-5]], ids=["no gzip", "cut"]
+    )
     def test_a_damaged_gzip_file(self, tmp_path, content):
         (tmp_path / "a.gz").write_bytes(content)
         with pytest.raises(DataError, match="a.gz: damaged gzip file"):
