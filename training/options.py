@@ -172,7 +172,7 @@ def path_problem(path: Path) -> str | None:
 
 def _short(text) -> str:
     text = str(text).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} letters)"
+    return text if len(text) <= 200 else f"{text[:100]}... ({len(text)} letters)"
 
 
 def positive(

@@ -186,7 +186,7 @@ def test_a_damaged_cache_is_built_again(tmp_path, monkeypatch, caplog):
     path.write_bytes(path.read_bytes().replace(b"words", b"swords", 1))
     monkeypatch.setattr(cache, "_verified", {})  # as in another process
     assert installed_docs.load_installed_docs(cache_dir) == first
-    assert "train.tsv has another sha256" in caplog.text
+    assert "train.tsv does not match its checksum" in caplog.text
 
 
 def test_a_package_that_is_not_installed(tmp_path, monkeypatch):

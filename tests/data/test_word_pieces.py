@@ -122,7 +122,7 @@ class TestVocabularyOnce:
         path.write_text(path.read_text().replace("number", "numbed"))
         monkeypatch.setattr(cache, "_verified", {})  # as in another process
         assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
-        assert "vocabulary.txt has another sha256" in caplog.text
+        assert "vocabulary.txt does not match its checksum" in caplog.text
 
 
 class TestReadVocabulary:
@@ -280,4 +280,4 @@ class TestTokenizeOnce:
         monkeypatch.setattr(cache, "_verified", {})  # as in another process
         again = word_pieces.tokenize_once(text, tokenizer, tmp_path)
         np.testing.assert_array_equal(again["train"][0], expected)
-        assert "train-ids.npy has another sha256" in caplog.text
+        assert "train-ids.npy does not match its checksum" in caplog.text

@@ -63,11 +63,12 @@ def test_what_does_not_go_together(name, replicas, environ, words):
     ],
 )
 def test_recipes_refuse_it_before_they_load_anything(options, words):
-    from recipes import run
-    from recipes.options import OptionsError, SharedOptions
+    from training.checks import refuse_pairs
+    from training.errors import OptionsError
+    from training.options import SharedOptions
 
     with pytest.raises(OptionsError, match=words):
-        run.prepare(SharedOptions(**options))
+        refuse_pairs(SharedOptions(**options))
 
 
 PROCESS = """
