@@ -1,4 +1,4 @@
-"""A run with a parameter server loses a worker in mid-epoch, and goes on without a restart."""
+"""A run with a parameter server loses a worker in mid-epoch, and continues without a restart."""
 
 import os
 import signal

@@ -158,7 +158,7 @@ def write_sentences(folder: Path, train: int = 101, other: int = 37) -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Writes the data sets of all runs."""
+    """Writes the datasets of all runs."""
     write_text(folder / "text.txt")
     write_images(folder / "images")
     write_oligos(folder / "oligos.csv")

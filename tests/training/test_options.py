@@ -172,7 +172,7 @@ class TestOptionsFile:
         for arguments in (["--options", path], [f"--options={path}"]):
             options = parse(bert_mlm.Options, [*arguments, "--seed", "3"])
             assert (options.epochs, options.vocabulary, options.seed) == (5, Path("vocab.txt"), 3)
-            # Where the run lies and how it goes on are not taken over.
+            # Where the run lies and how it resumes are not taken over.
             assert (options.run_dir, options.resume) == (None, "auto")
             assert str(options.options) == path
 
