@@ -72,6 +72,8 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Under `nohup` the tests ignore SIGHUP, and a launcher then would, too, as it should.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.started.append(process)
         return process
