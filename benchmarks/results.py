@@ -78,8 +78,9 @@ def shown(runs: list[dict], which: str) -> str:
         title, form = SHOWN[name]
         values = [run[which][name] for run in runs]
         text = form.format(statistics.mean(values))
-        if len(values) > 1:
-            text += f" ({form.format(min(values))} to {form.format(max(values))})"
+        least, most = form.format(min(values)), form.format(max(values))
+        if least != most:
+            text += f" ({least} to {most})"
         words.append(f"{title} {text}")
     return ", ".join(words)
 

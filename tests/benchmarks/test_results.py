@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from benchmarks import results
+
+
+@pytest.fixture
+def readme(tmp_path, monkeypatch):
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+    monkeypatch.setattr(results, "README", path)
+    monkeypatch.setattr(results, "KEPT", tmp_path / "results.json")
+    return path
+
+
+def write_run(folder, seed, accuracy, dataset="/somewhere/digits"):
+    folder.mkdir()
+    found = {
+        **dict(recipe="mnist", dataset=dataset, preset=None, seed=seed, strategy="none"),
+        **dict(replicas=1, steps=600, seconds=15.2),
+        **dict(test={"accuracy": accuracy}, baseline={"most_frequent_accuracy": 0.1}),
+    }
+    (folder / "results.json").write_text(json.dumps(found))
+    (folder / "options.json").write_text(json.dumps({"options": {"init_from": None}}))
+    return folder
+
+
+def test_runs_that_differ_in_the_seed_become_a_row(readme, tmp_path, capsys):
+    folders = [write_run(tmp_path / str(seed), seed, 0.98 + seed / 100) for seed in (0, 1)]
+    results.main(folders)
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    (row,) = [line for line in text.splitlines() if "`mnist`" in line]
+    assert "digits, 2 seeds" in row and "/somewhere" not in text
+    assert "accuracy 98.5% (98.0% to 99.0%)" in row and "most frequent 10.0% |" in row
+    assert "600, 15 s" in row
+
+
+def test_a_newer_run_replaces_the_older_one(readme, tmp_path, capsys):
+    results.main([write_run(tmp_path / "a", 0, 0.5)])
+    results.main([write_run(tmp_path / "b", 0, 0.75)])
+    assert "75.0%" in readme.read_text() and "50.0%" not in readme.read_text()
