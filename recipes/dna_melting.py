@@ -5,8 +5,8 @@
     python -m recipes.dna_melting --strategy mirrored --replicas 2
 
 Draws oligos of 8 to 60 bases, labels them by nearest-neighbour thermodynamics, and trains
-a convolution and `keras_nlp.layers.TransformerEncoder` on one token a base with `model.fit()`: Huber
-loss, Adam, linear warm-up, PolynomialDecay to zero.
+a convolution and `keras_nlp.layers.TransformerEncoder` on one token a base with `model.fit()`:
+Huber loss, Adam, linear warm-up, PolynomialDecay to zero.
 
 What came out, in what time and on what machine: the table in README.md, which `make results` wrote.
 """

@@ -6,8 +6,8 @@
 
 Reads sentences and labels (or, where no dataset is named, asks which of the installed packages a
 docstring's paragraph is from), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
-AdamW, linear warm-up, PolynomialDecay to zero. From scratch the model begins as naive Bayes, and half
-of the word pieces are hidden in training, others in each epoch.
+AdamW, linear warm-up, PolynomialDecay to zero. From scratch the model begins as naive Bayes, and
+half of the word pieces are hidden in training, others in each epoch.
 
 What came out, in what time and on what machine: the table in README.md, which `make results` wrote.
 """
