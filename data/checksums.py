@@ -41,7 +41,8 @@ def problem(folder: Path, names: Iterable[str] | None = None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         return f"{SUMS}: {getattr(error, 'strerror', None) or error}"
     sums = {name: wanted for wanted, gap, name in (line.partition("  ") for line in lines) if gap}
-    if len(sums) != len(lines) or not set(names or ()) <= set(sums):
+    empty = names is None and not sums  # cut to nothing, it would vouch for everything
+    if empty or len(sums) != len(lines) or not set(names or ()) <= set(sums):
         return f"{SUMS} does not name its files"
     for name, wanted in sums.items():
         try:

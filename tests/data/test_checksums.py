@@ -81,3 +81,9 @@ def test_a_folder_in_the_place_of_a_file(folder):
     (folder / "SHA256SUMS").unlink()
     (folder / "SHA256SUMS").mkdir()
     assert "SHA256SUMS: Is a directory" in checksums.problem(folder)
+
+
+def test_an_empty_list_vouches_for_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "SHA256SUMS").touch()
+    assert checksums.problem(tmp_path) == "SHA256SUMS does not name its files"
