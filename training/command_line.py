@@ -13,6 +13,7 @@ from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
 from training.errors import OptionsError, RunError
+from training.harmless import kept_from_terminal
 from training.options import check, flag, from_json
 from training.signals import StopRequested
 
@@ -59,7 +60,8 @@ def command_line(options_type: type, main) -> None:
     recipe = sys.modules[options_type.__module__].__spec__.name.split(".")[-1]
     status = 0
     try:
-        main(parse(options_type, prog=f"python -m recipes.{recipe}"))
+        with kept_from_terminal():
+            main(parse(options_type, prog=f"python -m recipes.{recipe}"))
     except (OptionsError, DataError, DistributionError, RunError) as error:
         _say(recipe, error)
         status = 2
