@@ -67,6 +67,8 @@ class _ReduceFirst:
     def build(self, variables):
         """Builds the optimizer, and a place for the norm of the gradient."""
         super().build(variables)
+        if self in _norms:
+            return
         _norms[self] = keras.Variable(
             math.nan,
             trainable=False,

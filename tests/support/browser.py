@@ -70,6 +70,11 @@ class Browser:
         with _opener.open(request, timeout=STARTS) as answer:
             return json.load(answer)["value"]
 
+    def close(self) -> None:
+        """Ends the browser, and what it started."""
+        with contextlib.suppress(OSError):
+            self._call("DELETE", self._session)
+
     def open(self, url: str) -> None:
         """Opens an address anew, also where only what follows its # is another."""
         self._call("POST", self._session + "/url", {"url": "about:blank"})
@@ -113,7 +118,11 @@ def browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
             raise AssertionError("chromedriver does not start")
         timer.cancel()
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield Browser(f"http://127.0.0.1:{found[1]}", width, height, profile)
+        opened = Browser(f"http://127.0.0.1:{found[1]}", width, height, profile)
+        try:
+            yield opened
+        finally:
+            opened.close()
     finally:
         timer.cancel()
         with contextlib.suppress(ProcessLookupError):
