@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-SPECIAL = "|*_`[]\\#~"
+SPECIAL = "|*_`[]\\#~+-"
 
 
 def plain(text) -> str:

@@ -1,5 +1,6 @@
 """What a person finds in TensorBoard: the real one is started and asked what its pages ask it."""
 
+import html
 import io
 import shutil
 import time
@@ -85,13 +86,22 @@ def test_the_final_test_result(pages, tiny_run):
         assert points[-1][2] == pytest.approx(tiny_run.results["test"][name], rel=1e-6)
 
 
+def texts(pages, run, tag):
+    """Step and HTML of each text of a tag."""
+    return [
+        (text["step"], html.unescape(text["text"]))
+        for text in pages.get("text/text", run=run, tag=tag)
+    ]
+
+
 def test_options_and_samples_as_text(pages):
-    (options,) = pages.get("text/text", run="bert/logs/train", tag="options")
-    assert "<td>vocabulary_size</td>" in options["text"] and "<td>120</td>" in options["text"]
-    samples = pages.get("text/text", run="bert/logs/validation", tag="filled_masks/sentence_1")
-    assert [sample["step"] for sample in samples] == [20, 40]  # an epoch each
-    assert "<td>[MASK]</td>" in samples[0]["text"] and "<strong>[1]</strong>" in samples[0]["text"]
-    assert samples[0]["text"] != samples[1]["text"]
+    ((step, options),) = texts(pages, "bert/logs/train", "options")
+    assert step == 0 and "<td>vocabulary_size</td>\n<td>120</td>" in options
+    samples = texts(pages, "bert/logs/validation", "filled_masks/sentence_1")
+    assert [step for step, _ in samples] == [20, 40]  # an epoch each
+    for _, sample in samples:
+        assert "<td>[MASK]</td>" in sample and "<strong>[1]</strong>" in sample
+    assert samples[0][1] != samples[1][1]
 
 
 def test_runs_can_be_sorted_by_options_and_final_metrics(pages, tiny_run):
