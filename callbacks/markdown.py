@@ -8,7 +8,7 @@ SPECIAL = "|*_`[]\\#~+-"
 
 def plain(text) -> str:
     """A text in which nothing is taken for Markdown or HTML."""
-    escaped = html.escape(str(text).replace("\n", " "))
+    escaped = html.escape(str(text).replace("\n", " "), quote=False)
     return "".join(f"&#{ord(sign)};" if sign in SPECIAL else sign for sign in escaped)
 
 
