@@ -95,6 +95,7 @@ def serving(logdir: Path) -> Iterator[Board]:
                 break
         else:
             raise AssertionError("TensorBoard does not serve:\n" + "".join(said))
+        timer.cancel()
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield Board(found[1])
     finally:
