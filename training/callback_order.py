@@ -26,8 +26,11 @@ from training import checks
 from training.options import SharedOptions, profiled_steps, to_json
 from training.plan import Plan
 
-# Options that are not the same when a run resumes, or tell nothing of it.
-NOT_SHOWN = {"run_dir", "cache_dir", "options", "resume", "quiet", "profile"}
+# Options that tell nothing of what is trained and shown, and may be others when a run resumes.
+NOT_SHOWN = {
+    *("run_dir", "cache_dir", "options", "resume", "quiet", "profile"),
+    *("checkpoint_every", "keep_checkpoints", "steps_per_execution"),
+}
 
 
 class RunCallbacks:
