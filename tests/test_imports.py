@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "recipes": {"recipes", "training", "models", "callbacks", "distribution", "data"},
     "training": {"training", "callbacks", "distribution", "data"},
-    "models": {"models", "data"},
+    "models": {"models", "distribution", "data"},
     "callbacks": {"callbacks", "distribution", "data.checksums"},
     "data": {"data"},
     "distribution": {"distribution"},
