@@ -13,7 +13,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -38,6 +38,8 @@ from training.schedules import WarmUp
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.bert_mlm`."""
+
+    XLA_PAYS_AFTER: ClassVar[int] = 300
 
     dataset: str = "auto"
     """wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."""

@@ -8,7 +8,7 @@ import shlex
 import types
 import typing
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from training.errors import OptionsError
 
@@ -18,7 +18,14 @@ LONGEST_PATH = 255  # letters of one name in a path
 
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions:
-    """What every recipe takes; a recipe adds its own and sets its own defaults."""
+    """What every recipe takes; a recipe adds its own and sets its own defaults.
+
+    Attributes:
+        XLA_PAYS_AFTER: steps from which a run on one CPU is faster with `--jit on`, compiling
+            counted, as the recipe's author has measured; None where it is not or nobody has.
+    """
+
+    XLA_PAYS_AFTER: ClassVar[int | None] = None
 
     dataset: str = "auto"
     """A name or a path; see the recipe's own help."""
@@ -65,7 +72,7 @@ class SharedOptions:
     steps_per_execution: int = 1
     """Steps run in one call of the training function; callbacks act between calls."""
     jit: Literal["auto", "on", "off"] = "auto"
-    """XLA: auto leaves it to Keras."""
+    """XLA: auto compiles where that was measured to pay, and leaves it to Keras elsewhere."""
     seed: int = 0
     """Decides data order, masks, initial weights and dropout."""
     deterministic: bool = False

@@ -262,7 +262,7 @@ class Run:
     def compile_options(self) -> dict:
         """For `model.compile()`: XLA, and the steps of one execution."""
         return {
-            "jit_compile": {"auto": "auto", "on": True, "off": False}[self.options.jit],
+            "jit_compile": checks.jit_compile(self.options, self.strategy, self._plan.total_steps),
             "steps_per_execution": self._steps_per_execution(),
         }
 
