@@ -99,7 +99,7 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
         try:
             return _load_wikitext("wikitext-2", archives, cache_dir, AUTO_SECONDS)
         except DataError as error:
-            note = f"the installed packages' docstrings are used, because {error}"
+            note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
             return dataclasses.replace(_load_installed_docs(cache_dir), note=note)
     if dataset == "installed-docs":
         return _load_installed_docs(cache_dir)
