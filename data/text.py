@@ -126,6 +126,25 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
     )
 
 
+def load_unchanged(dataset: str, sha256: str, cache_dir: Path) -> Text | None:
+    """A text that was loaded before, or None where it is not there any more as it was.
+
+    Nothing is downloaded for it.
+
+    Args:
+        dataset: as for `load_text`.
+        sha256: what `text_sha256` gave.
+        cache_dir: as for `load_text`.
+    """
+    if dataset in wikitext_archives() and not (cache_dir / dataset).is_dir():
+        return None
+    try:
+        text = load_text(dataset, cache_dir)
+    except DataError:
+        return None
+    return text if text_sha256(text) == sha256 else None
+
+
 def text_sha256(text: Text) -> str:
     """Returns a fingerprint of the lines and of the splits that they are in (hex)."""
     digest = hashlib.sha256()

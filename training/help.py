@@ -9,6 +9,8 @@ import typing
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from training.options import SharedOptions, flag
 
 WIDEST = 100  # columns
@@ -62,6 +64,8 @@ def help_text(kind: type, default, prog: str) -> str:
             usage.append(usage_of)
         group = "what it is given" if is_positional else group_of(kind, field.name)
         text = with_default(explained.get(field.name, ""), value)
+        if value is tyro.MISSING and not is_positional:
+            text += " Must be given."
         rows.setdefault(group, []).extend(_row(f"{usage_of} {value_of}", text, width))
     rows["more"] = _row("--help, --version", "These lines; the versions.", width)
     description = inspect.cleandoc(inspect.getmodule(kind).__doc__ or "")
