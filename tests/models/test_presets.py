@@ -20,6 +20,14 @@ def options(**changes):
     return types.SimpleNamespace(**(dict(preset="auto", vocabulary=None, init_from=None) | changes))
 
 
+def test_where_a_model_starts_from_in_words():
+    assert presets.origin(options(), None) == "from scratch"
+    assert presets.origin(options(), "tiny") == "preset tiny"
+    assert presets.origin(options(init_from="runs/first"), None) == "starts from runs/first"
+    # A classifier takes the encoder of that run as a preset.
+    assert presets.origin(options(init_from="r"), "r/model") == "starts from r"
+
+
 class TestChoose:
     @pytest.fixture
     def reachable(self, monkeypatch):

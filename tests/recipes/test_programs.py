@@ -1,7 +1,9 @@
 """Each program as a person meets it: what it says of itself, and how it is started."""
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 
@@ -55,6 +57,25 @@ def test_a_line_that_does_not_parse_is_answered_before_tensorflow():
     ended = call("-X", "importtime", "-m", "recipes.mnist", "--epochs", "three")
     assert ended.returncode == 2 and "--epochs" in ended.stderr
     assert not imported(ended) & HEAVY
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize("words", [("--help",), ("--epochs", "three")], ids=lambda words: words[0])
+def test_no_color_is_obeyed_on_a_terminal(words, no_color):
+    ours, its = pty.openpty()
+    environ = os.environ | ENVIRONMENT | {"NO_COLOR": no_color, "TERM": "xterm"}
+    command = [sys.executable, "-m", "recipes.mnist", *words]
+    process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=its, stderr=its)
+    os.close(its)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+        while more := os.read(ours, 65536):
+            shown += more
+    os.close(ours)
+    process.wait()
+    assert b"--epochs" in shown
+    coloured = words[0] == "--epochs" and not no_color
+    assert (b"\x1b[" in shown) == coloured
 
 
 def test_the_list_names_every_program_in_a_line():
