@@ -99,7 +99,7 @@ def other_data(runs: list[FinishedRun]) -> list[str]:
     first: dict[tuple, FinishedRun] = {}
     lines = []
     for run in runs:
-        dataset = run.results.get("dataset")
+        dataset = str(run.results.get("dataset"))
         # A dataset may be drawn from the seed, or split by it.
         earlier = first.setdefault((run.results["recipe"], dataset, run.seed), run)
         if run.data != earlier.data:
@@ -182,7 +182,7 @@ def together(values: list, form=None) -> str:
         form: turns a number into text (default: four decimals).
     """
     form = form or "{:.4f}".format
-    numbers = [v for v in values if isinstance(v, int | float)]
+    numbers = [v for v in values if _is_number(v)]
     if not numbers or len(numbers) < len(values):
         return next((str(v) for v in values if v is not None), "-")
     if len(numbers) == 1 or len(set(numbers)) == 1:
@@ -195,9 +195,13 @@ def speed(group: list[FinishedRun]) -> str:
     """Tokens a second where the recipe counts tokens, examples a second elsewhere."""
     for unit in ("tokens", "examples"):
         found = [run.results.get(f"{unit}_per_second") for run in group]
-        if all(isinstance(number, int | float) for number in found):
+        if all(map(_is_number, found)):
             return together(found, "{:,.0f}".format) + f" {unit}/s"
     return "-"
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # not NaN, and no infinity
 
 
 def seconds_in_words(seconds: float) -> str:

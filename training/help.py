@@ -38,7 +38,7 @@ GROUPS = {
     ),
     "saving and showing": (
         *("run_dir", "resume", "options", "checkpoint_every", "keep_checkpoints", "keep_best"),
-        *("log_every", "quiet"),
+        *("log_every", "quiet", "tracker", "profile"),
     ),
 }
 
