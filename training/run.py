@@ -32,9 +32,10 @@ from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.notebook import call, in_notebook
 from training.options import SharedOptions, check, command
-from training.plan import Plan, make_plan
+from training.plan import Plan, make_plan, scaled_learning_rate
 from training.run_folder import RunFolder
 from training.signals import StopRequested, signals
+from training.verdict import Training, verdict
 
 log = logging.getLogger("recipes")
 
@@ -113,6 +114,7 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._facts: dict = {}
+        self._usual_rate = 0.0
         self._adam_bound: float | None = None
         self._callbacks = RunCallbacks(
             self.folder.path,
@@ -226,6 +228,8 @@ class Run:
             resumed=self.folder.facts,
         )
         self._plan, self._facts = made, facts
+        default = type(self.options)().base_learning_rate  # None leaves it to the recipe
+        self._usual_rate = base_learning_rate if default is None else default
         self._steps_per_execution()  # refuses what does not divide
         self.folder.keep_facts(facts | made.fixed())
         self._callbacks.throughput.examples_per_step = (
@@ -353,6 +357,16 @@ class Run:
         """Saves what was trained when the run was asked to stop; all workers together."""
         self._callbacks.checkpoint.save_stopped(self._callbacks.records.step)
 
+    def _training(self, steps: int) -> Training:
+        return Training(
+            steps=steps,
+            learning_rate=float(self._plan.learning_rate),
+            usual_learning_rate=scaled_learning_rate(
+                self._usual_rate, self._plan.replicas, self.options.lr_scaling
+            ),
+            history=self._callbacks.records.history,
+        )
+
     def finish(
         self,
         model: keras.Model,
@@ -383,6 +397,8 @@ class Run:
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
+            for line in verdict(test, baseline, self._training(steps)):
+                log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import requests
 
 from data import download, paths
 from data.errors import DataError
@@ -121,7 +122,21 @@ def test_all_mirrors_fail(server, tmp_path):
         assert f"{server.url}/{path} {reason}" in message
     assert f"{refused} cannot be reached (Connection refused)" in message
     assert "http://[broken failed" in message
+    host = server.url.removeprefix("http://")
+    first, reason = next(iter(FAILURES.items()))
+    assert error.value.short.startswith(f"{host} {reason}; {host} ")
+    assert "http://" not in error.value.short.split("[broken failed")[0]
     assert os.listdir(tmp_path) == []
+
+
+def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
+    def get(url, **options):
+        raise requests.ConnectionError(f"{url}: [Errno -2] Name or service not known")
+
+    monkeypatch.setattr(requests, "get", get)
+    with pytest.raises(DataError, match="https://a.b/c has no known address") as error:
+        download.fetch(["https://a.b/c", "https://d.e/f"], SHA256, tmp_path / "file", what="it")
+    assert error.value.short == "no network"
 
 
 def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):

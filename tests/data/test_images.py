@@ -293,7 +293,8 @@ def test_digits(tmp_path):
 def test_auto_falls_back_aloud(keras_cache):
     loaded = load_images("auto", keras_cache)
     assert loaded.name == "digits"
-    assert "instead of mnist" in loaded.note and "no network in tests" in loaded.note
+    assert loaded.note.startswith("mnist: ") and "no network in tests" in loaded.note
+    assert loaded.note.endswith("; scikit-learn's digits are used instead")
     assert "\n" not in loaded.note
 
 
