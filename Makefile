@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream test-browser soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -15,6 +15,7 @@ help:
 	@echo "make test                    lint and the test suite"
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
+	@echo "make test-browser            TensorBoard's pages in a headless Chromium"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure what saving costs"
@@ -40,14 +41,17 @@ format: .venv/installed
 	@$(BIN)/ruff format .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long and not upstream" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make soak, make bench"
+	@$(BIN)/python -m pytest -m "not long and not upstream and not browser" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make test-browser, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
+
+test-browser: .venv/installed
+	@$(BIN)/python -m pytest -m browser -rs $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -20,6 +20,7 @@ import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
+from callbacks.masked_samples import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.text import load_text, text_sha256
@@ -182,7 +183,8 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        callbacks = run.callbacks(valid_data, test_data, perplexity_of="cross_entropy")
+        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary)]
+        callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(

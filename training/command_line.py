@@ -15,6 +15,7 @@ from distribution import cluster
 from distribution.errors import DistributionError
 from distribution.version import version_line
 from training.errors import OptionsError, RunError
+from training.harmless import kept_from_terminal
 from training.help import help_text
 from training.options import check, flag, from_json
 from training.signals import StopRequested
@@ -126,7 +127,8 @@ def run_as_command(recipe: str, work: Callable, leave_if_done: bool = True) -> N
     """
     status = 0
     try:
-        work()
+        with kept_from_terminal():
+            work()
         if not leave_if_done:
             return
     except SystemExit as leaving:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import types
 import typing
@@ -85,6 +86,8 @@ class SharedOptions:
     """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
     log_every: int = 50
     """Steps between two lines of the log."""
+    profile: str | None = None
+    """START:STOP: writes a TensorBoard profile of these steps (counted from 1, both included)."""
     quiet: bool = False
     """Prints warnings and the results only."""
 
@@ -116,6 +119,7 @@ class SharedOptions:
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
                 f"{self.global_batch_size}: give one of them"
             )
+        found += problems_of_profile(self.profile)
         found += positive("seed", self.seed, zero=True, most=2**31 - 1)
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
@@ -202,6 +206,25 @@ def _short_value(value) -> str:
     if isinstance(value, int) and value.bit_length() > 100:  # Python does not print every one
         return f"(a number of {value.bit_length()} bits)"
     return _short(repr(value))
+
+
+def profiled_steps(profile: str | None) -> tuple[int, int] | None:
+    """The first and the last step of `--profile START:STOP`; None where it names none."""
+    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", profile or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def problems_of_profile(profile: str | None) -> list[str]:
+    """A problem where `--profile` does not name steps."""
+    if profile is None:
+        return []
+    steps = profiled_steps(profile)
+    if steps is None or not 0 < steps[0] <= steps[1]:
+        return [
+            f"--profile {_short(profile)}: must be START:STOP, two steps counted from 1, the "
+            "earlier one first, for instance 100:110"
+        ]
+    return []
 
 
 def fraction(name: str, value: float, one: bool = False) -> list[str]:

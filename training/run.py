@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint_files
 from callbacks.errors import Stopped
+from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT
 from data.cache import default_cache_dir
 from data.errors import DataError
@@ -31,13 +32,19 @@ from training.callback_order import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.notebook import call, in_notebook
-from training.options import SharedOptions, check, command
+from training.options import SharedOptions, check, command, to_json
 from training.plan import Plan, make_plan, scaled_learning_rate
-from training.run_folder import RunFolder
+from training.run_folder import OPTIONS_FREE_TO_CHANGE, RunFolder
 from training.signals import StopRequested, signals
 from training.verdict import Training, verdict
 
 log = logging.getLogger("recipes")
+
+# Of a run's results, what TensorBoard shows beside the options.
+SHOWN_AS_HPARAMS = (
+    *("recipe", "dataset", "preset", "strategy", "replicas", "workers", "global_batch_size"),
+    *("learning_rate", "steps", "epochs"),
+)
 
 
 @contextlib.contextmanager
@@ -155,8 +162,8 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
-        self._callbacks.terminal.close()
         self.folder.close()
+        self._callbacks.close()
 
     @property
     def results(self) -> dict | None:
@@ -231,6 +238,7 @@ class Run:
         default = type(self.options)().base_learning_rate  # None leaves it to the recipe
         self._usual_rate = base_learning_rate if default is None else default
         self._steps_per_execution()  # refuses what does not divide
+        checks.refuse_steps_outside(self.options.profile, made)
         self.folder.keep_facts(facts | made.fixed())
         self._callbacks.throughput.examples_per_step = (
             made.global_batch_size * made.accumulate_steps
@@ -393,7 +401,6 @@ class Run:
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
-        self.tensorboard.flush()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
@@ -427,6 +434,7 @@ class Run:
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),
         }
+        self._show_hparams(results)
         if self.is_chief:
             path = self.folder.path
             if not (path / "options.json").exists():
@@ -444,3 +452,15 @@ class Run:
             log.log(RESULT, "results  %s", path / "results.json")
         signals.training = False
         return results
+
+    def _show_hparams(self, results: dict) -> None:
+        trained_by = {
+            name: value
+            for name, value in to_json(self.options).items()
+            if name not in OPTIONS_FREE_TO_CHANGE
+        }
+        came_to = {name: results[name] for name in SHOWN_AS_HPARAMS}
+        write_hparams(
+            self.tensorboard, results["steps"], trained_by | came_to, str(self.folder.path)
+        )
+        self.tensorboard.flush()
