@@ -4,8 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results test-export clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -16,13 +17,14 @@ help:
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
+	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure what saving costs"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
-	@echo "make clean                   remove .venv"
+	@echo "make clean                   remove .venv and .venv-export"
 
 .venv/installed: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
@@ -40,14 +42,25 @@ format: .venv/installed
 	@$(BIN)/ruff format .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long and not upstream" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make soak, make bench"
+	@$(BIN)/python -m pytest -m "not long and not upstream and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make test-export, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
+
+# transformers, PyTorch, onnxruntime, LiteRT, wandb and MLflow stay out of .venv.
+.venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-export
+	.venv-export/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-export.lock
+	.venv-export/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-export: .venv-export/installed
+	@.venv-export/bin/python -m pytest tests/exports $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
@@ -59,4 +72,4 @@ results: .venv/installed
 	@$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-export

@@ -92,7 +92,7 @@ def load(folder: Path, run: dict, results: dict) -> Trained:
     given = run["options"].get("cache_dir")
     cache_dir = Path(given).expanduser() if given else cache.default_cache_dir()
     made = loaders[recipe](folder / "model", facts, cache_dir, results)
-    outputs = keras.ops.convert_to_numpy(Trained.call(made, made.inputs))
+    outputs = keras.ops.convert_to_numpy(made.call(made.inputs))
     return dataclasses.replace(made, outputs=outputs.astype(np.float32))
 
 
@@ -176,9 +176,7 @@ def _tokenizer(folder: Path):
 def _in_float32(folder: Path) -> keras.Model:
     """A `model.keras`, whatever the precision of its training."""
     model = keras.saving.load_model(folder / "model.keras", compile=False)
-    if model.dtype_policy.name == "float32":
-        return model
-    config = json.dumps(model.get_config())
+    config = json.dumps(model.get_config())  # each layer has a policy of its own
     for name in ("float64", "mixed_float16", "mixed_bfloat16"):
         config = config.replace(f'"{name}"', '"float32"')
     copy = type(model).from_config(json.loads(config))
