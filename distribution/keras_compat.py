@@ -313,3 +313,19 @@ def has_unweighted_metrics(model: keras.Model) -> bool:
     """
     compiled = model._compile_metrics
     return bool(compiled is not None and keras.tree.flatten(compiled._user_metrics or []))
+
+
+def transform_of(head) -> list[keras.layers.Layer]:
+    """What a `keras_nlp.layers.MaskedLMHead` does before the logits: a dense layer and a norm.
+
+    Lacks: the head has no public name for them.
+    """
+    return [head._intermediate_dense, head._intermediate_layer_norm]
+
+
+def output_bias_of(head) -> keras.Variable:
+    """What a `keras_nlp.layers.MaskedLMHead` adds to its logits, of shape (vocabulary size,).
+
+    Lacks: the head has no public name for it.
+    """
+    return head._bias
