@@ -89,7 +89,8 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
     """The weights under the names and in the shapes of `transformers`, float32.
 
     The matrix that turns the head's output into logits is that of the word embeddings, and is not
-    written twice.
+    written twice. A masked language model's pooler, which `BertForMaskedLM` has none of, is for
+    whoever reads the encoder alone, as KerasHub does.
 
     Args:
         model: a `BertMaskedLM` or a `BertTextClassifier` in float32.
@@ -115,9 +116,6 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
             value = value.reshape(-1)
         there = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}[name]
         found[f"{prefix}.{there}"] = np.ascontiguousarray(value)
-    if "cls.predictions.bias" in found:  # a masked language model has no pooler there
-        for name in ("weight", "bias"):
-            found.pop(f"bert.pooler.dense.{name}")
     return found
 
 

@@ -25,7 +25,7 @@ folder, name, value = sys.argv[1:]
 serve = tf.saved_model.load(folder).signatures["serving_default"]
 for key, found in sorted(serve(**{name: tf.constant(value.split("|"))}).items()):
     print(key, found.shape, found.numpy().ravel()[:5].tolist())
-assert not {"keras", "keras_nlp", "recipes", "exports", "models", "data"} & set(sys.modules)
+assert not {"keras_nlp", "keras_hub", "recipes", "exports", "models", "data"} & set(sys.modules)
 """
 
 
