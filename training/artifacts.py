@@ -42,7 +42,7 @@ def data_sha256(splits: dict[str, tuple]) -> str:
     return digest.hexdigest()
 
 
-def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
+def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = "") -> None:
     """Writes a model so that it loads without this package; whole or not at all.
 
     A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), anything else
@@ -52,6 +52,7 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
         model: the trained model.
         folder: a run's `model` folder.
         preprocessor: a KerasNLP preprocessor, or None.
+        card: what its `README.md` says; "" for none.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -60,6 +61,8 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
     else:
         temporary.mkdir()
         _save_keras_file(model, temporary / "model.keras")
+    if card:
+        (temporary / "README.md").write_text(card, encoding="utf-8")
     checksums.write(temporary)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)

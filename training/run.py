@@ -31,6 +31,7 @@ from training import artifacts, checks
 from training.callback_order import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
+from training.model_card import model_card
 from training.notebook import call, in_notebook
 from training.options import SharedOptions, check, command, to_json
 from training.plan import Plan, make_plan, scaled_learning_rate
@@ -162,6 +163,7 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
+        self._callbacks.tracker.close()
         self.folder.close()
         self._callbacks.close()
 
@@ -401,6 +403,7 @@ class Run:
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
+        self._callbacks.tracker.finish()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
@@ -440,7 +443,8 @@ class Run:
             if not (path / "options.json").exists():
                 raise RunError(f"--run-dir {path}: somebody removed it, or its options.json")
             try:
-                artifacts.save_model(model, path / "model", preprocessor)
+                card = model_card(model, results, self.options)
+                artifacts.save_model(model, path / "model", preprocessor, card)
             except OSError as error:
                 raise RunError(
                     f"{path / 'model'} cannot be written: {error.strerror or error}; the last "

@@ -21,7 +21,8 @@ log = logging.getLogger("recipes")
 OPTIONS_FREE_TO_CHANGE = {
     *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
     *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
-    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet", "profile"),
+    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
+    *("profile", "tracker"),
 }
 OPTIONS_OF_LENGTH = {"epochs", "max_steps"}
 
