@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream check-tests soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -16,6 +16,7 @@ help:
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
+	@echo "make check-tests             break the code on purpose: do the tests notice?"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure what saving costs"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
@@ -41,13 +42,16 @@ format: .venv/installed
 
 test: lint
 	@$(BIN)/python -m pytest -m "not long and not upstream" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make soak, make bench"
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
+
+check-tests: .venv/installed
+	@$(BIN)/python tests/check_tests.py $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -16,6 +16,7 @@ what is not ours, and take the broken copy's modules.
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import fnmatch
 import io
@@ -32,7 +33,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BREAKS = ROOT / "tests" / "breaks.toml"
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache", "*.egg-info")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "runs", "__pycache__", ".*_cache", "*.egg-info"
+)
 IMPORTED_ONCE = ["keras", "keras_nlp", "tensorflow_text", "pytest", "tokenizers", "tyro", "sklearn"]
 SECONDS = 300  # a break whose tests take longer is not caught
 
@@ -95,17 +98,14 @@ def edited(broken: Break, root: Path) -> str | None:
     return content.replace(broken.old, broken.new)
 
 
-def run_tests(root: str, tests: list[str], output: str, pipe) -> None:
+def run_tests(root: str, tests: list[str], words: list[str], output: str, pipe) -> None:
     """Runs tests of a copy of the checkout; the whole work of one forked process."""
     import pytest
 
-    os.setsid()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    # Not this file's folder, which is in the checkout that is not broken.
-    sys.path[:] = [root, *(p for p in sys.path if not Path(p).resolve().is_relative_to(ROOT / "tests"))]
-    sys.path[:] = [p for p in sys.path if p and Path(p).resolve() != ROOT]
+    sys.path[:] = [root, *(p for p in sys.path if Path(p).resolve() not in (ROOT, ROOT / "tests"))]
     os.environ["PYTHONPATH"] = root
     os.chdir(root)
     # What tests fork themselves (tests/support/forked.py) comes from the same server.
@@ -124,7 +124,7 @@ def run_tests(root: str, tests: list[str], output: str, pipe) -> None:
             if report.failed:
                 found["error"].append(report.nodeid)
 
-    words = ["-q", "--rootdir", root, "-c", f"{root}/pyproject.toml", "-p", "no:xdist"]
+    words += ["--rootdir", root, "-c", f"{root}/pyproject.toml", "-p", "no:xdist"]
     pytest.main([*words, "--basetemp", f"{root}/.tmp", *tests], plugins=[Recorder()])
     for package in ("recipes", "training", "data", "callbacks", "distribution", "models"):
         module = sys.modules.get(package)
@@ -144,6 +144,11 @@ class Copies:
         os.environ.pop("TF_CONFIG", None)
         self.forks = multiprocessing.get_context("forkserver")
         self.forks.set_forkserver_preload(IMPORTED_ONCE)
+        # Its standard error would tell of CUDA, and of what tests that were ended left behind.
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        multiprocessing.forkserver.ensure_running()
+        os.dup2(stderr, 2)
         self.folder = folder
         self.sound = folder / "sound"
         shutil.copytree(ROOT, self.sound, ignore=NOT_COPIED, symlinks=True)
@@ -156,23 +161,31 @@ class Copies:
             (root / broken.file).write_text(edited(broken, root), encoding="utf-8")
         output = root / ".output"
         ours, theirs = self.forks.Pipe()
-        arguments = (str(root), list(tests), str(output), theirs)
+        words, seconds = (["-x"], SECONDS) if broken else ([], 5 * SECONDS)
+        arguments = (str(root), list(tests), words, str(output), theirs)
         process = self.forks.Process(target=run_tests, args=arguments)
         process.start()
         theirs.close()
         try:
-            found = ours.recv() if ours.poll(SECONDS) else None
+            found = ours.recv() if ours.poll(seconds) else None
+            process.join(5 if found else 0)
         except EOFError:
             found = {"failed": [], "error": ["the process ended without a word"]}
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except OSError:
-                process.kill()
+            process.kill()
             process.join()
+            kill_all_in(root)
         text = output.read_text(errors="replace") if output.exists() else ""
         shutil.rmtree(root, ignore_errors=True)
         return found, text
+
+
+def kill_all_in(folder: Path) -> None:
+    """Ends what tests that were cut off have left: each has the copy as its working folder."""
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if Path(os.readlink(link)).is_relative_to(folder):
+                os.kill(int(link.parent.name), signal.SIGKILL)
 
 
 def check(number: int, broken: Break, copies: Copies) -> Outcome:
@@ -192,7 +205,7 @@ def baseline(number: int, tests: list[str], copies: Copies) -> dict[str, str]:
     """What is wrong with tests of one file in the unbroken copy, by node id; empty if nothing."""
     found, text = copies.run(number, tests)
     if found is None:
-        return dict.fromkeys(tests, f"no end within {SECONDS} s")
+        return dict.fromkeys(tests, f"no end within {5 * SECONDS} s")
     wrong = {}
     for test in tests:
         ran = {kind: [n for n in names if belongs(n, test)] for kind, names in found.items()}
