@@ -163,7 +163,7 @@ def test_auto_gives_up_silent_mirrors_soon(tmp_path, fake_docs, monkeypatch):
         loaded = text.load_text(
             "auto", tmp_path / "cache", {"wikitext-2": text.Archive((url, url), "0" * 64)}
         )
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 25  # 30 are left to a mirror that is named
     assert "sent no data" in loaded.note
 
 
