@@ -58,14 +58,14 @@ DATA = {
 SHORT = ("--epochs", "1", "--global-batch-size", "8", "--max-steps", "2", "--jit", "off")
 
 INTEGERS = (
-    *(0, 1, 2, 3, 4, 7, -1, -7, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, 10**9, 10**9 + 1, 10**18),
+    *(0, 1, 2, 3, 7, -1, -7, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, 10**9, 10**9 + 1, 10**18),
     *(10**400, -(10**400), -(2**63)),
 )
 NUMBERS = ("nan", "NaN", "inf", "-inf", "1e-300", "1e-45", "1e38", "1e308", "1e400", "-0.0", "0.5")
 WORDS = (
-    *("", " ", "x" * 300, "x" * 5000, "\udcff", "caf\udce9.txt", "\ud800", "None", "null", "true"),
+    *("", " ", "x" * 300, "x" * 5000, "\udcff", "caf\udce9.txt", "None", "null", "true"),
     *("[]", "{}", "1_0", "0x10", "1e3", "٣", "--seed", "-", "--", "*", "[", "%s%n", "{x}", "🙂"),
-    *("a\nb", "\x1b[31mred", "val_loss", "val_nonsense", "loss", "auto", "scratch", "float64"),
+    *("a\nb", "\x1b[31mred", "val_loss", "val_nonsense", "loss", "scratch", "float64"),
 )
 # In the folder of each case; nothing here lets a run write outside of it.
 PATHS = (
@@ -134,7 +134,10 @@ def wild_options(rng: random.Random, kind: type, most: int = 4) -> list[str]:
     words = []
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind) if f.name not in ("run_dir", "texts")]
-    for name in rng.sample(names, rng.randint(1, most)):
+    chosen = rng.sample(names, rng.randint(1, most))
+    if {"epochs", "max_steps"} <= set(chosen):
+        chosen.remove("max_steps")  # one of them keeps the run short
+    for name in chosen:
         flag = "--" + name.replace("_", "-")
         if hints[name] is bool:
             words.append(rng.choice((flag, f"--no-{name}", f"{flag}={rng.choice(WORDS)}")))
@@ -446,7 +449,7 @@ def prepare(runner: Runner, base: Path) -> None:
                 sys.exit(f"{name}{suffix} ended with {status}\n{errors}")
 
 
-def wrong(case: Case, folder: Path, status: int | None, used: float, errors: str) -> str | None:
+def wrong(new: bool, folder: Path, status: int | None, used: float, errors: str) -> str | None:
     """What is not allowed about an end, or None."""
     if status is None:
         return f"no end: {used:.0f} s of processing"
@@ -465,7 +468,7 @@ def wrong(case: Case, folder: Path, status: int | None, used: float, errors: str
             json.loads(results.read_text(), parse_constant=lambda name: 1 / 0)
         except (ValueError, ZeroDivisionError):
             return "results.json is no JSON"
-    if status == 2 and (folder / "new").exists():
+    if status == 2 and ((folder / "new").exists() or (new and (folder / "run").exists())):
         return "a refused command left a folder behind"
     return None
 
@@ -485,8 +488,9 @@ def fuzz(seed: int, numbers: list[int], jobs: int, verbose: bool = False) -> int
         def one(number: int):
             folder = base / f"case-{number}"
             case = make_case(seed, number, base, folder)
+            new = not (folder / "run").exists()
             status, used, errors = runner.run(case, folder)
-            problem = wrong(case, folder, status, used, errors)
+            problem = wrong(new, folder, status, used, errors)
             shutil.rmtree(folder, ignore_errors=True)
             return number, case, status, used, errors, problem
 
