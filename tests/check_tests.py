@@ -263,10 +263,12 @@ def main() -> int:
             for n, (file, group) in enumerate(by_file.items())
         }
         wrong: dict[str, str] = {}
-        for done in concurrent.futures.as_completed(jobs):
+        for count, done in enumerate(concurrent.futures.as_completed(jobs), 1):
             wrong |= done.result()
             if done.result():
                 print(f"{jobs[done]} unbroken:\n{next(iter(done.result().values()))}")
+            if count % 10 == 0:
+                print(f"unbroken: {count} of {len(jobs)} files")
         print(f"unbroken: {tests - len(wrong)} of {tests} pass, {time.monotonic() - begun:.0f} s")
         for broken in left:
             bad = [test for test in broken.tests if test in wrong]

@@ -286,6 +286,11 @@ class TestResume:
         start(folder)
         assert_as_unbroken(folder, finished)
 
+    def test_it_keeps_what_auto_meant(self, stopped):
+        folder, seen = stopped(6), []
+        start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
+        assert seen == [("auto", "numbers")]
+
     def test_a_finished_run_has_nothing_to_do(self, finished):
         before = files_below(finished / "checkpoints") | files_below(finished / "model")
         results = start(finished, **EVALUATIONS)
@@ -515,3 +520,9 @@ def test_the_seed_decides_the_initial_weights(tmp_path):
     for number, seed in enumerate((0, 5, 5)):
         start(tmp_path / str(number), inside=look, seed=seed, max_steps=1)
     assert seen[0] != seen[1] == seen[2]
+
+
+def test_what_is_used_instead_stands_in_the_results(tmp_path):
+    told = start(tmp_path / "run", inside=lambda run, model: run.note("digits instead", None))
+    assert told["notes"] == ["digits instead"]
+    assert "digits instead" in (tmp_path / "run" / "worker-0.log").read_text()
