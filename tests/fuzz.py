@@ -134,7 +134,7 @@ def wild_options(rng: random.Random, kind: type, most: int = 4) -> list[str]:
     words = []
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind) if f.name not in ("run_dir", "texts")]
-    chosen = rng.sample(names, rng.randint(1, most))
+    chosen = rng.sample(names, min(len(names), rng.randint(1, most)))
     if {"epochs", "max_steps"} <= set(chosen):
         chosen.remove("max_steps")  # one of them keeps the run short
     for name in chosen:
@@ -431,22 +431,26 @@ def seconds_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def prepare(runner: Runner, base: Path) -> None:
+def prepare(runner: Runner, base: Path, pool: concurrent.futures.Executor) -> None:
     """The data, and runs that are finished or stopped; they fill the cache, too."""
     from tests.support import strategy_run
 
     strategy_run.write_data(base)
     (base / "runs").mkdir()
-    for name in TRAINING:
-        for suffix, steps, stop in (("", "2", 0), ("-stopped", "6", 4)):
-            folder = base / f"prepare-{name}{suffix}"
-            folder.mkdir()
-            words = training_words(name, base, base / "runs" / f"{name}{suffix}")
-            words[words.index("--max-steps") + 1] = steps
-            words += ["--checkpoint-every", "1"] if suffix else []
-            status, _, errors = runner.run(Case(name, words), folder, stop)
-            if status != (75 if stop else 0):
-                sys.exit(f"{name}{suffix} ended with {status}\n{errors}")
+
+    def one(made: tuple[str, str, str, int]) -> None:
+        name, suffix, steps, stop = made
+        folder = base / f"prepare-{name}{suffix}"
+        folder.mkdir()
+        words = training_words(name, base, base / "runs" / f"{name}{suffix}")
+        words[words.index("--max-steps") + 1] = steps
+        words += ["--checkpoint-every", "1"] if suffix else []
+        status, _, errors = runner.run(Case(name, words), folder, stop)
+        if status != (75 if stop else 0):
+            raise RuntimeError(f"{name}{suffix} ended with {status}\n{errors}")
+
+    lengths = (("", "2", 0), ("-stopped", "6", 4))
+    list(pool.map(one, [(name, *length) for name in TRAINING for length in lengths]))
 
 
 def wrong(new: bool, folder: Path, status: int | None, used: float, errors: str) -> str | None:
@@ -482,7 +486,7 @@ def fuzz(seed: int, numbers: list[int], jobs: int, verbose: bool = False) -> int
     ):
         base = Path(name)
         runner = Runner(base)
-        prepare(runner, base)
+        prepare(runner, base, pool)
         print(f"seed {seed}, {len(numbers)} cases; prepared in {time.monotonic() - begun:.0f} s")
 
         def one(number: int):
