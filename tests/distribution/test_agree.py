@@ -15,7 +15,7 @@ def agreed():
         "total": agreement.total(own + 1),
         "one wishes": agreement.any_worker(own == 1),
         "none wishes": agreement.any_worker(False),
-        "the chief's": agreement.broadcast_from_chief(100 + own),
+        "the chief's": agreement.broadcast_from_chief(100 + 10 * own),
         "alike": agreement.everyone_has(5),
         "0 and 2": agreement.everyone_has(2 * own),
         "2 and 3": agreement.everyone_has(2 + own),
