@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream test-browser test-export soak bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream check-tests test-browser test-export soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-browser            TensorBoard's pages in a headless Chromium"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
+	@echo "make check-tests             break the code on purpose: do the tests notice?"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure what saving costs"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
@@ -44,7 +45,7 @@ format: .venv/installed
 
 test: lint
 	@$(BIN)/python -m pytest -m "not long and not upstream and not browser and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make test-browser, make test-export, make soak, make bench"
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-browser, make test-export, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
@@ -65,6 +66,9 @@ test-browser: .venv/installed
 
 test-export: .venv-export/installed
 	@.venv-export/bin/python -m pytest tests/exports $(ARGS)
+
+check-tests: .venv/installed
+	@$(BIN)/python tests/check_tests.py $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -377,7 +377,7 @@ def test_the_cache_is_the_one_of_keras(tmp_path):
 
 def test_a_look_ends_in_time(keras_cache, monkeypatch):
     monkeypatch.setattr(images, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(requests, "get", lambda *args, **kwargs: time.sleep(2))
+    monkeypatch.setattr(requests, "get", lambda *args, **kwargs: time.sleep(60))
     started = time.monotonic()
     assert "sent no data within 0.2 s" in load_images("auto", keras_cache).note
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 25
