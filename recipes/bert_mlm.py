@@ -13,7 +13,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -27,6 +27,7 @@ from data.text import load_text, text_sha256
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from models import presets
+from models.chunked_head import MaskedLMInChunks
 from models.initial_weights import begin_at_unigram, look_at_neighbours
 from models.optimizers import adamw
 from training.command_line import command_line
@@ -38,6 +39,8 @@ from training.schedules import WarmUp
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.bert_mlm`."""
+
+    XLA_PAYS_AFTER: ClassVar[int] = 300
 
     dataset: str = "auto"
     """wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."""
@@ -61,6 +64,8 @@ class Options(SharedOptions):
     """Full sequences, or one line per example with padding as in the published tutorial."""
     sequence_length: int = 128
     """Tokens of a sequence, [CLS] counted."""
+    head: Literal["chunked", "stock"] = "chunked"
+    """The predictions in chunks, or with a matrix of all logits; the numbers are the same."""
     mlm_probability: float = 0.15
     """Share of the tokens that are predicted."""
     base_learning_rate: float | None = None
@@ -159,9 +164,10 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
-            model = build_model(options, masking.vocabulary_size, preset, log_frequency)
+            bert = build_model(options, masking.vocabulary_size, preset, log_frequency)
             if options.init_from is not None and not run.resumes:
-                presets.load_weights(model, options.init_from)
+                presets.load_weights(bert, options.init_from)
+            model = MaskedLMInChunks(bert) if options.head == "chunked" else bert
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = adamw(
@@ -182,7 +188,7 @@ def main(options: Options) -> dict:
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
-            model,
+            bert,
             test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline=masked_lm.baselines(sequences["train"], sequences["test"], masking),
             preprocessor=presets.preprocessor(tokenizer, masking, options.sequence_length),

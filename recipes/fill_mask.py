@@ -13,19 +13,17 @@ import dataclasses
 import re
 from pathlib import Path
 
-import keras
 import keras_nlp
 import numpy as np
 import tyro
 
 from data import checksums
 from models import presets
+from models.masked_words import MASK, encode, predict
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.options import check, positive, problems_of_types
 from training.run_folder import open_finished, read_run_file
-
-MASK = "[MASK]"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -114,41 +112,6 @@ def preset_folder(folder: Path) -> Path:
     if kind != "BertMaskedLM":
         raise RunError(f"{folder}: a preset of {kind}; one of BertMaskedLM is expected")
     return folder
-
-
-def encode(tokenizer, text: str) -> np.ndarray:
-    """[CLS], the pieces of the text, [SEP]; int32 of shape (tokens,). `<unk>` becomes [UNK]."""
-    ids = [tokenizer.cls_token_id]
-    for number, part in enumerate(re.split(r"(?<!\S)<unk>(?!\S)", text)):
-        if number:
-            ids.append(tokenizer.token_to_id("[UNK]"))
-        ids.extend(tokenizer(part))
-    return np.asarray([*ids, tokenizer.sep_token_id], np.int32)
-
-
-def predict(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
-    """Probabilities of all word pieces at each [MASK].
-
-    Args:
-        model: a `BertMaskedLM`.
-        tokenizer: its tokenizer.
-        token_ids: int32 of shape (tokens,).
-
-    Returns:
-        float array of shape (masks, vocabulary size); special tokens have probability 0.
-    """
-    places = np.flatnonzero(token_ids == tokenizer.mask_token_id).astype(np.int32)
-    inputs = {
-        "token_ids": token_ids[None],
-        "segment_ids": np.zeros_like(token_ids)[None],
-        "padding_mask": np.ones_like(token_ids)[None],
-        "mask_positions": places[None],
-    }
-    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", MASK)
-    logits[:, [tokenizer.token_to_id(token) for token in special]] = -np.inf
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def best_fills(text: str, place: int, probabilities: np.ndarray, tokenizer, top: int) -> list[dict]:

@@ -7,9 +7,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
-    "recipes": {"recipes", "training", "models", "callbacks", "distribution", "data"},
+    "recipes": {"recipes", "training", "exports", "models", "callbacks", "distribution", "data"},
     "training": {"training", "callbacks", "distribution", "data"},
-    "models": {"models", "data"},
+    "models": {"models", "distribution", "data"},
+    "exports": {"exports", "models", "data", "training.errors"},
     "callbacks": {"callbacks", "distribution", "data.checksums"},
     "data": {"data"},
     "distribution": {"distribution"},

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from data import checksums
+from training.errors import RunError
 
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
@@ -41,7 +42,7 @@ def data_sha256(splits: dict[str, tuple]) -> str:
     return digest.hexdigest()
 
 
-def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
+def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = "") -> None:
     """Writes a model so that it loads without this package; whole or not at all.
 
     A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), anything else
@@ -51,6 +52,7 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
         model: the trained model.
         folder: a run's `model` folder.
         preprocessor: a KerasNLP preprocessor, or None.
+        card: what its `README.md` says; "" for none.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -59,6 +61,8 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None) -> None:
     else:
         temporary.mkdir()
         _save_keras_file(model, temporary / "model.keras")
+    if card:
+        (temporary / "README.md").write_text(card, encoding="utf-8")
     checksums.write(temporary)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -84,6 +88,20 @@ def _save_keras_file(model: keras.Model, path: Path) -> None:
     copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     copy.save(path)
+
+
+def load_keras_file(folder: Path) -> keras.Model:
+    """The model of a run's `model` folder that is no preset, never compiled.
+
+    Raises:
+        RunError: it cannot be loaded.
+    """
+    path = folder / "model.keras"
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:  # whatever the archive, its JSON or its weights give rise to
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunError(f"{path}: cannot be loaded ({first[:200]})") from error
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.evaluate_every import EvaluateEvery
 from callbacks.learning_rate import LearningRatePrinter
 from callbacks.metrics_file import MetricsFile
+from callbacks.mlflow_tracker import MlflowTracker
 from callbacks.options_summary import OptionsSummary
 from callbacks.profile import Profile
 from callbacks.records import Records
@@ -22,6 +23,8 @@ from callbacks.stop_on_bad_loss import StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import TerminalLog
 from callbacks.throughput import Throughput
+from callbacks.tracker import Tracker
+from callbacks.wandb_tracker import WandbTracker
 from training import checks
 from training.options import SharedOptions, profiled_steps, to_json
 from training.plan import Plan
@@ -58,10 +61,14 @@ class RunCallbacks:
         self.asked_to_stop = asked_to_stop
         self.tensorboard = TensorBoard(run_dir / "logs" if is_chief else None)
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl" if is_chief else None)
+        trackers = {"wandb": WandbTracker, "mlflow": MlflowTracker}
+        self.tracker = trackers.get(options.tracker, Tracker)(
+            run_dir if is_chief else None, to_json(options)
+        )
         self.throughput = Throughput()
         self.terminal = TerminalLog(self.throughput, is_chief and progress_bar)
         self.records = Records(
-            [self.tensorboard, self.metrics_file, self.terminal],
+            [self.tensorboard, self.metrics_file, self.terminal, self.tracker],
             self.throughput,
             options.log_every,
         )
@@ -117,6 +124,7 @@ class RunCallbacks:
             "records": self.records,
             "metrics_file": self.metrics_file,
             "tensorboard": self.tensorboard,
+            "tracker": self.tracker,
             "validator": validator,
             "tester": tester,
             "options": shown,
@@ -135,6 +143,7 @@ class RunCallbacks:
             self.records,
             self.tensorboard,
             self.metrics_file,
+            self.tracker,
             self.terminal,
             LearningRatePrinter(),
             validator,

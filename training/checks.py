@@ -77,6 +77,29 @@ def refuse_pairs(options: SharedOptions) -> None:
         raise OptionsError("\n".join(found))
 
 
+def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps: int) -> bool | str:
+    """Whether XLA compiles the step, as `model.compile(jit_compile=)` takes it.
+
+    Args:
+        options: `--jit`; auto compiles on one CPU, where the recipe has measured from how many
+            steps on that pays, and leaves it to Keras elsewhere.
+        strategy: XLA cannot compile the all-reduce of several replicas.
+        steps: of the run.
+    """
+    if options.jit != "auto":
+        return options.jit == "on"
+    pays = (
+        options.XLA_PAYS_AFTER is not None
+        and steps >= options.XLA_PAYS_AFTER
+        and strategies.name_of(strategy) == "none"
+        and options.accumulate_steps == 1  # whose training function is not compiled
+        and options.precision != "float64"
+        and not options.deterministic
+        and not tf.config.list_logical_devices("GPU")
+    )
+    return pays or "auto"
+
+
 def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     """Refuses executions of several steps that would run over the end of an epoch or the run.
 

@@ -1,6 +1,7 @@
 """The options that every recipe takes; a dataclass becomes a command line."""
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import shlex
 import types
 import typing
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from training.errors import OptionsError
 
@@ -19,7 +20,14 @@ LONGEST_PATH = 255  # letters of one name in a path
 
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions:
-    """What every recipe takes; a recipe adds its own and sets its own defaults."""
+    """What every recipe takes; a recipe adds its own and sets its own defaults.
+
+    Attributes:
+        XLA_PAYS_AFTER: steps from which a run on one CPU is faster with `--jit on`, compiling
+            counted, as the recipe's author has measured; None where it is not or nobody has.
+    """
+
+    XLA_PAYS_AFTER: ClassVar[int | None] = None
 
     dataset: str = "auto"
     """A name or a path; see the recipe's own help."""
@@ -66,7 +74,7 @@ class SharedOptions:
     steps_per_execution: int = 1
     """Steps run in one call of the training function; callbacks act between calls."""
     jit: Literal["auto", "on", "off"] = "auto"
-    """XLA: auto leaves it to Keras."""
+    """XLA: auto compiles where that was measured to pay, and leaves it to Keras elsewhere."""
     seed: int = 0
     """Decides data order, masks, initial weights and dropout."""
     deterministic: bool = False
@@ -83,6 +91,8 @@ class SharedOptions:
     """START:STOP: writes a TensorBoard profile of these steps (counted from 1, both included)."""
     quiet: bool = False
     """Prints warnings and the results only."""
+    tracker: Literal["none", "wandb", "mlflow"] = "none"
+    """Sends the metrics to Weights & Biases or to MLflow, too."""
 
     def __post_init__(self):
         """Takes strings where paths are meant, as a notebook gives them."""
@@ -121,6 +131,11 @@ class SharedOptions:
                 "--accumulate-steps already runs several batches in one execution: leave out "
                 "--steps-per-execution"
             )
+        if self.tracker != "none" and not is_installed(self.tracker):
+            found.append(
+                f"--tracker {self.tracker}: the package {self.tracker} is missing; "
+                f"pip install -e '.[{self.tracker}]' has it"
+            )
         if self.jit == "on" and self.precision == "float64":
             found.append("--jit on does not go with --precision float64, which is for checks")
         for field in dataclasses.fields(self):
@@ -141,6 +156,12 @@ def problems_of_types(options) -> list[str]:
         for value in [getattr(options, field.name)]
         if not _fits(value, hints[field.name])
     ]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a folder of that name is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def usable_folder(name: str, path: Path | None) -> list[str]:

@@ -31,11 +31,13 @@ from training import artifacts, checks
 from training.callback_order import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
+from training.model_card import model_card
 from training.notebook import call, in_notebook
 from training.options import SharedOptions, check, command, to_json
-from training.plan import Plan, make_plan
+from training.plan import Plan, make_plan, scaled_learning_rate
 from training.run_folder import OPTIONS_FREE_TO_CHANGE, RunFolder
 from training.signals import StopRequested, signals
+from training.verdict import Training, verdict
 
 log = logging.getLogger("recipes")
 
@@ -120,6 +122,7 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._facts: dict = {}
+        self._usual_rate = 0.0
         self._adam_bound: float | None = None
         self._callbacks = RunCallbacks(
             self.folder.path,
@@ -160,6 +163,7 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
+        self._callbacks.tracker.close()
         self.folder.close()
         self._callbacks.close()
 
@@ -233,6 +237,8 @@ class Run:
             resumed=self.folder.facts,
         )
         self._plan, self._facts = made, facts
+        default = type(self.options)().base_learning_rate  # None leaves it to the recipe
+        self._usual_rate = base_learning_rate if default is None else default
         self._steps_per_execution()  # refuses what does not divide
         checks.refuse_steps_outside(self.options.profile, made)
         self.folder.keep_facts(facts | made.fixed())
@@ -270,7 +276,7 @@ class Run:
     def compile_options(self) -> dict:
         """For `model.compile()`: XLA, and the steps of one execution."""
         return {
-            "jit_compile": {"auto": "auto", "on": True, "off": False}[self.options.jit],
+            "jit_compile": checks.jit_compile(self.options, self.strategy, self._plan.total_steps),
             "steps_per_execution": self._steps_per_execution(),
         }
 
@@ -361,6 +367,16 @@ class Run:
         """Saves what was trained when the run was asked to stop; all workers together."""
         self._callbacks.checkpoint.save_stopped(self._callbacks.records.step)
 
+    def _training(self, steps: int) -> Training:
+        return Training(
+            steps=steps,
+            learning_rate=float(self._plan.learning_rate),
+            usual_learning_rate=scaled_learning_rate(
+                self._usual_rate, self._plan.replicas, self.options.lr_scaling
+            ),
+            history=self._callbacks.records.history,
+        )
+
     def finish(
         self,
         model: keras.Model,
@@ -387,9 +403,12 @@ class Run:
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
+        self._callbacks.tracker.finish()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
+            for line in verdict(test, baseline, self._training(steps)):
+                log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
@@ -424,7 +443,8 @@ class Run:
             if not (path / "options.json").exists():
                 raise RunError(f"--run-dir {path}: somebody removed it, or its options.json")
             try:
-                artifacts.save_model(model, path / "model", preprocessor)
+                card = model_card(model, results, self.options)
+                artifacts.save_model(model, path / "model", preprocessor, card)
             except OSError as error:
                 raise RunError(
                     f"{path / 'model'} cannot be written: {error.strerror or error}; the last "

@@ -1,0 +1,1 @@
+"""A trained run for other programs: TensorFlow, Hugging Face, ONNX, LiteRT."""

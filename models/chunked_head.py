@@ -1,0 +1,266 @@
+"""A head for masked words that never holds all logits: it goes through the predictions in chunks.
+
+A BERT's step on a small machine is spent in the logits. A batch of 32 sequences has 608 masked
+positions, with a vocabulary of 30,522 that is 74 MB, which the loss, its gradient and two metrics
+write and read again and again. Here a chunk of the predictions goes through all of it, logits,
+cross-entropy, hit or miss and both gradients, before the next one begins, as cut-cross-entropy
+(Wijmans et al., arXiv 2411.09009) and Liger Kernel (Hsu et al., arXiv 2410.10989) do on GPUs. The
+numbers are those of the stock head: nothing is sampled.
+"""
+
+import keras
+import keras_nlp
+import tensorflow as tf
+
+from distribution import keras_compat
+from distribution.global_loss import GlobalMean, weight_sum
+
+# Logits of a chunk, at most: 20 MB in float32.
+LOGITS_AT_ONCE = 5_000_000
+# Half precision holds no number below 6e-8; shares of a large vocabulary are near that.
+HALF_PRECISION_SCALE = 1024.0
+
+
+class MaskedLMInChunks(keras.Model):
+    """Trains and evaluates a `BertMaskedLM`, whose weights it shares; its logits never stand whole.
+
+    Its output is not the logits but what the loss is made of, so predict with the `BertMaskedLM`.
+
+    Example:
+        >>> learner = MaskedLMInChunks(model)
+        >>> learner.compile(
+        ...     optimizer,
+        ...     loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ...     weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        ... )
+        >>> learner.fit(data)      # trains `model`
+
+    Args:
+        masked_lm: the model.
+    """
+
+    def __init__(self, masked_lm: keras_nlp.models.BertMaskedLM):
+        super().__init__(name=f"{masked_lm.name}_in_chunks")
+        self.masked_lm = masked_lm
+
+    def compile(self, *args, loss=None, weighted_metrics=None, **kwargs) -> None:
+        """As `keras.Model.compile()`, for the loss and the metrics that the chunks give.
+
+        Raises:
+            ValueError: the loss is no `GlobalMean` of `SparseCategoricalCrossentropy` of logits, or
+                a metric neither `SparseCategoricalCrossentropy` nor `SparseCategoricalAccuracy`.
+        """
+        inner = getattr(loss, "loss", None)
+        if (
+            not isinstance(loss, GlobalMean)
+            or not isinstance(inner, keras.losses.SparseCategoricalCrossentropy)
+            or not inner.get_config()["from_logits"]
+        ):
+            raise ValueError(
+                "a head in chunks has one loss, GlobalMean(keras.losses."
+                f"SparseCategoricalCrossentropy(from_logits=True)), not {loss!r}; any other "
+                "needs the stock head"
+            )
+        metrics = [_ScoreMean.instead_of(metric) for metric in weighted_metrics or []]
+        super().compile(*args, loss=loss, weighted_metrics=metrics, **kwargs)
+        self.masked_lm.optimizer = self.optimizer  # Keras saves it beside the weights
+
+    def call(self, inputs, training=None):
+        """What the logits are made of: {"hidden": (batch, predictions, width)}.
+
+        `compute_loss` puts the scores beside it, for `compute_metrics`, so that the logits are
+        made once.
+        """
+        encoded = self.masked_lm.backbone(
+            {name: inputs[name] for name in ("token_ids", "segment_ids", "padding_mask")},
+            training=training,
+        )["sequence_output"]
+        positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
+        hidden = keras.ops.take_along_axis(encoded, positions, axis=1)
+        for layer in keras_compat.transform_of(self.masked_lm.masked_lm_head):
+            hidden = layer(hidden)
+        return {"hidden": hidden}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """This replica's share of the mean over the global batch, as `GlobalMean`; scalar."""
+        total, y_pred["scores"] = self._scores(y, y_pred, sample_weight, gradients=training)
+        weight = tf.stop_gradient(weight_sum(y, sample_weight, total.dtype))
+        return tf.math.divide_no_nan(total, weight)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        """Brings the metrics up to date; returns all of them by name."""
+        scores = y_pred.get("scores")
+        if scores is None:  # Keras builds the metrics before it has a loss
+            _, scores = self._scores(y, y_pred, sample_weight, gradients=False)
+        return super().compute_metrics(x, y, scores, sample_weight)
+
+    def _scores(self, y, y_pred, sample_weight, gradients: bool):
+        hidden = y_pred["hidden"]
+        head = self.masked_lm.masked_lm_head
+        kernel = tf.convert_to_tensor(head.token_embedding.embeddings)
+        bias = tf.convert_to_tensor(keras_compat.output_bias_of(head))
+        weights = tf.ones_like(y) if sample_weight is None else sample_weight
+        total, cross_entropy, hit = weighted_cross_entropy(
+            tf.reshape(hidden, [-1, kernel.shape[1]]),
+            kernel,
+            bias,
+            tf.reshape(tf.cast(y, tf.int32), [-1]),
+            tf.reshape(tf.cast(weights, bias.dtype), [-1]),
+            gradients=gradients,
+        )
+        scores = tf.stack([cross_entropy, hit], axis=-1)
+        return total, tf.reshape(scores, tf.concat([tf.shape(y), [2]], axis=0))
+
+    def save_weights(self, *args, **kwargs) -> None:
+        """Those of the `BertMaskedLM` and the optimizer; the file is the same with any head."""
+        self.masked_lm.save_weights(*args, **kwargs)
+
+    def load_weights(self, *args, **kwargs) -> None:
+        """Those of the `BertMaskedLM` and the optimizer."""
+        self.masked_lm.load_weights(*args, **kwargs)
+
+
+class _ScoreMean(keras.metrics.Mean):
+    """The weighted mean of one column of the scores."""
+
+    COLUMNS = (
+        keras.metrics.SparseCategoricalCrossentropy,
+        keras.metrics.SparseCategoricalAccuracy,
+    )
+
+    def __init__(self, name: str, column: int):
+        super().__init__(name)
+        self.column = column
+
+    @classmethod
+    def instead_of(cls, metric: keras.metrics.Metric) -> "_ScoreMean":
+        for column, known in enumerate(cls.COLUMNS):
+            if type(metric) is known:
+                return cls(metric.name, column)
+        raise ValueError(
+            f"a head in chunks measures SparseCategoricalCrossentropy and "
+            f"SparseCategoricalAccuracy, not {metric!r}; any other needs the stock head"
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_pred[..., self.column], sample_weight)
+
+
+def weighted_cross_entropy(
+    hidden: tf.Tensor,
+    kernel: tf.Tensor,
+    bias: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
+    *,
+    gradients: bool = True,
+    rows_at_once: int | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The sum of weight x cross-entropy over all predictions, without a matrix of all logits.
+
+    The logits are `hidden @ kernel^T + bias`. The gradient of their softmax's cross-entropy is
+    (softmax - one-hot); with e = exp(logits - max) and s = the sum of e, what goes back to `hidden`
+    is w (e @ kernel / s - kernel[label]), and to `kernel` e^T @ (hidden w / s) with w hidden taken
+    off the row of each label. So e is made once and read by two matrix products.
+
+    Args:
+        hidden: of shape (predictions, width), in the precision of the matrix products.
+        kernel: the word pieces' vectors, of shape (vocabulary size, width).
+        bias: of shape (vocabulary size,); its dtype is that of all sums.
+        labels: int32 of shape (predictions,).
+        weights: of shape (predictions,), in the bias's dtype.
+        gradients: whether the sum will be differentiated; without, half of the work is left out.
+        rows_at_once: predictions of a chunk; about `LOGITS_AT_ONCE` logits by default.
+
+    Returns:
+        The sum, scalar, which has gradients to `hidden`, `kernel` and `bias`; and, without
+        gradients, each prediction's cross-entropy in nats and whether no word piece has a larger
+        logit than the label (1 or 0), of shape (predictions,). All in the bias's dtype.
+    """
+    most = rows_at_once or max(1, LOGITS_AT_ONCE // kernel.shape[0])
+    chunks = -(-tf.shape(hidden)[0] // most)
+    rows = -(-tf.shape(hidden)[0] // tf.maximum(chunks, 1))  # of about the same size
+
+    def forward(hidden, kernel, bias):
+        cast_kernel = tf.cast(kernel, hidden.dtype)
+        return _all_chunks(
+            hidden, cast_kernel, bias, labels, weights, chunks=chunks, rows=rows, grads=gradients
+        )
+
+    @tf.custom_gradient
+    def summed(hidden, kernel, bias):
+        cross_entropy, hit, *parts = forward(hidden, kernel, bias)
+
+        def gradient(d_sum, *_):
+            return [
+                tf.cast(tf.cast(d_sum, p.dtype) * p, dtype)
+                for p, dtype in zip(parts, dtypes, strict=True)
+            ]
+
+        dtypes = hidden.dtype, kernel.dtype, bias.dtype
+        return (tf.reduce_sum(weights * cross_entropy), cross_entropy, hit), gradient
+
+    if not gradients:
+        cross_entropy, hit = forward(hidden, kernel, bias)
+        return tf.reduce_sum(weights * cross_entropy), cross_entropy, hit
+    total, cross_entropy, hit = summed(hidden, kernel, bias)
+    return total, tf.stop_gradient(cross_entropy), tf.stop_gradient(hit)
+
+
+def _all_chunks(hidden, kernel, bias, labels, weights, *, chunks, rows, grads) -> list[tf.Tensor]:
+    """Cross-entropies and hits, and with `grads` the sum's gradients to hidden, kernel and bias."""
+    count, (vocabulary_size, width) = tf.shape(hidden)[0], kernel.shape
+    scale = HALF_PRECISION_SCALE if hidden.dtype == tf.float16 else 1.0
+
+    def cut(values):
+        padding = [[0, chunks * rows - count]] + [[0, 0]] * (len(values.shape) - 1)
+        return tf.reshape(tf.pad(values, padding), [chunks, rows, *values.shape[1:]])
+
+    hidden, labels, weights = cut(hidden), cut(labels), cut(weights)
+
+    def one_chunk(index, per_chunk, to_kernel, to_bias):
+        h, label, weight = hidden[index], labels[index], weights[index]
+        logits = tf.cast(tf.matmul(h, kernel, transpose_b=True), bias.dtype) + bias
+        largest = tf.reduce_max(logits, axis=1)
+        of_label = tf.gather(logits, label, batch_dims=1)
+        e = tf.exp(logits - largest[:, None])
+        s = tf.reduce_sum(e, axis=1)
+        found = [tf.math.log(s) + largest - of_label, tf.cast(of_label >= largest, bias.dtype)]
+        if grads:
+            low = tf.cast(e, h.dtype)
+            share = weight / s
+            forward = tf.cast(tf.matmul(low, kernel), bias.dtype) * share[:, None]
+            one_hot = tf.cast(tf.gather(kernel, label), bias.dtype) * weight[:, None]
+            found.append(forward - one_hot)
+            scaled = tf.cast(h, bias.dtype) * (share * scale)[:, None]
+            part = tf.matmul(low, tf.cast(scaled, h.dtype), transpose_a=True)
+            to_kernel += tf.cast(part, bias.dtype) / scale
+            to_bias += tf.linalg.matvec(e, share, transpose_a=True)
+        per_chunk = [
+            array.write(index, value) for array, value in zip(per_chunk, found, strict=True)
+        ]
+        return index + 1, per_chunk, to_kernel, to_bias
+
+    shapes = [[], []] + [[width]] * grads
+    arrays = [
+        tf.TensorArray(bias.dtype, size=chunks, element_shape=[None, *shape]) for shape in shapes
+    ]
+    size = vocabulary_size if grads else 0
+    _, arrays, to_kernel, to_bias = tf.while_loop(
+        lambda index, *_: index < chunks,
+        one_chunk,
+        (0, arrays, tf.zeros([size, width], bias.dtype), tf.zeros([size], bias.dtype)),
+        parallel_iterations=1,
+    )
+    found = [
+        tf.reshape(array.stack(), [-1, *shape])[:count]
+        for array, shape in zip(arrays, shapes, strict=True)
+    ]
+    if not grads:
+        return found
+    # What the labels take off, for all chunks at once.
+    label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+    weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
+    to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)
+    to_bias = tf.tensor_scatter_nd_sub(to_bias, label[:, None], weight)
+    return [*found, to_kernel, to_bias]

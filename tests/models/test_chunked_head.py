@@ -1,0 +1,209 @@
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from distribution.global_loss import GlobalMean
+from models.chunked_head import MaskedLMInChunks, weighted_cross_entropy
+
+VOCABULARY, WIDTH, PREDICTIONS = 37, 8, 23
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
+
+
+@pytest.fixture
+def numbers():
+    rng = np.random.default_rng(0)
+    return {
+        "hidden": tf.constant(rng.normal(size=(PREDICTIONS, WIDTH))),
+        "kernel": tf.constant(rng.normal(size=(VOCABULARY, WIDTH))),
+        "bias": tf.constant(rng.normal(size=VOCABULARY)),
+        "labels": tf.constant(rng.integers(0, VOCABULARY, PREDICTIONS), tf.int32),
+        "weights": tf.constant(rng.integers(0, 3, PREDICTIONS).astype(np.float64)),
+    }
+
+
+def stock(hidden, kernel, bias, labels, weights):
+    logits = tf.matmul(hidden, kernel, transpose_b=True) + bias
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    hit = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == labels, tf.float64)
+    return tf.reduce_sum(weights * losses), losses, hit
+
+
+def with_gradients(function, numbers, factor=1.0):
+    inputs = [numbers[name] for name in ("hidden", "kernel", "bias")]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        total, *others = function(**numbers)
+        scaled = factor * total
+    return [total, *others, *tape.gradient(scaled, inputs)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, PREDICTIONS, 100])
+@pytest.mark.parametrize("jit", [False, True])
+def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit):
+    @tf.function(jit_compile=jit)
+    def ours():
+        function = weighted_cross_entropy
+        return with_gradients(lambda **n: function(**n, rows_at_once=rows), numbers, 0.3)
+
+    for ours_, whole in zip(ours(), with_gradients(stock, numbers, 0.3), strict=True):
+        np.testing.assert_allclose(ours_, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_number_of_predictions_that_is_not_known_while_tracing(numbers):
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, WIDTH], tf.float64),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None], tf.float64),
+        ]
+    )
+    def ours(hidden, labels, weights):
+        some = numbers | {"hidden": hidden, "labels": labels, "weights": weights}
+        return with_gradients(lambda **n: weighted_cross_entropy(**n, rows_at_once=4), some)
+
+    found = ours(numbers["hidden"], numbers["labels"], numbers["weights"])
+    for ours_, whole in zip(found, with_gradients(stock, numbers), strict=True):
+        np.testing.assert_allclose(ours_, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_large_logits_do_not_overflow(numbers):
+    large = {name: numbers[name] * 1e4 for name in ("hidden", "kernel")}
+    found = with_gradients(weighted_cross_entropy, numbers | large)
+    whole = with_gradients(stock, numbers | large)
+    for ours_, stock_ in zip(found, whole, strict=True):
+        assert np.isfinite(ours_).all()
+        np.testing.assert_allclose(ours_, stock_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_as_near_to_float64_as_the_stock_head(numbers, dtype):
+    """With a vocabulary so large that a share is below what float16 holds."""
+    rng = np.random.default_rng(1)
+    size = 60_000
+    numbers |= {
+        "kernel": tf.constant(rng.normal(size=(size, WIDTH)) * 0.1),
+        "bias": tf.zeros(size, tf.float64),
+    }
+    exact = with_gradients(stock, numbers)[3:]
+    low = {
+        name: tf.cast(value, tf.float32)
+        for name, value in numbers.items()
+        if value.dtype == tf.float64
+    }
+    low["hidden"] = tf.cast(numbers["hidden"], dtype)
+    found = with_gradients(weighted_cross_entropy, numbers | low)[3:]
+    for name, ours_, right in zip(("hidden", "kernel", "bias"), found, exact, strict=True):
+        error = np.linalg.norm(np.float64(ours_) - right) / np.linalg.norm(right)
+        assert error < (0.003 if dtype == "float16" else 0.02), name
+
+
+def test_nothing_is_computed_for_gradients_where_none_are_wanted(numbers):
+    traced = tf.function(weighted_cross_entropy).get_concrete_function
+    products = [
+        sum(
+            node.op == "MatMul"
+            for function in traced(**numbers, gradients=wanted)
+            .graph.as_graph_def()
+            .library.function
+            for node in function.node_def
+        )
+        for wanted in (True, False)
+    ]
+    assert products[1] < products[0]
+
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=VOCABULARY,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=WIDTH,
+        intermediate_dim=16,
+        dropout=0.0,
+        max_sequence_length=12,
+    )
+    return keras_nlp.models.BertMaskedLM(backbone=backbone)
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    x = {
+        "token_ids": rng.integers(0, VOCABULARY, (4, 12)).astype(np.int32),
+        "segment_ids": np.zeros((4, 12), np.int32),
+        "padding_mask": np.arange(12)[None] < np.array([12, 5, 9, 12])[:, None],
+        "mask_positions": rng.integers(0, 5, (4, 3)).astype(np.int32),
+    }
+    weights = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], np.float32)
+    return x, rng.integers(0, VOCABULARY, (4, 3)).astype(np.int32), weights
+
+
+def compiled(learner):
+    learner.compile(
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        loss=GlobalMean(CROSS_ENTROPY(from_logits=True)),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalAccuracy("accuracy"),
+            keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+        ],
+    )
+    return learner
+
+
+def test_a_model_trains_and_evaluates_as_with_the_stock_head():
+    results = []
+    for wrap in (lambda model: model, MaskedLMInChunks):
+        model = make_model()
+        learner = compiled(wrap(model))
+        logs = [learner.train_on_batch(*batch(), return_dict=True) for _ in range(3)]
+        logs.append(learner.test_on_batch(*batch(), return_dict=True))
+        results.append((logs, model.get_weights()))
+    (stock_logs, stock_weights), (logs, weights) = results
+    for ours_, whole in zip(logs, stock_logs, strict=True):
+        assert ours_.keys() == whole.keys()
+        assert [ours_[name] for name in whole] == pytest.approx(list(whole.values()), rel=1e-5)
+    for ours_, whole in zip(weights, stock_weights, strict=True):
+        np.testing.assert_allclose(ours_, whole, atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", ["chunked to stock", "stock to chunked"])
+def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path, heads):
+    wraps = [MaskedLMInChunks, lambda model: model]
+    if heads == "stock to chunked":
+        wraps.reverse()
+    trained, other = (compiled(wrap(make_model())) for wrap in wraps)
+    for learner, steps in ((trained, 3), (other, 1)):
+        for _ in range(steps):
+            learner.train_on_batch(*batch())
+    trained.save_weights(tmp_path / "a.weights.h5")
+    other.load_weights(tmp_path / "a.weights.h5")
+    for ours_, theirs in zip(trained.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours_, theirs)
+    optimizers = [[np.array(v) for v in m.optimizer.variables] for m in (trained, other)]
+    assert any(np.abs(value).max() > 0 for value in optimizers[0][2:])
+    for ours_, theirs in zip(*optimizers, strict=True):
+        np.testing.assert_array_equal(ours_, theirs)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CROSS_ENTROPY(from_logits=True),
+        GlobalMean(CROSS_ENTROPY(from_logits=False)),
+        GlobalMean(keras.losses.MeanSquaredError()),
+        None,
+    ],
+)
+def test_another_loss_is_refused(loss):
+    with pytest.raises(ValueError, match="stock head"):
+        MaskedLMInChunks(make_model()).compile(loss=loss)
+
+
+def test_another_metric_is_refused():
+    with pytest.raises(ValueError, match="stock head"):
+        MaskedLMInChunks(make_model()).compile(
+            loss=GlobalMean(CROSS_ENTROPY(from_logits=True)),
+            weighted_metrics=[keras.metrics.SparseTopKCategoricalAccuracy()],
+        )
