@@ -48,7 +48,9 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str], side: int = 44)
     """
     names = [name if len(name) <= 24 else name[:21] + "..." for name in map(str, classes)]
     longest = max(_extent(name)[0] for name in names)
-    left, top, size = 2 * MARGIN + 24 + longest, 2 * MARGIN + 24 + longest, side * len(names)
+    upwards = longest > side - 8  # too long to stand side by side
+    left, size = 2 * MARGIN + 24 + longest, side * len(names)
+    top = 2 * MARGIN + 24 + (longest if upwards else 12)
     legend = left + size + 2 * MARGIN
     width, height = legend + 130, top + max(size, 190) + MARGIN
     picture = Image.new("RGB", (width, height), "white")
@@ -59,7 +61,10 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str], side: int = 44)
     for row, name in enumerate(names):
         middle = row * side + side // 2
         _write(draw, (left - MARGIN // 2, top + middle), name, "rm")
-        _write_upwards(picture, (left + middle, top - MARGIN // 2), name, "b")
+        if upwards:
+            _write_upwards(picture, (left + middle, top - MARGIN // 2), name, "b")
+        else:
+            _write(draw, (left + middle, top - MARGIN // 2), name, "ms")
         for column in range(len(names)):
             count, place = int(counts[row, column]), (left + column * side, top + row * side)
             colour = _shade(count / totals[row], row == column)

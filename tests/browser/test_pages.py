@@ -26,6 +26,18 @@ PAGES = {
     "hparams": ("#hparams", ("learning_rate", "accuracy")),
 }
 
+# A box on the page of images, within its components.
+SHOW_ACTUAL_SIZE = """
+const find = (node) => {
+  if (node.id === 'actual-image-size') return node;
+  for (const child of [...(node.shadowRoot ? [node.shadowRoot] : []), ...node.childNodes]) {
+    const found = find(child);
+    if (found) return found;
+  }
+};
+find(document.body).click();
+"""
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(bool(browser.missing()), reason=f"NOT TESTED: {browser.missing()}"),
@@ -49,7 +61,7 @@ def logdir(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(logdir):
-    with board.serving(logdir) as tensorboard, browser.browser() as chromium:
+    with board.serving(logdir) as tensorboard, browser.browser(height=1100) as chromium:
         yield tensorboard, chromium
 
 
@@ -60,6 +72,8 @@ def test_page_shows_its_data(name, pages, tmp_path):
     quoted = urllib.parse.quote(address, safe="#&=")
     chromium.open(f"{tensorboard.url}?darkMode=false&smoothing=0{quoted}")
     chromium.wait_for(*texts)
+    if name == "images":
+        chromium.run(SHOW_ACTUAL_SIZE)
     time.sleep(3)  # charts and images are drawn after their titles
     png = chromium.screenshot()
     picture = Image.open(io.BytesIO(png)).convert("RGB")
