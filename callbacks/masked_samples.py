@@ -19,6 +19,7 @@ class MaskedSamples(Predictions):
 
     Args:
         tensorboard: where the texts go, at the step of the run.
+        masked_lm: the model that gives logits; what is trained may give something else.
         data: batches of a split as `data.masked_lm.mask_batch` makes them; the first sentences are
             taken.
         vocabulary: the word pieces, in the order of their ids.
@@ -29,6 +30,7 @@ class MaskedSamples(Predictions):
     def __init__(
         self,
         tensorboard: TensorBoard,
+        masked_lm: keras.Model,
         data: tf.data.Dataset,
         vocabulary: Sequence[str],
         count: int = 4,
@@ -36,7 +38,7 @@ class MaskedSamples(Predictions):
     ):
         first = next(iter(data.unbatch().batch(count).take(1)))
         inputs, labels, weights = keras.tree.map_structure(np.asarray, first)
-        super().__init__(tensorboard, inputs, count, split)
+        super().__init__(tensorboard, inputs, count, split, masked_lm)
         self.labels = labels
         self.is_masked = weights > 0
         self.vocabulary = list(vocabulary)

@@ -183,7 +183,7 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary)]
+        extra = [MaskedSamples(run.tensorboard, bert, valid_data, tokenizer.vocabulary)]
         callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)

@@ -61,7 +61,7 @@ def logdir(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(logdir):
-    with board.serving(logdir) as tensorboard, browser.browser(height=1100) as chromium:
+    with board.serving(logdir) as tensorboard, browser.browser(width=1640, height=1000) as chromium:
         yield tensorboard, chromium
 
 

@@ -48,8 +48,9 @@ class SaysA(keras.Model):
 
 
 def test_masked_words_and_their_fills(tmp_path):
-    callback = MaskedSamples(TensorBoard(tmp_path / "logs"), masked_data(), VOCABULARY)
-    callback.set_model(SaysA())
+    board = TensorBoard(tmp_path / "logs")
+    callback = MaskedSamples(board, SaysA(), masked_data(), VOCABULARY)
+    callback.set_model(keras.Sequential())  # which is trained; it gives no logits
     callback.step = 7
     callback.on_epoch_end(0)
     callback.tensorboard.flush()
