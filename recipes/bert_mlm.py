@@ -170,9 +170,8 @@ def main(options: Options) -> dict:
             model = MaskedLMInChunks(bert) if options.head == "chunked" else bert
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = adamw(
-                options, WarmUp(warmup, decay), beta_1=options.beta_1, beta_2=options.beta_2
-            )
+            schedule = WarmUp(warmup, decay)
+            optimizer = adamw(options, schedule, beta_1=options.beta_1, beta_2=options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
