@@ -18,8 +18,7 @@ class Predictions(StepCallback):
         inputs: what the model takes, an array or a dict of arrays, the examples first.
         batch_size: examples of one call of the model.
         split: TensorBoard's run.
-        answers: the model that is asked, where it is not the one that is trained but shares its
-            weights; None for the one that is trained.
+        asked: the model that answers; the one that `fit()` trains by default.
     """
 
     everywhere = False
@@ -30,14 +29,14 @@ class Predictions(StepCallback):
         inputs,
         batch_size: int = 250,
         split: str = "test",
-        answers: keras.Model | None = None,
+        asked: keras.Model | None = None,
     ):
         super().__init__()
         self.tensorboard = tensorboard
         self.inputs = inputs
         self.batch_size = batch_size
         self.split = split
-        self.answers = answers
+        self.asked = asked
 
     def on_epoch_end(self, epoch, logs=None):
         """Asks and shows."""
@@ -60,7 +59,7 @@ class Predictions(StepCallback):
         # `predict()` hands each worker its part of the examples and then asks for all of them. A
         # plain call of the model reads this worker's own copy of the weights, under any strategy,
         # and nothing is traced.
-        model = self.model if self.answers is None else self.answers
+        model = self.asked or self.model
         count = len(keras.tree.flatten(self.inputs)[0])
         found = []
         for start in range(0, count, self.batch_size):
