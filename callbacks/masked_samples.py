@@ -19,7 +19,6 @@ class MaskedSamples(Predictions):
 
     Args:
         tensorboard: where the texts go, at the step of the run.
-        masked_lm: the model that gives logits; what is trained may give something else.
         data: batches of a split as `data.masked_lm.mask_batch` makes them; the first sentences are
             taken.
         vocabulary: the word pieces, in the order of their ids.
@@ -31,7 +30,6 @@ class MaskedSamples(Predictions):
     def __init__(
         self,
         tensorboard: TensorBoard,
-        masked_lm: keras.Model,
         data: tf.data.Dataset,
         vocabulary: Sequence[str],
         count: int = 4,
