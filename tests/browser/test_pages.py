@@ -29,13 +29,13 @@ PAGES = {
 # A box on the page of images, within its components.
 SHOW_ACTUAL_SIZE = """
 const find = (node) => {
-  if (node.id === 'actual-image-size') return node;
+  if (node.tagName === 'PAPER-CHECKBOX' && node.textContent.includes('actual')) return node;
   for (const child of [...(node.shadowRoot ? [node.shadowRoot] : []), ...node.childNodes]) {
     const found = find(child);
     if (found) return found;
   }
 };
-find(document.body).click();
+find(document.body)?.click();
 """
 
 pytestmark = [
