@@ -119,14 +119,13 @@ def main(options: Options) -> dict:
     path = options.run_dir / "options.json"
     require_settings(path, settings, "precision", "seed", "max_examples")
     require_keys(path, facts, dataset=str)
-    another = options.dataset not in (None, facts["dataset"])
     question = Question(
         options=options,
         settings=settings,
         facts=facts,
         results=results,
         dataset=options.dataset or facts["dataset"],
-        split=options.split or ("all" if another else "test"),
+        split=options.split or ("test" if options.dataset in (None, facts["dataset"]) else "all"),
         cache_dir=(options.cache_dir or cache.default_cache_dir()).expanduser(),
     )
     with precision(settings["precision"]):
