@@ -68,12 +68,8 @@ class Question:
 
     Attributes:
         options: of this program.
-        settings: the run's options.
-        facts: what they came to.
-        results: the run's results.
-        dataset: name or path.
-        split: part of the data.
-        cache_dir: downloads and tokens.
+        settings, facts, results: the run's options, what they came to, and its results.
+        dataset, split, cache_dir: what is evaluated, and where downloads are kept.
     """
 
     options: Options
@@ -86,8 +82,18 @@ class Question:
 
     @property
     def model_dir(self) -> Path:
-        """The run's model."""
+        """Of the run."""
         return self.options.run_dir / "model"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the run was trained on this dataset."""
+        return self.options.dataset in (None, self.facts["dataset"])
+
+    @property
+    def max_examples(self) -> int | None:
+        """How many training examples are taken: of the run's own, as many as it was trained on."""
+        return self.settings["max_examples"] if self.is_own else None
 
     @property
     def options_file(self) -> Path:
@@ -100,9 +106,7 @@ class Question:
 
     def note_of(self, sha256: str) -> str | None:
         """A line that says that the run's own data have changed since it was trained, or None."""
-        if self.options.dataset not in (None, self.facts["dataset"]):
-            return None
-        if self.facts.get("data_sha256") in (None, sha256):
+        if not self.is_own or self.facts.get("data_sha256") in (None, sha256):
             return None
         return f"{self.dataset}: not the data any more that the run was trained on"
 
@@ -115,14 +119,13 @@ def main(options: Options) -> dict:
     path = options.run_dir / "options.json"
     require_settings(path, settings, "precision", "seed", "max_examples")
     require_keys(path, facts, dataset=str)
-    another = options.dataset not in (None, facts["dataset"])
     question = Question(
         options=options,
         settings=settings,
         facts=facts,
         results=results,
         dataset=options.dataset or facts["dataset"],
-        split=options.split or ("all" if another else "test"),
+        split=options.split or ("test" if options.dataset in (None, facts["dataset"]) else "all"),
         cache_dir=(options.cache_dir or cache.default_cache_dir()).expanduser(),
     )
     with precision(settings["precision"]):
@@ -206,7 +209,7 @@ def evaluate_sentences(question: Question) -> dict:
         raise DataError(
             f"{loaded.name}: class {unknown[0]!r}, the run knows {', '.join(known)[:200]}"
         )
-    splits = sentences.first_examples(loaded.splits, question.settings["max_examples"])
+    splits = sentences.first_examples(loaded.splits, question.max_examples)
     note = question.note_of(data_sha256(splits))
     texts, labels = joined(splits, question.split)
     # Another dataset may have fewer classes, in another order.
@@ -238,7 +241,7 @@ def evaluate_images(question: Question) -> dict:
     """Loss and accuracy of classes."""
     loaded = images.load_images(question.dataset, question.cache_dir)
     splits = dict(loaded.splits)
-    splits["train"] = tuple(a[: question.settings["max_examples"]] for a in splits["train"])
+    splits["train"] = tuple(a[: question.max_examples] for a in splits["train"])
     note = question.note_of(data_sha256(splits))
     pixels, labels = joined(splits, question.split)
     model = load_keras_file(question.model_dir)
@@ -262,7 +265,7 @@ def evaluate_oligos(question: Question) -> dict:
         raise RunError(f"{question.options_file}: damaged, --oligos {count}: must be more than 0")
     loaded = oligos.load_oligos(question.dataset, question.settings["seed"], count)
     splits = {name: (ids, tm[:, np.newaxis]) for name, (ids, tm) in loaded.splits.items()}
-    splits["train"] = tuple(a[: question.settings["max_examples"]] for a in splits["train"])
+    splits["train"] = tuple(a[: question.max_examples] for a in splits["train"])
     note = question.note_of(data_sha256(splits))
     ids, celsius = joined(splits, question.split)
     model = load_keras_file(question.model_dir)
@@ -357,7 +360,7 @@ def cut(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndar
 
 
 COUNTED = ("sequences", "sentences", "images", "oligos")
-TITLES = {"cross_entropy": "cross-entropy", "macro_f1": "macro F1", "rmse": "RMSE, degrees C"}
+TITLES = {"cross_entropy": "cross-entropy", "macro_f1": "macro F1", "rmse": "RMSE in °C"}
 
 
 def print_table(evaluated: dict) -> None:
@@ -383,7 +386,7 @@ def print_table(evaluated: dict) -> None:
     )
     rows.append(("to be beaten", f"{simpler} (counted in {evaluated['baseline_of']})"))
     for name, value in rows:
-        print(f"{name:15} {value}")
+        print(f"{name:14} {value}")
 
 
 def in_words(name: str, value: float) -> str:
