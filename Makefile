@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream soak bench results test-export clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint format check-long check-upstream check-tests test-browser test-export soak bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -16,8 +16,10 @@ help:
 	@echo "make test                    lint and the test suite"
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
+	@echo "make test-browser            TensorBoard's pages in a headless Chromium"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
+	@echo "make check-tests             break the code on purpose: do the tests notice?"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure what saving costs"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
@@ -42,14 +44,17 @@ format: .venv/installed
 	@$(BIN)/ruff format .
 
 test: lint
-	@$(BIN)/python -m pytest -m "not long and not upstream and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make test-export, make soak, make bench"
+	@$(BIN)/python -m pytest -m "not long and not upstream and not browser and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "left out: make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-browser, make test-export, make soak, make bench"
 
 check-long: .venv/installed
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
+
+test-browser: .venv/installed
+	@$(BIN)/python -m pytest -m browser -rs $(ARGS)
 
 # transformers, PyTorch, onnxruntime, LiteRT, wandb and MLflow stay out of .venv.
 .venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
@@ -61,6 +66,9 @@ check-upstream: .venv/installed
 
 test-export: .venv-export/installed
 	@.venv-export/bin/python -m pytest tests/exports $(ARGS)
+
+check-tests: .venv/installed
+	@$(BIN)/python tests/check_tests.py $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

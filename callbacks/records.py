@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from callbacks.learning_rate import used_learning_rate
 from callbacks.steps import StepCallback, StepLoss
 from callbacks.throughput import Throughput
+from distribution.optimizers import gradient_norm
 
 
 class Records(StepCallback):
@@ -57,6 +58,9 @@ class Records(StepCallback):
             "loss": self._loss.since_last(into_epoch, float(logs["loss"])),
             "learning_rate": used_learning_rate(self.model.optimizer),
         }
+        norm = gradient_norm(self.model.optimizer)
+        if norm is not None:
+            numbers["gradient_norm"] = norm
         self._record("step", step, numbers | self.throughput.since_last())
 
     def on_epoch_end(self, epoch, logs=None):

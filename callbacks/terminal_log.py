@@ -13,6 +13,7 @@ log = logging.getLogger("recipes")
 
 # Lines that the progress bar already tells; a handler may leave them out while there is one.
 SHOWN_BY_BAR = {"shown_by_bar": True}
+WIDEST = 100  # columns
 # The level of a run's results, which --quiet shows too.
 RESULT = logging.INFO + 5
 
@@ -31,6 +32,7 @@ class TerminalLog(StepCallback):
         self.progress_bar = progress_bar
         self._bar: tqdm.tqdm | None = None
         self._trained = False  # an evaluation after the training is a result
+        self._told_columns = False
 
     def on_train_begin(self, logs=None):
         """Draws the bar; a resumed run's begins where the run does."""
@@ -72,7 +74,11 @@ class TerminalLog(StepCallback):
                 extra=SHOWN_BY_BAR,
             )
         elif record["event"] == "epoch":
-            log.info("epoch %d  %s", record["epoch"], numbers_in_words(record))
+            if not self._told_columns:
+                log.info("after each epoch: training | validation")
+                self._told_columns = True
+            for line in epoch_in_words(record):
+                log.info("%s", line)
         else:
             level = RESULT if self._trained else logging.INFO
             log.log(level, "step %d  %s  %s", step, record["split"], numbers_in_words(record))
@@ -89,27 +95,49 @@ class TerminalLog(StepCallback):
             self._bar = None
 
 
-def numbers_in_words(record: dict) -> str:
-    """The metrics of a record, each name before its number; training and validation apart.
+def epoch_in_words(record: dict) -> list[str]:
+    """An epoch's metrics, of training and of validation beside each other, in lines that fit."""
+    train, valid = metrics_of(record), metrics_of(record, "val_")
+    begin = f"epoch {record['epoch']}"
+    lines = [begin]
+    for name in {**train, **valid}:
+        numbers = [number_in_words(part.get(name)) for part in (train, valid)]
+        item = f"  {name} {' | '.join(numbers) if valid else numbers[0]}"
+        if len(lines[-1]) + len(item) > WIDEST:
+            lines.append(" " * len(begin))
+        lines[-1] += item
+    return lines
 
-    A loss that equals the cross-entropy beside it is left out.
+
+def numbers_in_words(record: dict) -> str:
+    """The metrics of an evaluation, each name before its number."""
+    return "  ".join(f"{k} {number_in_words(v)}" for k, v in metrics_of(record).items())
+
+
+def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
+    """The metrics of a record by name, those with a prefix; a loss stands first.
+
+    It is left out beside a cross-entropy that it equals but for the way in which Keras takes the
+    mean over batches.
     """
-    words = []
-    for prefix, title in (("", None), ("val_", "validation")):
-        numbers = {
-            name.removeprefix(prefix): value
-            for name, value in record.items()
-            if isinstance(value, float)
-            and name.startswith("val_") == bool(prefix)
-            and "per_second" not in name
-        }
-        loss = numbers.pop("loss", None)
-        if loss is not None and abs(loss - numbers.get("cross_entropy", math.inf)) > 5e-5:
-            numbers = {"loss": loss} | numbers
-        if numbers and title:
-            words.append(f"{title}:")
-        words += [f"{name} {value:.4f}" for name, value in numbers.items()]
-    return "  ".join(words)
+    numbers = {
+        name.removeprefix(prefix): value
+        for name, value in record.items()
+        if isinstance(value, float)
+        and name.startswith("val_") == bool(prefix)
+        and "per_second" not in name
+    }
+    loss = numbers.pop("loss", None)
+    if loss is None or math.isclose(loss, numbers.get("cross_entropy", math.inf), rel_tol=0.02):
+        return numbers
+    return {"loss": loss} | numbers
+
+
+def number_in_words(value: float | None) -> str:
+    """Four decimals, fewer where the number is large; a dash where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.{2 if abs(value) < 1000 else 0}f}"
 
 
 def time_left(seconds: float) -> str:

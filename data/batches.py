@@ -62,8 +62,8 @@ def training_batches(
         first_batch: the batch of the run that comes first: a resumed run starts there.
 
     Returns:
-        A dataset without end; the incomplete last batch of each epoch is dropped. It is split over
-        the workers by data, each of which computes the whole global batch and keeps its part.
+        A dataset without end; the incomplete last batch of each epoch is dropped. `part_of_worker`
+        of it makes the part of one worker alone, see `keras_compat.make_own_part`.
 
     Raises:
         ValueError: There are fewer examples than an epoch takes.
@@ -79,11 +79,7 @@ def training_batches(
         epoch = positions[0] // per_epoch
         return make_batch(permuted(positions % per_epoch, seed, epoch, count), epoch)
 
-    dataset = tf.data.Dataset.range(first_batch * batch_size, np.iinfo(np.int64).max)
-    dataset = dataset.batch(batch_size, drop_remainder=True)
-    batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # has no loops; starts sooner
-    dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return _split_by_data(dataset)
+    return _in_batches(first_batch * batch_size, np.iinfo(np.int64).max, batch_size, batch_at)
 
 
 def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.data.Dataset:
@@ -102,16 +98,26 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
         real = tf.cast(positions < count, weights.dtype)
         return x, y, weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
 
-    dataset = tf.data.Dataset.range(total).batch(batch_size, drop_remainder=True)
-    batch_at = tf.autograph.experimental.do_not_convert(batch_at)
-    dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return _split_by_data(dataset)
+    return _in_batches(0, total, batch_size, batch_at)
 
 
-def _split_by_data(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf.data.Dataset:
+    batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # has no loops; starts sooner
+
+    def part_of_worker(index: int, workers: int) -> tf.data.Dataset:
+        """This worker's part of each global batch; it gathers and masks nothing else."""
+        own = batch_size // workers
+        dataset = tf.data.Dataset.range(first, end).batch(batch_size, drop_remainder=True)
+        if workers > 1:
+            dataset = dataset.map(lambda positions: positions[index * own : (index + 1) * own])
+        dataset = dataset.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+    dataset = part_of_worker(0, 1).with_options(options)
+    dataset.part_of_worker = part_of_worker
+    return dataset
 
 
 # splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).

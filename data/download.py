@@ -25,6 +25,8 @@ USER_AGENT = "Mozilla/5.0 (compatible; keras-recipes)"
 
 # A server that sends fewer bytes than this in `timeout` seconds is given up.
 CHUNK_BYTES = 16 * 1024
+NO_ADDRESS = "has no known address (no network?)"
+NO_NETWORK = {NO_ADDRESS, "cannot be reached (Network is unreachable)"}
 # What zipfile raises: RuntimeError for an encrypted member, and for one that is compressed in an
 # unknown way a subclass of it.
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
@@ -69,7 +71,7 @@ def _fetch(
     answer_within: float | None,
 ) -> None:
     budget = math.inf if answer_within is None else answer_within
-    failures = []
+    failures: dict[str, str] = {}
     for tried, url in enumerate(urls):
         patience = min(timeout, budget / (len(urls) - tried))
         with open(target, "wb") as file:
@@ -84,9 +86,18 @@ def _fetch(
         if failure is None:
             print(f"{what}: downloaded from {url}", file=sys.stderr, flush=True)
             return
-        failures.append(f"{url} {failure}")
+        failures[url] = failure
     target.unlink(missing_ok=True)
-    raise DataError(f"{what} could not be downloaded: " + "; ".join(failures))
+    reasons = [f"{url} {failure}" for url, failure in failures.items()]
+    raise DataError(f"{what} could not be downloaded: " + "; ".join(reasons), _in_short(failures))
+
+
+def _in_short(failures: dict[str, str]) -> str:
+    """Why no mirror delivered, by the names of the hosts."""
+    if set(failures.values()) <= NO_NETWORK:
+        return "no network"
+    hosts = {url: url.partition("://")[2].partition("/")[0] or url for url in failures}
+    return "; ".join(f"{hosts[url]} {failure}" for url, failure in failures.items())
 
 
 class _Sink:
@@ -165,7 +176,7 @@ def _reason(error: BaseException) -> str:
         return "cut the file off"
     for known in ("Name or service not known", "Temporary failure in name resolution"):
         if known in text:
-            return "has no known address (no network?)"
+            return NO_ADDRESS
     for known in ("Connection refused", "Network is unreachable", "CERTIFICATE_VERIFY_FAILED"):
         if known in text:
             return f"cannot be reached ({known})"

@@ -91,7 +91,7 @@ def load_images(dataset: str, cache_dir: Path) -> Images:
         try:
             images = _mnist()
         except DataError as error:
-            note = f"using scikit-learn's digits instead of mnist: {error}"
+            note = f"mnist: {error.short}; scikit-learn's digits are used instead"
             images = dataclasses.replace(_digits(), note=note)
     elif dataset == "mnist":
         images = _mnist()

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -256,17 +256,39 @@ def _rows(path: Path, lines) -> Iterator[tuple[str, float]]:
         where = f"{path}, line {lines.line_num}"
         if len(row) != len(header):
             raise DataError(f"{where}: {len(row)} fields, expected {len(header)} as in the header")
-        sequence = row[header.index("sequence")].strip().upper()
-        strange = [letter for letter in sequence if letter not in BASES]
-        if strange:
-            raise DataError(f"{where}: letter {strange[0]!r} in the sequence, expected A, C, G, T")
-        if not SHORTEST <= len(sequence) <= LONGEST:
-            raise DataError(f"{where}: {len(sequence)} bases, expected {SHORTEST} to {LONGEST}")
+        sequence = checked(row[header.index("sequence")], where)
         text = row[header.index("tm")].strip()
         # Python's float also takes 5_0, nan and the digits of other scripts.
         if not NUMBER.fullmatch(text) or not LOWEST_TM <= float(text) <= HIGHEST_TM:
             raise DataError(f"{where}: tm is {_shown(text)!r}, expected a temperature in degrees C")
         yield sequence, float(text)
+
+
+def checked(sequence: str, where: str) -> str:
+    """An oligo in upper case, without white space at its ends.
+
+    Args:
+        sequence: what somebody wrote.
+        where: what the message begins with.
+
+    Raises:
+        DataError: It has another letter than A, C, G, T, or fewer than 8 or more than 60 bases.
+    """
+    sequence = sequence.strip().upper()
+    strange = [letter for letter in sequence if letter not in BASES]
+    if strange:
+        raise DataError(f"{where}: letter {strange[0]!r} in the sequence, expected A, C, G, T")
+    if not SHORTEST <= len(sequence) <= LONGEST:
+        raise DataError(f"{where}: {len(sequence)} bases, expected {SHORTEST} to {LONGEST}")
+    return sequence
+
+
+def encode(sequences: Sequence[str]) -> np.ndarray:
+    """Token ids of oligos, int32 of shape (n, 60): 1 to 4 for A, C, G, T, then 0 for padding."""
+    ids = np.zeros((len(sequences), LONGEST), np.int32)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = [BASES.index(base) + 1 for base in sequence]
+    return ids
 
 
 def _shown(text: str) -> str:
@@ -276,10 +298,7 @@ def _shown(text: str) -> str:
 
 
 def _arrays(sequences: list[str], temperatures: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.zeros((len(sequences), LONGEST), np.int32)
-    for row, sequence in zip(ids, sequences, strict=True):
-        row[: len(sequence)] = [BASES.index(base) + 1 for base in sequence]
-    return ids, np.asarray(temperatures, np.float32)
+    return encode(sequences), np.asarray(temperatures, np.float32)
 
 
 def _duplex(sequence: str) -> str:

@@ -99,7 +99,7 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
         try:
             return _load_wikitext("wikitext-2", archives, cache_dir, AUTO_SECONDS)
         except DataError as error:
-            note = f"the installed packages' docstrings are used, because {error}"
+            note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
             return dataclasses.replace(_load_installed_docs(cache_dir), note=note)
     if dataset == "installed-docs":
         return _load_installed_docs(cache_dir)
@@ -124,6 +124,25 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
     raise DataError(
         f"{dataset!r} is neither a known dataset ({known}) nor an existing file or folder"
     )
+
+
+def load_unchanged(dataset: str, sha256: str, cache_dir: Path) -> Text | None:
+    """A text that was loaded before, or None where it is not there any more as it was.
+
+    Nothing is downloaded for it.
+
+    Args:
+        dataset: as for `load_text`.
+        sha256: what `text_sha256` gave.
+        cache_dir: as for `load_text`.
+    """
+    if dataset in wikitext_archives() and not (cache_dir / dataset).is_dir():
+        return None
+    try:
+        text = load_text(dataset, cache_dir)
+    except DataError:
+        return None
+    return text if text_sha256(text) == sha256 else None
 
 
 def text_sha256(text: Text) -> str:

@@ -21,6 +21,7 @@ from importlib import metadata
 
 from distribution import cluster
 from distribution.launch.cluster import usable_cores, visible_gpus
+from distribution.version import version_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         description="Devices, strategy, all-reduce and versions; proves that `fit` on 2 workers"
         " equals `fit` on one.",
     )
+    parser.add_argument("--version", action="version", version=version_line())
     parser.add_argument("--quick", action="store_true", help="leave the proof out")
     # What the proof's own processes are told.
     parser.add_argument("--train", help=argparse.SUPPRESS)

@@ -29,7 +29,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """
     patches = [use_what_is_built, count_from_mid_epoch]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        patches += [average_logs]
+        patches += [average_logs, make_own_part]
     if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         patches += [share_dropout_seeds, add_in_place]
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -130,6 +130,44 @@ def leave_data_on_coordinator() -> contextlib.AbstractContextManager:
         return init
 
     return _replaced(tf_trainer.TFEpochIterator, "__init__", make)
+
+
+def make_own_part() -> contextlib.AbstractContextManager:
+    """Lets each of several workers compute its own part of a global batch, and nothing else.
+
+    Breaks: `experimental_distribute_dataset` computes each global batch on every worker, which then
+    keeps a part of it. Does: where a dataset has `part_of_worker(index, workers)`, which returns
+    the part of one worker, this worker takes that.
+    """
+
+    def make(stock):
+        def init(self, distribute_strategy=None, *args, **kwargs):
+            stock(self, _OwnPart(distribute_strategy), *args, **kwargs)
+            self._distribute_strategy = distribute_strategy
+
+        return init
+
+    return _replaced(tf_trainer.TFEpochIterator, "__init__", make)
+
+
+class _OwnPart:
+    """Stands for the strategy while the iterator is made."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+
+    def experimental_distribute_dataset(self, dataset):
+        if not hasattr(dataset, "part_of_worker"):
+            return self.strategy.experimental_distribute_dataset(dataset)
+
+        def make(context):
+            workers = context.num_input_pipelines
+            part = dataset.part_of_worker(context.input_pipeline_id, workers)
+            replicas = context.num_replicas_in_sync // workers
+            batch_size = keras.tree.flatten(part.element_spec)[0].shape[0]
+            return part.rebatch(batch_size // replicas) if replicas > 1 else part
+
+        return self.strategy.distribute_datasets_from_function(make)
 
 
 def share_dropout_seeds() -> contextlib.AbstractContextManager:

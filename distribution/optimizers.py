@@ -1,6 +1,7 @@
 """The order of a step: reduce over replicas, finite?, unscale, clip by global norm, apply."""
 
 import math
+import weakref
 
 import keras
 import tensorflow as tf
@@ -41,8 +42,41 @@ def is_reduced(optimizer: keras.optimizers.Optimizer) -> bool:
     return isinstance(optimizer, _ReduceFirst)
 
 
+# The norm of each optimizer's last gradient. Not an attribute: Keras would save it.
+_norms: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """The global norm of the last step's gradient, of the global batch and before clipping.
+
+    Args:
+        optimizer: as `model.optimizer` has it.
+
+    Returns:
+        The root of the sum of all squares; not finite before the first step and where half
+        precision overflowed; None of an optimizer that was not built, or did not go through
+        `reduce_before_clipping()`.
+    """
+    norm = _norms.get(optimizer) if is_reduced(optimizer) else None
+    return None if norm is None else float(keras.ops.convert_to_numpy(norm))
+
+
 class _ReduceFirst:
     """An optimizer whose `apply()` begins with the sum over the replicas; a mixin."""
+
+    def build(self, variables):
+        """Builds the optimizer, and a place for the norm of the gradient."""
+        super().build(variables)
+        if self in _norms:
+            return
+        _norms[self] = keras.Variable(
+            math.nan,
+            trainable=False,
+            dtype=keras.config.floatx(),
+            synchronization="on_read",  # each replica keeps its own
+            aggregation="only_first_replica",  # they are the same
+            name="gradient_norm",
+        )
 
     def apply(self, grads, trainable_variables=None):
         """Sums dense gradients over all replicas, and applies them as Keras does."""
@@ -51,9 +85,18 @@ class _ReduceFirst:
         replica = tf.distribute.get_replica_context()
         if replica is not None and present:
             present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
+        if self.built and present:
+            self._keep_norm(present)
         present = iter(present)
         reduced = [None if g is None else next(present) for g in dense]
         return super().apply(reduced, trainable_variables)
+
+    def _keep_norm(self, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer
+        if scale is not None:
+            norm = norm / tf.cast(scale.value, norm.dtype)
+        _norms[self].assign(tf.cast(norm, keras.config.floatx()))
 
 
 def _specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:

@@ -1,6 +1,7 @@
 """Pretrained BERTs and trained ones: which is taken, its tokenizer, loading its weights."""
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -132,9 +133,13 @@ def _unreachable(name: str) -> str | None:
         return None
     try:
         socket.create_connection(("www.kaggle.com", 443), timeout=5).close()
+    except OSError:
+        return "no network"
+    try:
         keras_nlp.models.BertTokenizer.from_preset(name)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        return f"cannot be loaded ({_first_line(error)})"
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return re.sub(r"\S*://\S+", "...", first)[:80]
     return None
 
 

@@ -2,8 +2,11 @@
 
 import os
 
-from distribution.quiet_start import import_tensorflow, import_tqdm
+from distribution.quiet_start import import_tqdm, keep_tensorflow_quiet
+from training import early_answers
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-import_tensorflow()
+keep_tensorflow_quiet()
+if (program := early_answers.started_as()) is not None:
+    early_answers.answer(program, f"python -m recipes.{program}")
 import_tqdm()

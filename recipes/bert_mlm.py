@@ -13,13 +13,14 @@ What came out, in what time and on what machine: the table in README.md, which `
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
+from callbacks.masked_samples import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.text import load_text, text_sha256
@@ -38,6 +39,8 @@ from training.schedules import WarmUp
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.bert_mlm`."""
+
+    XLA_PAYS_AFTER: ClassVar[int] = 300
 
     dataset: str = "auto"
     """wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."""
@@ -180,7 +183,8 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        callbacks = run.callbacks(valid_data, test_data, perplexity_of="cross_entropy")
+        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary)]
+        callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(

@@ -14,9 +14,11 @@ import numpy as np
 import tyro
 
 from data import sentence_inputs
+from models import presets
 from training.command_line import command_line
+from training.errors import RunError
 from training.options import check, positive, problems_of_types
-from training.run_folder import open_finished
+from training.run_folder import open_finished, require_keys
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -47,9 +49,19 @@ def main(options: Options) -> list[dict]:
     """
     check(options)
     _, results = open_finished(options.run_dir, "text_classification")
-    model = keras_nlp.models.BertTextClassifier.from_preset(
-        str(options.run_dir / "model"), dtype="float32", compile=False
+    results_file = options.run_dir / "results.json"
+    require_keys(results_file, results, classes=list)
+    model = presets.load(
+        keras_nlp.models.BertTextClassifier,
+        str(options.run_dir / "model"),
+        dtype="float32",
+        compile=False,
     )
+    if model.num_classes != len(results["classes"]):
+        raise RunError(
+            f"{results_file}: damaged, it has {len(results['classes'])} classes and the model "
+            f"{model.num_classes}"
+        )
     inputs = sentence_inputs.encode(options.texts, model.preprocessor)
     logits = np.asarray(model(inputs, training=False), np.float64)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -18,6 +18,7 @@ import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
+from callbacks.regression_summaries import RegressionSummaries
 from data import arrays
 from data.errors import DataError
 from data.oligos import (
@@ -165,7 +166,8 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        callbacks = run.callbacks(valid_data, test_data)
+        scatter = RegressionSummaries(run.tensorboard, *splits["test"], unit="°C")
+        callbacks = run.callbacks(valid_data, test_data, extra=[scatter])
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(

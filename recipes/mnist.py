@@ -128,6 +128,7 @@ def main(options: Options) -> dict:
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline={"most_frequent_accuracy": float(np.mean(splits["test"][1] == most_frequent))},
+            classes=images.classes,
             confusion_matrix=confused.confusion_matrix.tolist(),
         )
 

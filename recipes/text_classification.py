@@ -20,6 +20,7 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
+from callbacks.sentence_samples import SentenceSamples
 from data import arrays, sentence_inputs, sentences, word_pieces
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
@@ -149,16 +150,16 @@ def main(options: Options) -> dict:
             model, macro_f1 = build_model(options, evidence, preset), MacroF1(len(data.classes))
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = adamw(options, WarmUp(warmup, decay))
             model.compile(
-                optimizer=reduce_before_clipping(optimizer),
+                optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy"), macro_f1],
                 **run.compile_options,
             )
         run.build(model, train_data)
-        callbacks = run.callbacks(valid_data, test_data)
+        shown = SentenceSamples(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
+        callbacks = run.callbacks(valid_data, test_data, extra=[shown])
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from data import checksums
+from training.errors import RunError
 
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
@@ -87,6 +88,20 @@ def _save_keras_file(model: keras.Model, path: Path) -> None:
     copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     copy.save(path)
+
+
+def load_keras_file(folder: Path) -> keras.Model:
+    """The model of a run's `model` folder that is no preset, never compiled.
+
+    Raises:
+        RunError: it cannot be loaded.
+    """
+    path = folder / "model.keras"
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:  # whatever the archive, its JSON or its weights give rise to
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunError(f"{path}: cannot be loaded ({first[:200]})") from error
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,8 @@ from callbacks.evaluate_every import EvaluateEvery
 from callbacks.learning_rate import LearningRatePrinter
 from callbacks.metrics_file import MetricsFile
 from callbacks.mlflow_tracker import MlflowTracker
+from callbacks.options_summary import OptionsSummary
+from callbacks.profile import Profile
 from callbacks.records import Records
 from callbacks.restore import Restore
 from callbacks.steps import StepCallback
@@ -24,8 +26,11 @@ from callbacks.throughput import Throughput
 from callbacks.tracker import Tracker
 from callbacks.wandb_tracker import WandbTracker
 from training import checks
-from training.options import SharedOptions, to_json
+from training.options import SharedOptions, profiled_steps, to_json
 from training.plan import Plan
+
+# Options that are not the same when a run resumes, or tell nothing of it.
+NOT_SHOWN = {"run_dir", "cache_dir", "options", "resume", "quiet", "profile"}
 
 
 class RunCallbacks:
@@ -64,6 +69,9 @@ class RunCallbacks:
             self.throughput,
             options.log_every,
         )
+        first, last = profiled_steps(options.profile) or (0, 0)
+        profiles = is_chief and last > 0
+        self.profile = Profile(run_dir / "logs" / "train" if profiles else None, first, last)
         self.checkpoint: Checkpoint | None = None
 
     def in_order(
@@ -104,6 +112,11 @@ class RunCallbacks:
                 (test, "test", options.test_every),
             )
         )
+        shown = OptionsSummary(
+            self.tensorboard,
+            {k: v for k, v in to_json(options).items() if k not in NOT_SHOWN},
+            plan.fixed(),
+        )
         stateful = {
             "records": self.records,
             "metrics_file": self.metrics_file,
@@ -111,6 +124,7 @@ class RunCallbacks:
             "tracker": self.tracker,
             "validator": validator,
             "tester": tester,
+            "options": shown,
         } | checks.stateful(extra)
         checks.require_callbacks(info, stateful)
         self.checkpoint.stateful_callbacks = stateful
@@ -120,6 +134,8 @@ class RunCallbacks:
             StopAtStep(),
             StopOnBadLoss(lambda: checkpoint_files.newest_name(self.checkpoint.folder)),
             self.throughput,  # before whatever evaluates, writes or saves
+            self.profile,
+            shown,
             *extra,
             self.records,
             self.tensorboard,
@@ -135,3 +151,8 @@ class RunCallbacks:
             if isinstance(callback, StepCallback):
                 callback.count_steps(plan.steps_per_epoch, plan.total_steps)
         return in_order
+
+    def close(self) -> None:
+        """Lets go of the terminal and of the profiler, also after an error."""
+        self.terminal.close()
+        self.profile.close()

@@ -1,6 +1,7 @@
 """What a run refuses before it begins, and what would make its numbers silently wrong."""
 
 import contextlib
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from distribution import cluster, keras_compat, strategies
 from distribution.global_loss import is_global
 from distribution.optimizers import is_reduced
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions
+from training.options import SharedOptions, profiled_steps
 from training.plan import Plan
+
+log = logging.getLogger("recipes")
 
 # They hold numbers that no checkpoint of ours keeps, so a resumed run would train differently.
 KEEPS_STATE_OF_ITS_OWN = (
@@ -74,6 +77,29 @@ def refuse_pairs(options: SharedOptions) -> None:
         raise OptionsError("\n".join(found))
 
 
+def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps: int) -> bool | str:
+    """Whether XLA compiles the step, as `model.compile(jit_compile=)` takes it.
+
+    Args:
+        options: `--jit`; auto compiles on one CPU, where the recipe has measured from how many
+            steps on that pays, and leaves it to Keras elsewhere.
+        strategy: XLA cannot compile the all-reduce of several replicas.
+        steps: of the run.
+    """
+    if options.jit != "auto":
+        return options.jit == "on"
+    pays = (
+        options.XLA_PAYS_AFTER is not None
+        and steps >= options.XLA_PAYS_AFTER
+        and strategies.name_of(strategy) == "none"
+        and options.accumulate_steps == 1  # whose training function is not compiled
+        and options.precision != "float64"
+        and not options.deterministic
+        and not tf.config.list_logical_devices("GPU")
+    )
+    return pays or "auto"
+
+
 def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     """Refuses executions of several steps that would run over the end of an epoch or the run.
 
@@ -101,6 +127,25 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
         raise OptionsError(
             f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
             f"run {plan.total_steps}{done}; {', '.join(fits[:12])} would fit"
+        )
+
+
+def refuse_steps_outside(profile: str | None, plan: Plan) -> None:
+    """Refuses to profile steps that the run does not have.
+
+    Args:
+        profile: `--profile`, START:STOP, or None.
+        plan: what the run does. Where it resumes after these steps, none of them is profiled.
+
+    Raises:
+        OptionsError: says how many steps there are.
+    """
+    steps = profiled_steps(profile)
+    if steps is not None and steps[1] > plan.total_steps:
+        raise OptionsError(f"--profile {profile}: the run has {plan.total_steps} steps")
+    if steps is not None and steps[1] <= plan.steps_done:
+        log.warning(
+            "--profile %s: %d steps are done already, none is profiled", profile, plan.steps_done
         )
 
 

@@ -9,6 +9,7 @@ import tqdm
 
 from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT
+from training.harmless import LIBRARIES, kept_from_terminal
 from training.notebook import in_notebook
 
 log = logging.getLogger("recipes")
@@ -30,7 +31,8 @@ class TerminalHandler(logging.Handler):
 
     def emit(self, record):
         """Writes one line."""
-        if not (self.progress_bar and getattr(record, "shown_by_bar", False)):
+        told = self.progress_bar and getattr(record, "shown_by_bar", False)
+        if not (told or getattr(record, "file_only", False)):
             tqdm.tqdm.write(self.format(record), file=sys.stdout)
             sys.stdout.flush()
 
@@ -49,7 +51,8 @@ class LogFile(logging.FileHandler):
             CannotSave: the line could not be written.
         """
         error = sys.exc_info()[1]
-        log.removeHandler(self)  # what the error leads to is still told to the terminal
+        for logger in (log, *map(logging.getLogger, LIBRARIES)):
+            logger.removeHandler(self)  # what the error leads to is still told to the terminal
         reason = getattr(error, "strerror", None) or error
         raise CannotSave(f"{self.baseFilename} cannot be written: {reason}") from error
 
@@ -78,14 +81,19 @@ class RunLogging:
         self._add(TerminalHandler(quiet, wants_progress_bar(quiet)))
         log.propagate = False
         tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
+        self._warnings = contextlib.ExitStack()
+        self._warnings.enter_context(kept_from_terminal())
 
     def to_file(self, path: Path) -> None:
-        """Appends all lines to a file too, with the time.
+        """Appends all lines to a file too, with the time; Keras's and TensorFlow's warnings too.
 
         Raises:
             OSError: it cannot be written.
         """
-        self._add(LogFile(path))
+        handler = LogFile(path)
+        self._add(handler)
+        for name in LIBRARIES:
+            logging.getLogger(name).addHandler(handler)
 
     def _add(self, handler: logging.Handler) -> None:
         self._handlers.append(handler)
@@ -93,8 +101,10 @@ class RunLogging:
 
     def close(self) -> None:
         """Takes the handlers away and puts the logger back."""
+        self._warnings.close()
         for handler in self._handlers:
-            log.removeHandler(handler)
+            for logger in (log, *map(logging.getLogger, LIBRARIES)):
+                logger.removeHandler(handler)
             handler.close()
         level, log.propagate, of_tensorflow = self._before
         log.setLevel(level)

@@ -5,11 +5,12 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shlex
 import types
 import typing
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from training.errors import OptionsError
 
@@ -19,7 +20,14 @@ LONGEST_PATH = 255  # letters of one name in a path
 
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions:
-    """What every recipe takes; a recipe adds its own and sets its own defaults."""
+    """What every recipe takes; a recipe adds its own and sets its own defaults.
+
+    Attributes:
+        XLA_PAYS_AFTER: steps from which a run on one CPU is faster with `--jit on`, compiling
+            counted, as the recipe's author has measured; None where it is not or nobody has.
+    """
+
+    XLA_PAYS_AFTER: ClassVar[int | None] = None
 
     dataset: str = "auto"
     """A name or a path; see the recipe's own help."""
@@ -66,7 +74,7 @@ class SharedOptions:
     steps_per_execution: int = 1
     """Steps run in one call of the training function; callbacks act between calls."""
     jit: Literal["auto", "on", "off"] = "auto"
-    """XLA: auto leaves it to Keras."""
+    """XLA: auto compiles where that was measured to pay, and leaves it to Keras elsewhere."""
     seed: int = 0
     """Decides data order, masks, initial weights and dropout."""
     deterministic: bool = False
@@ -79,6 +87,8 @@ class SharedOptions:
     """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
     log_every: int = 50
     """Steps between two lines of the log."""
+    profile: str | None = None
+    """START:STOP: writes a TensorBoard profile of these steps (counted from 1, both included)."""
     quiet: bool = False
     """Prints warnings and the results only."""
     tracker: Literal["none", "wandb", "mlflow"] = "none"
@@ -112,6 +122,7 @@ class SharedOptions:
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
                 f"{self.global_batch_size}: give one of them"
             )
+        found += problems_of_profile(self.profile)
         found += positive("seed", self.seed, zero=True, most=2**31 - 1)
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
@@ -209,6 +220,25 @@ def _short_value(value) -> str:
     if isinstance(value, int) and value.bit_length() > 100:  # Python does not print every one
         return f"(a number of {value.bit_length()} bits)"
     return _short(repr(value))
+
+
+def profiled_steps(profile: str | None) -> tuple[int, int] | None:
+    """The first and the last step of `--profile START:STOP`; None where it names none."""
+    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", profile or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def problems_of_profile(profile: str | None) -> list[str]:
+    """A problem where `--profile` does not name steps."""
+    if profile is None:
+        return []
+    steps = profiled_steps(profile)
+    if steps is None or not 0 < steps[0] <= steps[1]:
+        return [
+            f"--profile {_short(profile)}: must be START:STOP, two steps counted from 1, the "
+            "earlier one first, for instance 100:110"
+        ]
+    return []
 
 
 def fraction(name: str, value: float, one: bool = False) -> list[str]:

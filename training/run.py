@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint_files
 from callbacks.errors import Stopped
+from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT
 from data.cache import default_cache_dir
 from data.errors import DataError
@@ -32,12 +33,19 @@ from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.model_card import model_card
 from training.notebook import call, in_notebook
-from training.options import SharedOptions, check, command
-from training.plan import Plan, make_plan
-from training.run_folder import RunFolder
+from training.options import SharedOptions, check, command, to_json
+from training.plan import Plan, make_plan, scaled_learning_rate
+from training.run_folder import OPTIONS_FREE_TO_CHANGE, RunFolder
 from training.signals import StopRequested, signals
+from training.verdict import Training, verdict
 
 log = logging.getLogger("recipes")
+
+# Of a run's results, what TensorBoard shows beside the options.
+SHOWN_AS_HPARAMS = (
+    *("recipe", "dataset", "preset", "strategy", "replicas", "workers", "global_batch_size"),
+    *("learning_rate", "steps", "epochs"),
+)
 
 
 @contextlib.contextmanager
@@ -114,6 +122,7 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._facts: dict = {}
+        self._usual_rate = 0.0
         self._adam_bound: float | None = None
         self._callbacks = RunCallbacks(
             self.folder.path,
@@ -154,9 +163,9 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
-        self._callbacks.terminal.close()
         self._callbacks.tracker.close()
         self.folder.close()
+        self._callbacks.close()
 
     @property
     def results(self) -> dict | None:
@@ -228,7 +237,10 @@ class Run:
             resumed=self.folder.facts,
         )
         self._plan, self._facts = made, facts
+        default = type(self.options)().base_learning_rate  # None leaves it to the recipe
+        self._usual_rate = base_learning_rate if default is None else default
         self._steps_per_execution()  # refuses what does not divide
+        checks.refuse_steps_outside(self.options.profile, made)
         self.folder.keep_facts(facts | made.fixed())
         self._callbacks.throughput.examples_per_step = (
             made.global_batch_size * made.accumulate_steps
@@ -264,7 +276,7 @@ class Run:
     def compile_options(self) -> dict:
         """For `model.compile()`: XLA, and the steps of one execution."""
         return {
-            "jit_compile": {"auto": "auto", "on": True, "off": False}[self.options.jit],
+            "jit_compile": checks.jit_compile(self.options, self.strategy, self._plan.total_steps),
             "steps_per_execution": self._steps_per_execution(),
         }
 
@@ -355,6 +367,16 @@ class Run:
         """Saves what was trained when the run was asked to stop; all workers together."""
         self._callbacks.checkpoint.save_stopped(self._callbacks.records.step)
 
+    def _training(self, steps: int) -> Training:
+        return Training(
+            steps=steps,
+            learning_rate=float(self._plan.learning_rate),
+            usual_learning_rate=scaled_learning_rate(
+                self._usual_rate, self._plan.replicas, self.options.lr_scaling
+            ),
+            history=self._callbacks.records.history,
+        )
+
     def finish(
         self,
         model: keras.Model,
@@ -381,11 +403,12 @@ class Run:
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
-        self.tensorboard.flush()
         self._callbacks.tracker.finish()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
+            for line in verdict(test, baseline, self._training(steps)):
+                log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
@@ -414,6 +437,7 @@ class Run:
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),
         }
+        self._show_hparams(results)
         if self.is_chief:
             path = self.folder.path
             if not (path / "options.json").exists():
@@ -432,3 +456,15 @@ class Run:
             log.log(RESULT, "results  %s", path / "results.json")
         signals.training = False
         return results
+
+    def _show_hparams(self, results: dict) -> None:
+        trained_by = {
+            name: value
+            for name, value in to_json(self.options).items()
+            if name not in OPTIONS_FREE_TO_CHANGE
+        }
+        came_to = {name: results[name] for name in SHOWN_AS_HPARAMS}
+        write_hparams(
+            self.tensorboard, results["steps"], trained_by | came_to, str(self.folder.path)
+        )
+        self.tensorboard.flush()

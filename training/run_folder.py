@@ -21,7 +21,8 @@ log = logging.getLogger("recipes")
 OPTIONS_FREE_TO_CHANGE = {
     *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
     *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
-    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet", "tracker"),
+    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
+    *("profile", "tracker"),
 }
 OPTIONS_OF_LENGTH = {"epochs", "max_steps"}
 
@@ -263,12 +264,12 @@ def require_keys(path: Path, content, **expected) -> None:
         raise RunError(f"{path}: damaged, it lacks {', '.join(wrong) or 'everything'}")
 
 
-def open_finished(folder: Path, recipe: str) -> tuple[dict, dict]:
+def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
     """What a finished run wrote into `options.json` and `results.json`.
 
     Args:
         folder: the run's.
-        recipe: the recipe that it must be a run of.
+        *recipes: those that it may be a run of.
 
     Raises:
         RunError: no such run, one that is not finished or damaged, or one of another recipe.
@@ -280,14 +281,35 @@ def open_finished(folder: Path, recipe: str) -> tuple[dict, dict]:
     if not there:
         raise RunError(f"{folder}: holds no run; the folder of a finished one is expected")
     run = read_run_file(folder / "options.json", recipe=str, options=dict, resolved=dict)
-    if run["recipe"] != recipe:
-        raise RunError(f"{folder}: a run of {run['recipe']}; one of {recipe} is expected")
+    if run["recipe"] not in recipes:
+        expected = " or ".join(recipes)
+        raise RunError(f"{folder}: a run of {run['recipe']}; one of {expected} is expected")
     if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
         raise RunError(f"{folder}: the run there is not finished, it has no model yet")
     problem = checksums.problem(folder / "model")
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
     return run, read_run_file(folder / "results.json", recipe=str, test=dict, steps=int)
+
+
+def require_settings(path: Path, saved: dict, *needed: str) -> None:
+    """Refuses options that a run has saved, of which one is missing or has a value that is wrong.
+
+    Args:
+        path: the file that they come from.
+        saved: options by name.
+        *needed: names that are read, of those that every recipe takes.
+
+    Raises:
+        RunError: names the first of them.
+    """
+    defaults = to_json(SharedOptions())
+    missing = [name for name in needed if name not in saved]
+    if missing:
+        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
+    found = SharedOptions(**(defaults | {name: saved[name] for name in needed})).problems()
+    if found:
+        raise RunError(f"{path}: damaged, {found[0]}")
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -12,6 +12,7 @@ import sys
 from distribution.launch.cluster import usable_cores, visible_gpus
 from distribution.launch.plan import WRONG_OPTIONS, LaunchPlan
 from distribution.launch.ports import DEFAULT_BASE_PORT, check_ports, count_ports
+from distribution.version import version_line
 
 EXAMPLES = """\
 one machine, two workers (with GPUs: half of them each):
@@ -42,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--version", action="version", version=version_line())
     add("--nproc-per-node", metavar="P", default="1", help="workers on each host (default 1)")
     add(
         "--ps",

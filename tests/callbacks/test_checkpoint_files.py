@@ -7,6 +7,7 @@ import pytest
 
 from callbacks import checkpoint_files
 from callbacks.errors import CannotSave
+from tests.support import damaged
 
 
 def write(folder, step, content=b"weights"):
@@ -65,6 +66,22 @@ def test_nothing_is_written_in_its_place(tmp_path):
     assert (found.folder / "model.weights.h5").read_bytes() == b"new"
 
 
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
+    write(tmp_path, 3, b"old")
+    stock = os.rename
+
+    def rename(source, target):
+        if os.path.basename(target) == "step-00000003":
+            raise KeyboardInterrupt
+        stock(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "rename", rename)
+        write(tmp_path, 3, b"new")
+    found = checkpoint_files.newest(tmp_path)
+    assert (found.folder / "model.weights.h5").read_bytes() == b"old"
+
+
 def test_what_a_killed_process_left_is_removed(tmp_path):
     left = tmp_path / ".step-00000001.999"
     left.mkdir()
@@ -108,6 +125,11 @@ class TestDamaged:
         names = ["damaged-step-00000004", "damaged-step-00000004-2", "damaged-step-00000004-3"]
         assert sorted(os.listdir(tmp_path)) == names
         assert checkpoint_files.newest_name(tmp_path) is None
+
+    def test_a_flipped_bit_in_the_weights(self, tmp_path):
+        write(tmp_path, 1)
+        damaged.flip_a_bit(write(tmp_path, 2) / "model.weights.h5")
+        assert checkpoint_files.newest(tmp_path).step == 1
 
     @pytest.mark.parametrize("state", ["null", "[]", "{}", '{"step": 1}', "5", "\udcff"])
     def test_a_state_that_is_none_though_its_sum_is_right(self, tmp_path, state):

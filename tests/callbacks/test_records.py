@@ -83,6 +83,9 @@ def test_its_state_is_all_that_it_needs(records, listener):
     second.on_train_batch_end(2, {"loss": 3.0})
     second.on_epoch_end(0, {"loss": 3.0})
     assert listener.records == expected and second.history == whole.history
+    third = records()
+    third.set_state(whole.get_state())
+    assert third.history == {"loss": [3.0]}
 
 
 def test_perplexity():

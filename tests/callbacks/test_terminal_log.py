@@ -7,7 +7,13 @@ import sys
 
 import pytest
 
-from callbacks.terminal_log import RESULT, TerminalLog, numbers_in_words, time_left
+from callbacks.terminal_log import (
+    RESULT,
+    TerminalLog,
+    epoch_in_words,
+    numbers_in_words,
+    time_left,
+)
 from callbacks.throughput import Throughput
 
 
@@ -19,19 +25,46 @@ def test_time_left(seconds, said):
     assert time_left(seconds) == said
 
 
+RECORD = {
+    "event": "epoch",
+    "step": 8,
+    "epoch": 3,
+    "loss": 1.26,
+    "cross_entropy": 1.25,
+    "perplexity": 3.49,
+    "val_loss": 1.5,
+    "val_cross_entropy": 1.75,
+    "val_perplexity": 1234.5,
+    "tokens_per_second": 99.0,
+}
+
+
 def test_loss_beside_an_equal_cross_entropy_is_left_out():
-    record = {
-        "event": "epoch",
-        "step": 8,
-        "loss": 1.25,
-        "cross_entropy": 1.25,
-        "val_loss": 1.5,
-        "val_cross_entropy": 1.75,
-        "tokens_per_second": 99.0,
-    }
-    assert numbers_in_words(record) == (
-        "cross_entropy 1.2500  validation:  loss 1.5000  cross_entropy 1.7500"
-    )
+    assert epoch_in_words(RECORD | {"val_loss": 1.74}) == [
+        "epoch 3  cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234"
+    ]
+    assert numbers_in_words({"loss": 1.25, "cross_entropy": 1.25}) == "cross_entropy 1.2500"
+    with_penalty = epoch_in_words(RECORD | {"loss": 1.3})
+    assert with_penalty[0].startswith("epoch 3  loss 1.3000 | 1.5000  cross_entropy")
+
+
+def test_without_validation_there_is_one_column():
+    assert epoch_in_words({"epoch": 1, "rmse": 12.345}) == ["epoch 1  rmse 12.35"]
+    assert epoch_in_words({"epoch": 1, "rmse": 1.0, "val_other": 2.0}) == [
+        "epoch 1  rmse 1.0000 | -  other - | 2.0000"
+    ]
+
+
+def test_an_epoch_fits_100_columns():
+    names = ("accuracy", "cross_entropy", "perplexity", "loss", "precision_at_5", "auc", "macro_f1")
+    numbers = {p + name: 8.5 + i for i, name in enumerate(names) for p in ("", "val_")}
+    lines = epoch_in_words({"epoch": 12, **numbers})
+    assert len(lines) == 2 and max(map(len, lines)) <= 100
+    for name in names:
+        assert sum(f"  {name} " in line for line in lines) == 1
+    # The usual three need one line.
+    usual = {p + name: 46.8363 for name in names[:3] for p in ("", "val_")}
+    assert len(epoch_in_words({"epoch": 12, **usual})) == 1
 
 
 class Speed(Throughput):
@@ -56,14 +89,19 @@ def test_a_line_of_each_record(terminal, caplog):
     step = {"event": "step", "step": 4, "loss": 2.5, "learning_rate": 0.001}
     terminal.on_record(step | Speed().total())
     terminal.on_record({"event": "epoch", "step": 4, "epoch": 1, "accuracy": 0.5})
+    terminal.on_record({"event": "epoch", "step": 8, "epoch": 2, "accuracy": 0.75})
     terminal.on_record({"event": "evaluation", "split": "test", "step": 4, "accuracy": 0.25})
     assert [record.getMessage() for record in caplog.records] == [
         "step 4/8  loss 2.5000  learning rate 0.001  1,234 tokens/s  2 s left",
+        "after each epoch: training | validation",
         "epoch 1  accuracy 0.5000",
+        "epoch 2  accuracy 0.7500",
         "step 4  test  accuracy 0.2500",
     ]
     assert {record.levelno for record in caplog.records} == {logging.INFO}
-    assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [True, False, False]
+    assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [
+        *(True, False, False, False, False)
+    ]
 
 
 def test_evaluation_after_the_training_is_a_result(terminal, caplog):

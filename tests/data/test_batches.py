@@ -168,3 +168,24 @@ class TestUniform:
         seeds = {batches.stream_seed(seed, name) for seed in range(20) for name in ("a", "b")}
         assert len(seeds) == 40
         assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_worker_makes_its_own_part_of_each_global_batch(kind, workers):
+    made = []
+
+    def make_batch(indices, epoch):
+        made.append(indices.shape[0])
+        return indices, indices, tf.ones(tf.shape(indices))
+
+    if kind == "training":
+        whole = batches.training_batches(26, 8, 3, make_batch, first_batch=2)
+    else:
+        whole = batches.evaluation_batches(26, 8, make_batch)
+    parts = [take(whole.part_of_worker(index, workers), 4) for index in range(workers)]
+    for number, batch in enumerate(take(whole, 4)):
+        for column in range(3):
+            together = np.concatenate([part[number][column] for part in parts])
+            np.testing.assert_array_equal(together, batch[column])
+    assert made == [8] + [8 // workers] * workers

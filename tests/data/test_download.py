@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import requests
 
 from data import download, paths
 from data.errors import DataError
@@ -24,7 +25,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.requests.append((self.path, self.headers.get("User-Agent")))
         if self.path == "/slow":
-            self.server.stopped.wait(10)
+            self.server.stopped.wait(60)
             return
         if self.path in ("/403", "/404"):
             self.send_error(int(self.path[1:]))
@@ -121,23 +122,37 @@ def test_all_mirrors_fail(server, tmp_path):
         assert f"{server.url}/{path} {reason}" in message
     assert f"{refused} cannot be reached (Connection refused)" in message
     assert "http://[broken failed" in message
+    host = server.url.removeprefix("http://")
+    first, reason = next(iter(FAILURES.items()))
+    assert error.value.short.startswith(f"{host} {reason}; {host} ")
+    assert "http://" not in error.value.short.split("[broken failed")[0]
     assert os.listdir(tmp_path) == []
+
+
+def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
+    def get(url, **options):
+        raise requests.ConnectionError(f"{url}: [Errno -2] Name or service not known")
+
+    monkeypatch.setattr(requests, "get", get)
+    with pytest.raises(DataError, match="https://a.b/c has no known address") as error:
+        download.fetch(["https://a.b/c", "https://d.e/f"], SHA256, tmp_path / "file", what="it")
+    assert error.value.short == "no network"
 
 
 def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):
     begun = time.monotonic()
     with pytest.raises(DataError):
-        fetch(server, ["slow"] * 3, tmp_path / "file", answer_within=0.6)
-    assert 0.5 < time.monotonic() - begun < 2
+        fetch(server, ["slow"] * 3, tmp_path / "file", timeout=30.0, answer_within=0.6)
+    assert time.monotonic() - begun < 25  # less than a single one could take
     assert len(server.requests) == 3, "each mirror gets its share of the time"
 
 
 def test_a_name_that_cannot_be_looked_up_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(3))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(60))
     begun = time.monotonic()
     with pytest.raises(DataError, match="sent no data within 0.3 s"):
         download.fetch(["http://mirror.invalid/file"], SHA256, tmp_path / "file", answer_within=0.3)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 25
 
 
 def test_a_full_disk_is_not_blamed_on_a_mirror(server, tmp_path, monkeypatch):

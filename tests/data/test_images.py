@@ -293,7 +293,8 @@ def test_digits(tmp_path):
 def test_auto_falls_back_aloud(keras_cache):
     loaded = load_images("auto", keras_cache)
     assert loaded.name == "digits"
-    assert "instead of mnist" in loaded.note and "no network in tests" in loaded.note
+    assert loaded.note.startswith("mnist: ") and "no network in tests" in loaded.note
+    assert loaded.note.endswith("; scikit-learn's digits are used instead")
     assert "\n" not in loaded.note
 
 
@@ -376,7 +377,7 @@ def test_the_cache_is_the_one_of_keras(tmp_path):
 
 def test_a_look_ends_in_time(keras_cache, monkeypatch):
     monkeypatch.setattr(images, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(requests, "get", lambda *args, **kwargs: time.sleep(2))
+    monkeypatch.setattr(requests, "get", lambda *args, **kwargs: time.sleep(60))
     started = time.monotonic()
     assert "sent no data within 0.2 s" in load_images("auto", keras_cache).note
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 25

@@ -216,6 +216,8 @@ def test_baselines():
         "tfidf_accuracy": 1.0,
         "tfidf_macro_f1": 1.0,
     }
+    swapped = {"train": (train, labels), "test": (test[0], 1 - test[1])}
+    assert baselines(swapped)["tfidf_accuracy"] == 0.0, "it has seen the test split"
     with pytest.raises(DataError, match="no word"):
         baselines({"train": (["?", "!"], np.array([0, 1])), "test": test})
 

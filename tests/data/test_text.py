@@ -128,10 +128,13 @@ def test_a_zip_without_a_split_leaves_nothing(server, tmp_path):
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_what_is_asked_for_by_name_is_refused_when_no_mirror_delivers(server, tmp_path, fake_docs):
-    mirrors = {"wikitext-2-raw": text.Archive((f"{server.url}/a.zip",), "0" * 64)}
-    with pytest.raises(DataError, match="wikitext-2-raw could not be downloaded: .* 404"):
-        text.load_text("wikitext-2-raw", tmp_path / "cache", mirrors)
+@pytest.mark.parametrize("name", text.wikitext_archives())
+def test_what_is_asked_for_by_name_is_refused_when_no_mirror_delivers(
+    server, tmp_path, fake_docs, name
+):
+    mirrors = {name: text.Archive((f"{server.url}/a.zip",), "0" * 64)}
+    with pytest.raises(DataError, match=f"{name} could not be downloaded: .* 404"):
+        text.load_text(name, tmp_path / "cache", mirrors)
     assert os.listdir(tmp_path / "cache") == []
 
 
@@ -149,7 +152,11 @@ def test_auto_falls_back_and_says_so(server, tmp_path, fake_docs):
     loaded = text.load_text("auto", tmp_path / "cache", mirrors)
     assert loaded.name == "installed-docs" and loaded.splits == fake_docs
     assert not loaded.english_wikitext
-    assert "answered 404" in loaded.note and "\n" not in loaded.note
+    host = server.url.removeprefix("http://")
+    assert loaded.note == (
+        f"wikitext-2: {host} answered 404 File not found; the installed packages' docstrings are "
+        "used instead"
+    )
 
 
 def test_auto_gives_up_silent_mirrors_soon(tmp_path, fake_docs, monkeypatch):
@@ -160,7 +167,7 @@ def test_auto_gives_up_silent_mirrors_soon(tmp_path, fake_docs, monkeypatch):
         loaded = text.load_text(
             "auto", tmp_path / "cache", {"wikitext-2": text.Archive((url, url), "0" * 64)}
         )
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 25  # 30 are left to a mirror that is named
     assert "sent no data" in loaded.note
 
 

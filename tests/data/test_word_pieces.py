@@ -266,6 +266,9 @@ class TestTokenizeOnce:
         np.testing.assert_array_equal(again["train"][0], first["train"][0])
         with pytest.raises(TypeError):
             word_pieces.tokenize_once(text, tokenizer, tmp_path, drop_short=True)
+        swapped = [*tokenizer.vocabulary[:-2], *reversed(tokenizer.vocabulary[-2:])]
+        with pytest.raises(TypeError):
+            word_pieces.tokenize_once(text, make_tokenizer(swapped), tmp_path)
         assert len(list((tmp_path / "tokens").iterdir())) == 1
 
     @pytest.mark.parametrize("damage", ["flipped", "truncated"])

@@ -105,7 +105,7 @@ time.sleep(60)
     assert "worker 1 ended with exit status 7" in err
     assert "[worker 1] line 29" in err and "[worker 1] line 10\n" in err
     assert "line 9\n" not in err  # the last twenty only
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 50  # they would sleep for a minute
 
 
 def test_death_by_a_signal(runs):

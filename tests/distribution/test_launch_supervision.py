@@ -103,7 +103,7 @@ time.sleep(60)
     process.send_signal(signal.SIGINT)
     status, _, _ = runs.end(process)
     assert status == 128 + signal.SIGINT
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 9  # 10 are given to those who may save
     assert not runs.alive()
 
 

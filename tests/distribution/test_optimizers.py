@@ -7,6 +7,7 @@ from distribution import keras_compat
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import (
     bound_adam,
+    gradient_norm,
     is_reduced,
     largest_adam_step,
     reduce_before_clipping,
@@ -97,16 +98,21 @@ def test_a_row_that_a_batch_looks_up_twice_has_the_sum_of_its_gradients(clip_nor
 
 
 def clipped_steps(clip_norm):
-    """The steps of SGD(1.0) over three batches of 4 weighted examples, on two replicas."""
+    """The steps of SGD(1.0) over three batches of 4 weighted examples, on two replicas.
+
+    Returns:
+        the steps, and the norm of the gradient that each of them reports.
+    """
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     data = tf.data.Dataset.from_tensor_slices(weighted_examples()).batch(4)
-    seen = []
+    seen, norms = [], []
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             seen.append(np.concatenate([w.reshape(-1) for w in self.model.get_weights()]))
+            norms.append(gradient_norm(self.model.optimizer))
 
     with keras_compat.patch_keras_for(strategy):
         with strategy.scope():
@@ -119,7 +125,7 @@ def clipped_steps(clip_norm):
             )
         keras_compat.build(model, data)
         model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
-    return np.diff([np.zeros(4), *seen], axis=0)
+    return np.diff([np.zeros(4), *seen], axis=0), norms
 
 
 def weighted_examples():
@@ -133,16 +139,33 @@ def weighted_examples():
 def test_a_step_on_two_replicas_is_numpys_clip_of_the_global_gradient(clip_norm):
     x, y, weights = weighted_examples()
     x = np.concatenate([x, np.ones((12, 1))], axis=1)
-    w, expected, clipped = np.zeros(4), [], []
+    w, expected, clipped, norms = np.zeros(4), [], [], []
     for part in (slice(0, 4), slice(4, 8), slice(8, 12)):
         errors = x[part] @ w - y[part, 0]
         gradient = 2 * (weights[part] * errors) @ x[part] / weights[part].sum()
         norm = np.linalg.norm(gradient)
+        norms.append(norm)
         clipped.append(norm > clip_norm)
         expected.append(-gradient * min(1.0, clip_norm / norm))
         w = w + expected[-1]
     assert any(clipped) == (clip_norm < 1)
-    np.testing.assert_allclose(forked.run(clipped_steps, clip_norm), expected, rtol=1e-12)
+    steps, told = forked.run(clipped_steps, clip_norm)
+    np.testing.assert_allclose(steps, expected, rtol=1e-12)
+    np.testing.assert_allclose(told, norms, rtol=1e-12)  # before clipping
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_the_norm_is_that_of_the_gradient_without_its_scale(precision):
+    keras.config.set_dtype_policy(precision)
+    weights = [keras.Variable(np.zeros(n), dtype="float32") for n in (1, 2)]
+    optimizer = reduce_before_clipping(keras.optimizers.SGD(0.1, global_clipnorm=1.0))
+    assert gradient_norm(optimizer) is None
+    optimizer.build(weights)
+    scale = float(getattr(optimizer, "dynamic_scale", 1.0))
+    assert (scale > 1) == (precision == "mixed_float16")
+    optimizer.apply([tf.constant([3.0 * scale]), tf.constant([0.0, 4.0 * scale])])
+    assert gradient_norm(optimizer) == 5.0
+    assert gradient_norm(keras.optimizers.SGD()) is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])

@@ -1,4 +1,6 @@
+import io
 import shutil
+import socket
 import types
 
 import keras
@@ -18,6 +20,14 @@ def options(**changes):
     return types.SimpleNamespace(**(dict(preset="auto", vocabulary=None, init_from=None) | changes))
 
 
+def test_where_a_model_starts_from_in_words():
+    assert presets.origin(options(), None) == "from scratch"
+    assert presets.origin(options(), "tiny") == "preset tiny"
+    assert presets.origin(options(init_from="runs/first"), None) == "starts from runs/first"
+    # A classifier takes the encoder of that run as a preset.
+    assert presets.origin(options(init_from="r"), "r/model") == "starts from r"
+
+
 class TestChoose:
     @pytest.fixture
     def reachable(self, monkeypatch):
@@ -35,11 +45,26 @@ class TestChoose:
         assert presets.choose(options(), True, None) == (presets.TINY, None)
 
     def test_what_cannot_be_had_is_said(self, monkeypatch):
-        monkeypatch.setattr(presets, "_unreachable", lambda name: "cannot be loaded (no network)")
-        preset, why = presets.choose(options(), True, None)
-        assert preset is None
-        assert f"preset {presets.TINY}: cannot be loaded (no network)" in why
-        assert "from scratch is used instead" in why
+        def create_connection(*arguments, **more):
+            raise OSError(-2, "Name or service not known")
+
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        monkeypatch.setenv("KAGGLEHUB_CACHE", "/nowhere")
+        assert presets.choose(options(), True, None) == (
+            None,
+            "preset bert_tiny_en_uncased: no network; the same architecture from scratch is used "
+            "instead",
+        )
+
+    def test_a_long_reason_is_cut_and_has_no_address(self, monkeypatch):
+        def from_preset(name):
+            raise ValueError(f"404 at https://kaggle.com/{'x' * 300} {'of ' * 100}\nmore")
+
+        monkeypatch.setattr(socket, "create_connection", lambda *_, **__: io.BytesIO())
+        monkeypatch.setattr(keras_nlp.models.BertTokenizer, "from_preset", from_preset)
+        monkeypatch.setenv("KAGGLEHUB_CACHE", "/nowhere")
+        _, why = presets.choose(options(), True, None)
+        assert f"preset {presets.TINY}: 404 at ... of of" in why and len(why) < 180
 
     @pytest.mark.parametrize(
         ("changes", "english_wikitext"),

@@ -12,6 +12,7 @@ from callbacks import checkpoint_files
 from callbacks.learning_rate import used_learning_rate
 from data import word_pieces
 from recipes import bert_mlm
+from tests.support import processes
 
 KEYS = """
 recipe dataset preset vocabulary_sha256 strategy replicas workers global_batch_size learning_rate
@@ -150,6 +151,11 @@ class TestModel:
         logits = to_numpy(tiny_run.model(inputs, training=False))
         assert logits.shape == (3, 2, tiny_run.model.backbone.vocabulary_size)
         np.testing.assert_allclose(np.load(files[2]), logits, atol=1e-6)
+
+    def test_the_optimizer_does_not_lie_beside_the_head(self, tiny_run):
+        """It is twice the size of the weights."""
+        names = processes.tensors_of(tiny_run.folder / "model" / "task.weights.h5")
+        assert names and not [name for name in names if "optimizer" in name]
 
     def test_biases_and_layer_norms_do_not_decay(self, other_run):
         optimizer, variables = other_run.model.optimizer, other_run.model.trainable_variables

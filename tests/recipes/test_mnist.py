@@ -125,12 +125,10 @@ def test_tensorboard_shows_images_and_confusion(run):
             event = tf.compat.v1.Event.FromString(record)
             for value in event.summary.value:
                 seen.setdefault(value.tag, []).append((event.step, value.tensor))
-    assert [step for step, _ in seen["images"]] == [4, 8]
-    # Width, height, and a PNG for each of the ten images.
-    assert len(seen["images"][-1][1].string_val) == 2 + 10
-    table = seen["image_classes"][-1][1].string_val[0].decode()
-    assert "predicted" in table and table.count("\n") == 1 + 10
-    assert len(seen["confusion_matrix"]) == len(seen["confusion_counts"]) == 2
+    for tag in ("images", "confusion_matrix", "confusion_counts"):
+        assert [step for step, _ in seen[tag]] == [4, 8]
+    table = seen["confusion_counts"][-1][1].string_val[0].decode()
+    assert table.count("\n") == 1 + 10
 
 
 def test_l2_is_in_the_loss_once(images, tmp_path):

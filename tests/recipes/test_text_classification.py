@@ -4,6 +4,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from keras_nlp.models import BertTextClassifier
 
 from data import sentence_inputs
 from data.errors import DataError
@@ -93,11 +94,17 @@ def test_classify(finished, capsys):
     run_dir, results = finished
     texts = ("the loss of a step", "the mean of a batch")
     found = classify.main(classify.Options(run_dir=run_dir, texts=texts))
+    model = BertTextClassifier.from_preset(str(run_dir / "model"), dtype="float32", compile=False)
     assert [row["text"] for row in found] == list(texts)
     for row in found:
         shares = [item["probability"] for item in row["classes"]]
         assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
-        assert {item["class"] for item in row["classes"]} <= set(results["classes"])
+        # Each class with its own logit's share.
+        logits = np.asarray(model(sentence_inputs.encode([row["text"]], model.preprocessor)))[0]
+        expected = np.exp(logits) / np.exp(logits).sum()
+        for item in row["classes"]:
+            place = list(results["classes"]).index(item["class"])
+            assert item["probability"] == pytest.approx(expected[place], rel=1e-4)
     assert texts[0] in capsys.readouterr().out
 
 

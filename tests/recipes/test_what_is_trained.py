@@ -1,7 +1,9 @@
 """What each recipe hands to `fit()`: its options reach the data, the schedule, and the model."""
 
+import dataclasses
 import importlib
 import itertools
+import json
 import types
 
 import keras
@@ -11,11 +13,15 @@ import pytest
 from distribution import keras_compat, strategies
 from tests.conftest import TINY_RUN
 from tests.support import strategy_run
+from training import run as run_module
 
 SMALL = {
     "bert_mlm": {k: v for k, v in TINY_RUN.items() if k != "global_batch_size"} | {"epochs": 5},
     "mnist": dict(epochs=5),
     "dna_melting": dict(num_layers=1, hidden_dim=8, epochs=5, warmup_steps=2),
+    "text_classification": dict(
+        vocabulary_size=120, hidden_dim=16, sequence_length=16, epochs=5, warmup_steps=2
+    ),
 }
 
 
@@ -112,3 +118,71 @@ def test_dropout_drops(at_fit):
         else:
             np.testing.assert_allclose(once, plain, atol=1e-5)
             np.testing.assert_allclose(once, again, atol=1e-5)
+
+
+def rows(batch):
+    """The numbers of a batch, input after input."""
+    return [np.asarray(value) for value in keras.tree.flatten(batch)]
+
+
+def test_a_resumed_run_begins_at_its_next_batch(at_fit, monkeypatch):
+    batches = iter(at_fit(global_batch_size=8).train_data)
+    expected = [rows(next(batches)) for _ in range(4)][3]
+    stock = run_module.make_plan
+    resumed = lambda *a, **k: dataclasses.replace(stock(*a, **k), steps_done=3)  # noqa: E731
+    monkeypatch.setattr(run_module, "make_plan", resumed)
+    found = rows(next(iter(at_fit(global_batch_size=8).train_data)))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_each_split_is_its_own(at_fit, monkeypatch):
+    """`--validate-every` gets the validation split, `--test-every` and the end the test split."""
+    kept = {}
+    stock = run_module.Run.callbacks
+
+    def callbacks(self, validation, test, **more):
+        kept.update(validation=validation, test=test)
+        return stock(self, validation, test, **more)
+
+    monkeypatch.setattr(run_module.Run, "callbacks", callbacks)
+    found = at_fit(global_batch_size=8)
+    splits = {"train": found.train_data, **kept}
+    first = {
+        name: np.concatenate([value.ravel() for value in rows(next(iter(data)))])
+        for name, data in splits.items()
+    }
+    assert not np.array_equal(first["validation"], first["test"])
+    assert not np.array_equal(first["train"], first["validation"])
+    assert found.arguments["validation_data"] is kept["validation"]
+
+
+def test_the_data_are_part_of_the_run(at_fit, monkeypatch):
+    """Else a run could resume on other data."""
+    kept = []
+    stock = run_module.Run.plan
+    monkeypatch.setattr(
+        run_module.Run, "plan", lambda self, **facts: (kept.append(facts), stock(self, **facts))[1]
+    )
+    at_fit(global_batch_size=8)
+    assert "dataset" in kept[0] and kept[0].keys() & {"data_sha256", "text_sha256"}
+    json.dumps(kept[0]["dataset"])
+
+
+@pytest.mark.parametrize("at_fit", ["bert_mlm"], indirect=True)
+def test_the_options_of_the_optimizer(at_fit):
+    optimizer = at_fit(beta_1=0.8, beta_2=0.7, weight_decay=0.03, global_batch_size=8).model
+    optimizer = optimizer.optimizer
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.weight_decay) == (0.8, 0.7, 0.03)
+
+
+@pytest.mark.parametrize("at_fit", ["text_classification"], indirect=True)
+def test_word_pieces_are_hidden_in_training_alone(at_fit):
+    mask = 4  # of a vocabulary that begins with the special tokens
+    for share in (0.0, 0.9):
+        found = at_fit(token_dropout=share, global_batch_size=8)
+        hidden = [
+            (first_batch(data)[0]["token_ids"].numpy() == mask).any()
+            for data in (found.train_data, found.arguments["validation_data"])
+        ]
+        assert hidden == [share > 0, False]

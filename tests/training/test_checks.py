@@ -1,10 +1,13 @@
 """Whatever would make a run's numbers silently wrong is refused, with what to write instead."""
 
+import dataclasses
 import math
 import shutil
+import typing
 
 import keras
 import pytest
+import tensorflow as tf
 
 from callbacks.errors import BadLoss
 from callbacks.steps import StepCallback
@@ -223,3 +226,33 @@ def test_the_precision_is_put_back():
         raise KeyError
     assert keras.config.floatx() == "float32"
     assert keras.config.dtype_policy().name == "float32"
+
+
+class TestXla:
+    """Which runs `--jit auto` compiles."""
+
+    @dataclasses.dataclass(kw_only=True)
+    class Measured(SharedOptions):
+        XLA_PAYS_AFTER: typing.ClassVar[int] = 300
+
+    def test_long_runs_on_one_cpu(self):
+        one = tf.distribute.get_strategy()
+        assert checks.jit_compile(self.Measured(), one, 300) is True
+        assert checks.jit_compile(self.Measured(), one, 299) == "auto"
+        assert checks.jit_compile(SharedOptions(), one, 10**6) == "auto"
+
+    def test_not_what_xla_cannot_or_must_not_compile(self):
+        one = tf.distribute.get_strategy()
+        for options in (
+            dict(precision="float64"),
+            dict(deterministic=True),
+            dict(accumulate_steps=2),
+        ):
+            assert checks.jit_compile(self.Measured(**options), one, 1000) == "auto"
+        mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
+        assert checks.jit_compile(self.Measured(), mirrored, 1000) == "auto"
+
+    def test_what_is_asked_for(self):
+        one = tf.distribute.get_strategy()
+        assert checks.jit_compile(SharedOptions(jit="on"), one, 1) is True
+        assert checks.jit_compile(self.Measured(jit="off"), one, 1000) is False

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution.errors import DistributionError
-from tests.support import processes, tiny_recipe
+from tests.support import processes
 from training.errors import OptionsError, RunError
 from training.signals import StopRequested
 
@@ -166,10 +165,3 @@ def test_a_reader_that_leaves_and_a_full_output(tmp_path):
         ended = in_a_shell(line, tmp_path)
         assert b"Traceback" not in ended.stderr and b"Exception ignored" not in ended.stderr
         assert ended.returncode in (0, 1)
-
-
-def test_signals_are_put_back(finished):
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    options = tiny_recipe.Options(run_dir=finished, validate_every=3, test_every=4)
-    tiny_recipe.main(options, inside=None)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import termios
+import warnings
 
 import pytest
 
 from callbacks.terminal_log import RESULT, SHOWN_BY_BAR
 from tests.support.launched import ROOT
+from training.harmless import kept_from_terminal
 from training.log import RunLogging
 
 log = logging.getLogger("recipes")
@@ -118,8 +120,9 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
     assert any(line.startswith("epoch 1  accuracy ") for line in seen)
     assert not any(line.startswith("step 30/30") for line in seen)
     assert [line.split()[0] for line in quiet.splitlines()] == [
-        *("step", "to", "model", "logs", "results")
+        *("step", "to", "verdict", "model", "logs", "results")
     ]
+    assert "\nverdict        better than the most frequent class\n" in quiet
     assert quiet.startswith("step 30  test  ")
     assert "\r" not in quiet
 
@@ -145,3 +148,47 @@ def on_a_terminal(program: str) -> tuple[str, int]:
     finally:
         os.close(ours)
     return shown.decode(), process.wait()
+
+
+class TestWarnings:
+    """Keras's and TensorFlow's: what means nothing is kept from the terminal, not from the file."""
+
+    HARMLESS = "Skipping variable loading for optimizer 'adam', because it has 2 variables"
+
+    def lines(self, folder):
+        return [line.split(" ", 2)[2] for line in (folder / "worker-0.log").open()]
+
+    def test_what_means_nothing_is_in_the_file_alone(self, tmp_path, capfd):
+        run = RunLogging(quiet=False)
+        run.to_file(tmp_path / "worker-0.log")
+        tensorflow = logging.getLogger("tensorflow")
+        warnings.warn(self.HARMLESS, UserWarning, stacklevel=1)
+        tensorflow.warning("5 out of the last 5 calls to x triggered tf.function retracing. Y")
+        run.close()
+        shown = capfd.readouterr()
+        assert shown.out == shown.err == ""
+        first, second = self.lines(tmp_path)
+        assert first.startswith(f"UserWarning: {self.HARMLESS} (") and "retracing" in second
+
+    def test_what_means_something_is_in_both(self, tmp_path, capfd):
+        run = RunLogging(quiet=True)
+        run.to_file(tmp_path / "worker-0.log")
+        with pytest.warns(UserWarning, match="something else"):
+            warnings.warn("something else", UserWarning, stacklevel=1)
+        logging.getLogger("tensorflow").warning("a device is slow")
+        run.close()
+        assert "a device is slow" in "".join(capfd.readouterr())
+        assert self.lines(tmp_path)[-1] == "a device is slow\n"
+
+    def test_all_is_put_back(self, tmp_path):
+        show, handlers = warnings.showwarning, list(logging.getLogger("tensorflow").handlers)
+        run = RunLogging(quiet=True)
+        run.to_file(tmp_path / "worker-0.log")
+        assert warnings.showwarning is not show
+        with kept_from_terminal():  # within: nothing more
+            pass
+        assert warnings.showwarning is not show
+        run.close()
+        assert warnings.showwarning is show
+        assert logging.getLogger("tensorflow").handlers == handlers
+        assert not any(handler.filters for handler in handlers)

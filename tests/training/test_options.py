@@ -67,6 +67,14 @@ class TestParse:
         assert words[:3] == ["python", "-m", "recipes.bert_mlm"]
         assert parse(bert_mlm.Options, words[3:]) == options
 
+    def test_each_option_is_in_that_command(self):
+        for field in dataclasses.fields(bert_mlm.Options):
+            options = bert_mlm.Options()
+            value = getattr(options, field.name)
+            setattr(options, field.name, not value if isinstance(value, bool) else "other")
+            given = f"--{field.name.replace('_', '-')}" in shlex.split(command("it", options))
+            assert given == (field.name not in ("options", "resume")), field.name
+
 
 class TestProblems:
     def test_all_are_reported_together(self):

@@ -121,3 +121,9 @@ class TestPlan:
             "total_steps": 45,
             "epochs": 3,
         }
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(49, True), (50, False)])
+def test_a_run_of_few_steps_is_told_before_it_starts(steps, warned):
+    words = plan(examples=32 * 30, max_steps=steps).in_words()["steps"]
+    assert ("so few teach a model little" in words) == warned

@@ -286,6 +286,11 @@ class TestResume:
         start(folder)
         assert_as_unbroken(folder, finished)
 
+    def test_it_keeps_what_auto_meant(self, stopped):
+        folder, seen = stopped(6), []
+        start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
+        assert seen == [("auto", "numbers")]
+
     def test_a_finished_run_has_nothing_to_do(self, finished):
         before = files_below(finished / "checkpoints") | files_below(finished / "model")
         results = start(finished, **EVALUATIONS)
@@ -493,3 +498,31 @@ def test_checkpoints_are_made_where_they_are_due(tmp_path, monkeypatch):
     )
     start(tmp_path / "run", checkpoint_every=5)
     assert saved == [(5, False), (9, False), (10, False), (15, False), (18, True)]
+
+
+def test_deterministic_ops(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    asked = []
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: asked.append(True))
+    start(tmp_path / "run", max_steps=1, deterministic=True)
+    assert asked == [True]
+    start(tmp_path / "other", max_steps=1)
+    assert asked == [True]
+
+
+def test_the_seed_decides_the_initial_weights(tmp_path):
+    seen = []
+
+    def look(run, model):
+        seen.append(keras.ops.convert_to_numpy(model.trainable_variables[0]).tolist())
+
+    for number, seed in enumerate((0, 5, 5)):
+        start(tmp_path / str(number), inside=look, seed=seed, max_steps=1)
+    assert seen[0] != seen[1] == seen[2]
+
+
+def test_what_is_used_instead_stands_in_the_results(tmp_path):
+    told = start(tmp_path / "run", inside=lambda run, model: run.note("digits instead", None))
+    assert told["notes"] == ["digits instead"]
+    assert "digits instead" in (tmp_path / "run" / "worker-0.log").read_text()

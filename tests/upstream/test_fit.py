@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from data.batches import evaluation_batches
 from distribution import keras_compat
 from distribution.accumulate import accumulate
 from distribution.global_loss import GlobalMean
@@ -71,6 +72,36 @@ def test_two_cpus_of_two_workers(repaired):
         assert found == 4, f"{found} replicas of 2 workers with 2 logical CPUs each"
     with keras_compat.patch_keras_for(strategy):
         fit_on_workers(strategy, build=True)
+
+
+@repair(
+    "make_own_part",
+    "each worker computes the whole global batch, and keeps a part (no thread known)",
+    workers=2,
+)
+def test_a_worker_computes_its_own_part(repaired):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    (x, y), computed = numbers(), []
+
+    def rows(indices):
+        computed.append(len(indices))
+        return x[indices], y[indices]
+
+    def make_batch(indices, epoch):
+        found = tf.numpy_function(rows, [indices], [tf.float32, tf.float32])
+        return *(
+            tf.ensure_shape(part, [indices.shape[0], width])
+            for part, width in zip(found, (3, 1), strict=True)
+        ), tf.ones(tf.shape(indices))
+
+    with keras_compat.average_logs(), keras_compat.use_what_is_built():
+        with strategy.scope():
+            model = linear_model(keras.optimizers.SGD(0.01))
+        data = evaluation_batches(16, 8, make_batch)
+        keras_compat.build(model, data)
+        with only_if(repaired, keras_compat.make_own_part()), asking_keras():
+            model.evaluate(data, verbose=0)
+            assert set(computed) == {4}, f"of batches of 8 two workers computed {computed}"
 
 
 @repair("build", "Keras builds metrics and optimizer while it traces (no thread known)")

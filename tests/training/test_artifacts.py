@@ -1,0 +1,51 @@
+"""What a finished run leaves."""
+
+import keras
+import numpy as np
+
+from data import checksums
+from training import artifacts
+
+
+def small_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+
+
+def test_every_weight_is_in_the_checksum():
+    seen = {artifacts.weights_sha256(small_model())}
+    for number in range(len(small_model().trainable_variables)):
+        model = small_model()
+        variable = model.trainable_variables[number]
+        value = np.array(keras.ops.convert_to_numpy(variable))
+        value[-1] += 1e-7
+        variable.assign(value)
+        seen.add(artifacts.weights_sha256(model))
+    assert len(seen) == 5
+    assert artifacts.weights_sha256(small_model()) in seen
+
+
+def test_every_example_is_in_the_checksum():
+    def splits():
+        return {"train": (np.arange(6.0).reshape(3, 2), np.arange(3)), "test": (["a", "b"], [])}
+
+    seen = {artifacts.data_sha256(splits())}
+    changed = splits()
+    changed["train"][0][2, 1] = 7
+    seen.add(artifacts.data_sha256(changed))
+    changed = splits()
+    changed["train"][1][2] = 1
+    seen.add(artifacts.data_sha256(changed))
+    changed = splits()
+    changed["test"][0][1] = "c"
+    seen.add(artifacts.data_sha256(changed))
+    assert len(seen) == 4 and artifacts.data_sha256(splits()) in seen
+
+
+def test_a_model_has_checksums(tmp_path):
+    artifacts.save_model(small_model(), tmp_path / "model")
+    assert checksums.problem(tmp_path / "model", ["model.keras"]) is None
+    content = bytearray((tmp_path / "model" / "model.keras").read_bytes())
+    content[100] ^= 1
+    (tmp_path / "model" / "model.keras").write_bytes(content)
+    assert "model.keras" in checksums.problem(tmp_path / "model")

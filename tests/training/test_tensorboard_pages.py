@@ -1,0 +1,129 @@
+"""What a person finds in TensorBoard: the real one is started and asked what its pages ask it."""
+
+import html
+import io
+import shutil
+import time
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from callbacks.image_summaries import ImageSummaries
+from callbacks.tensorboard import TensorBoard
+from tests.support import board
+
+SPLITS = {f"bert/logs/{split}" for split in ("train", "validation", "test")}
+
+
+def groups_of_hparams(pages, **column):
+    """What the page of HParams shows, sorted by a column."""
+    wanted = {
+        "experimentName": "",
+        "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_RUNNING"],
+        "colParams": [column] if column else [],
+        "startIndex": 0,
+        "sliceSize": 10,
+    }
+    return pages.post("hparams/session_groups", wanted)
+
+
+@pytest.fixture(scope="module")
+def pages(tiny_run, tmp_path_factory):
+    """TensorBoard on the tiny run of bert_mlm, and on images that a model was shown."""
+    folder = tmp_path_factory.mktemp("board")
+    shutil.copytree(tiny_run.folder / "logs", folder / "bert" / "logs")
+    summaries = ImageSummaries(
+        TensorBoard(folder / "images" / "logs"),
+        np.zeros((5, 8, 8, 1), "float32"),
+        np.array([0, 1, 1, 0, 1]),
+        ["no", "yes"],
+    )
+    layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
+    summaries.set_model(keras.Sequential(layers))
+    summaries.step = 9
+    summaries.on_epoch_end(0)
+    summaries.tensorboard.flush()
+    with board.serving(folder) as started:
+        started.wait_for(
+            ("scalars/scalars", dict(run="bert/logs/train", tag="2_quality/accuracy")),
+            ("scalars/scalars", dict(run="bert/logs/validation", tag="2_quality/accuracy")),
+            ("scalars/scalars", dict(run="bert/logs/test", tag="2_quality/accuracy")),
+            ("text/text", dict(run="images/logs/test", tag="confusion_counts")),
+        )
+        while not groups_of_hparams(started)["sessionGroups"]:
+            time.sleep(0.1)
+        yield started
+
+
+def test_splits_of_a_metric_share_a_chart(pages):
+    """A chart is a tag: training, validation and test have the same one."""
+    tags = pages.get("scalars/tags")
+    assert set(tags) == SPLITS
+    for tag in ("1_loss/cross_entropy", "1_loss/perplexity", "2_quality/accuracy"):
+        assert {run for run in tags if tag in tags[run]} == SPLITS, tag
+    for tag in ("learning_rate", "gradient_norm"):
+        assert f"3_optimizer/{tag}" in tags["bert/logs/train"]
+    assert "4_speed/tokens_per_second" in tags["bert/logs/train"]
+    assert min(tags["bert/logs/train"]) == "1_loss/cross_entropy"  # losses come first
+
+
+def test_charts_hold_every_record_once(pages, tiny_run):
+    for name in ("loss", "learning_rate", "gradient_norm"):
+        group = "1_loss" if name == "loss" else "3_optimizer"
+        points = pages.get("scalars/scalars", run="bert/logs/train", tag=f"{group}/{name}")
+        expected = [r for r in tiny_run.records if r["event"] == "step"]
+        assert [step for _, step, _ in points] == [r["step"] for r in expected]
+        values = [value for _, _, value in points]
+        assert values == pytest.approx([r[name] for r in expected], rel=1e-6)
+
+
+def test_the_final_test_result(pages, tiny_run):
+    for name, group in (("accuracy", "2_quality"), ("perplexity", "1_loss")):
+        points = pages.get("scalars/scalars", run="bert/logs/test", tag=f"{group}/{name}")
+        assert points[-1][1] == tiny_run.results["steps"]
+        assert points[-1][2] == pytest.approx(tiny_run.results["test"][name], rel=1e-6)
+
+
+def texts(pages, run, tag):
+    """Step and HTML of each text of a tag."""
+    return [
+        (text["step"], html.unescape(text["text"]))
+        for text in pages.get("text/text", run=run, tag=tag)
+    ]
+
+
+def test_options_and_samples_as_text(pages):
+    ((step, options),) = texts(pages, "bert/logs/train", "options")
+    assert step == 0 and "<td>vocabulary_size</td>\n<td>120</td>" in options
+    samples = texts(pages, "bert/logs/validation", "filled_masks/sentence_1")
+    assert [step for step, _ in samples] == [20, 40]  # an epoch each
+    for _, sample in samples:
+        assert "<td>[MASK]</td>" in sample and "<strong>[1]</strong>" in sample
+    assert samples[0][1] != samples[1][1]
+
+
+def test_runs_can_be_sorted_by_options_and_final_metrics(pages, tiny_run):
+    experiment = pages.post("hparams/experiment", {"experimentName": ""})
+    names = {info["name"] for info in experiment["hparamInfos"]}
+    assert {"base_learning_rate", "dropout", "seed", "recipe", "global_batch_size"} <= names
+    assert not {"run_dir", "cache_dir", "quiet", "log_every"} & names
+    metrics = [info["name"] for info in experiment["metricInfos"]]
+    accuracy = next(name for name in metrics if name["tag"] == "2_quality/accuracy")
+    (group,) = groups_of_hparams(pages, metric=accuracy, order="ORDER_DESC")["sessionGroups"]
+    assert group["hparams"]["dropout"] == 0.1 and group["hparams"]["recipe"] == "bert_mlm"
+    values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+    for name, tag in (
+        ("accuracy", "2_quality/accuracy"),
+        ("cross_entropy", "1_loss/cross_entropy"),
+    ):
+        assert values[tag] == pytest.approx(tiny_run.results["test"][name], rel=1e-6)
+
+
+@pytest.mark.parametrize("tag", ["images", "confusion_matrix"])
+def test_images(pages, tag):
+    (image,) = pages.get("images/images", run="images/logs/test", tag=tag, sample=0)
+    assert image["step"] == 9
+    png = pages.read(f"images/individualImage?{image['query']}")
+    assert Image.open(io.BytesIO(png)).size == (image["width"], image["height"])
