@@ -52,6 +52,7 @@ class Predictions(StepCallback):
         # `predict()` hands each worker its part of the examples and then asks for all of them. A
         # plain call of the model reads this worker's own copy of the weights, under any strategy,
         # and nothing is traced.
+        model = getattr(self.model, "masked_lm", self.model)  # a head in chunks gives no logits
         count = len(keras.tree.flatten(self.inputs)[0])
         found = []
         for start in range(0, count, self.batch_size):
@@ -61,7 +62,7 @@ class Predictions(StepCallback):
                 ),
                 self.inputs,
             )
-            found.append(keras.ops.convert_to_numpy(self.model(batch, training=False)))
+            found.append(keras.ops.convert_to_numpy(model(batch, training=False)))
         return np.concatenate(found)
 
 
