@@ -24,6 +24,7 @@ class MaskedSamples(Predictions):
         vocabulary: the word pieces, in the order of their ids.
         count: how many sentences.
         split: TensorBoard's run.
+        asked: the `BertMaskedLM` that answers; the model that `fit()` trains by default.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class MaskedSamples(Predictions):
         vocabulary: Sequence[str],
         count: int = 4,
         split: str = "validation",
+        asked: keras.Model | None = None,
     ):
         first = next(iter(data.unbatch().batch(count).take(1)))
         inputs, labels, weights = keras.tree.map_structure(np.asarray, first)
-        super().__init__(tensorboard, inputs, count, split)
+        super().__init__(tensorboard, inputs, count, split, asked)
         self.labels = labels
         self.is_masked = weights > 0
         self.vocabulary = list(vocabulary)

@@ -18,18 +18,25 @@ class Predictions(StepCallback):
         inputs: what the model takes, an array or a dict of arrays, the examples first.
         batch_size: examples of one call of the model.
         split: TensorBoard's run.
+        asked: the model that answers; the one that `fit()` trains by default.
     """
 
     everywhere = False
 
     def __init__(
-        self, tensorboard: TensorBoard, inputs, batch_size: int = 250, split: str = "test"
+        self,
+        tensorboard: TensorBoard,
+        inputs,
+        batch_size: int = 250,
+        split: str = "test",
+        asked: keras.Model | None = None,
     ):
         super().__init__()
         self.tensorboard = tensorboard
         self.inputs = inputs
         self.batch_size = batch_size
         self.split = split
+        self.asked = asked
 
     def on_epoch_end(self, epoch, logs=None):
         """Asks and shows."""
@@ -52,7 +59,7 @@ class Predictions(StepCallback):
         # `predict()` hands each worker its part of the examples and then asks for all of them. A
         # plain call of the model reads this worker's own copy of the weights, under any strategy,
         # and nothing is traced.
-        model = getattr(self.model, "masked_lm", self.model)  # a head in chunks gives no logits
+        model = self.asked or self.model
         count = len(keras.tree.flatten(self.inputs)[0])
         found = []
         for start in range(0, count, self.batch_size):

@@ -170,11 +170,9 @@ def main(options: Options) -> dict:
             model = MaskedLMInChunks(bert) if options.head == "chunked" else bert
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = adamw(
-                options, WarmUp(warmup, decay), beta_1=options.beta_1, beta_2=options.beta_2
-            )
+            betas = options.beta_1, options.beta_2
             model.compile(
-                optimizer=reduce_before_clipping(optimizer),
+                optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay), *betas)),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -183,7 +181,7 @@ def main(options: Options) -> dict:
                 **run.compile_options,
             )
         run.build(model, train_data)
-        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary)]
+        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=bert)]
         callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
