@@ -65,6 +65,7 @@ def test_a_saved_model_says_what_the_keras_model_says(runs, name, tmp_path, comm
     assert status == 2 and err == f"export: --folder {folder}: is there already; name a new one\n"
 
 
+@pytest.mark.long
 def test_a_saved_model_runs_without_keras(runs, load, tmp_path):
     """Texts with several masks, with none, and `<unk>`; the fills are those of fill_mask."""
     saved_model.write(load("bert"), tmp_path / "bert")
