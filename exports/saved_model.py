@@ -11,7 +11,7 @@ import tensorflow_text  # noqa: F401 (its ops are in the graph of a BERT)
 from data import oligos
 from exports import compare
 from exports.trained import Trained
-from models.masked_words import SPECIAL, encode, predict
+from models.masked_words import SPECIAL, probabilities
 
 FILLS = 5
 
@@ -155,13 +155,7 @@ def _compare(trained: Trained, loaded) -> dict[str, float]:
         return {"celsius": compare.require_same_logits(what, trained.outputs[:, 0], found)}
     found = {k: v.numpy() for k, v in loaded(texts=tf.constant(trained.sources)).items()}
     if trained.recipe == "bert_mlm":
-        # One text at a time, without padding, through the tokenizer outside of a graph.
-        expected = np.concatenate(
-            [
-                predict(trained.model, trained.tokenizer, encode(trained.tokenizer, line))[:1]
-                for line in trained.sources
-            ]
-        )
+        expected = probabilities(trained.outputs[:, 0], trained.tokenizer)
         ids = _numbers(found["fills"][:, 0], trained.tokenizer.get_vocabulary())
         scores = found["scores"][:, 0]
     else:

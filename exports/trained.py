@@ -14,7 +14,7 @@ from data.errors import DataError
 from models import presets
 from models.masked_words import MASK, encode
 
-EXAMPLES = 32  # real inputs on which an export is compared with the Keras model
+EXAMPLES = 16  # real inputs on which an export is compared with the Keras model
 
 # Where a run's own data are not at hand any more.
 SENTENCES = (
@@ -205,7 +205,7 @@ def _test_lines(facts: dict, cache_dir: Path) -> list[str]:
 
 def _mask(line: str, tokenizer, longest: int) -> list[str]:
     """A line that fits, with a word in its middle masked; none if no word of it fits."""
-    words = line.split()[:longest]
+    words = line.split()[: longest // 2]
     while words:
         place = len(words) // 2
         masked = " ".join([*words[:place], MASK, *words[place + 1 :]])

@@ -37,7 +37,21 @@ def predict(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
         "padding_mask": np.ones_like(token_ids)[None],
         "mask_positions": places[None],
     }
-    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
+    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0]
+    return probabilities(logits, tokenizer)
+
+
+def probabilities(logits: np.ndarray, tokenizer) -> np.ndarray:
+    """Probabilities of all word pieces that are no special tokens.
+
+    Args:
+        logits: of shape (masks, vocabulary size).
+        tokenizer: the model's.
+
+    Returns:
+        float64 of the same shape; special tokens have probability 0.
+    """
+    logits = logits.astype(np.float64)
     logits[:, [tokenizer.token_to_id(token) for token in SPECIAL]] = -np.inf
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)

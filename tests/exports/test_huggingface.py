@@ -119,8 +119,10 @@ def test_its_tokenizer_gives_our_ids(written, name):
     trained, folder, _ = written[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == trained.longest
+    # A classifier's texts have no [MASK]: Keras's tokenizer reads it as any other word there.
+    other = ("<unk>",) if name == "bert" else ("<unk>", "[MASK]")
     for line in [*trained.sources, *REAL]:
-        if "<unk>" not in line:
+        if not any(word in line for word in other):
             assert tokenizer(line)["input_ids"] == encode(trained.tokenizer, line).tolist(), line
 
 
