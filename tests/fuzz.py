@@ -33,6 +33,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from data import checksums  # noqa: E402
+
 TRAINING = ("bert_mlm", "mnist", "dna_melting", "text_classification")
 ASKING = ("evaluate", "fill_mask", "classify")
 SECONDS = 20  # of processing
@@ -347,6 +349,11 @@ def case_of_a_damaged_run(rng: random.Random, base: Path, folder: Path) -> Case:
             if path.is_file():
                 path.unlink()
                 case.what.append("model/SHA256SUMS: removed")
+    if rng.random() < 0.2:  # as if somebody had edited them, and their checksums
+        for folder_ in {p.parent for p in files if (p.parent / checksums.SUMS).is_file()}:
+            kept = [p.name for p in folder_.iterdir() if p.is_file() and p.name != checksums.SUMS]
+            checksums.write(folder_, kept)
+        case.what.append("checksums: right again")
     if rng.random() < 0.1 and case.recipe in TRAINING:
         case.words += ["--resume", rng.choice(("extend", "never"))]
     return case
