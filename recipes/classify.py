@@ -14,9 +14,11 @@ import numpy as np
 import tyro
 
 from data import sentence_inputs
+from models import presets
 from training.command_line import command_line
+from training.errors import RunError
 from training.options import check, positive, problems_of_types
-from training.run_folder import open_finished
+from training.run_folder import open_finished, require_keys
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -47,9 +49,16 @@ def main(options: Options) -> list[dict]:
     """
     check(options)
     _, results = open_finished(options.run_dir, "text_classification")
-    model = keras_nlp.models.BertTextClassifier.from_preset(
-        str(options.run_dir / "model"), dtype="float32", compile=False
-    )
+    require_keys(options.run_dir / "results.json", results, classes=list)
+    preset = str(options.run_dir / "model")
+    kind = keras_nlp.models.BertTextClassifier
+    model = presets.load(kind, preset, dtype="float32", compile=False)
+    if model.preprocessor is None or model.num_classes != len(results["classes"]):
+        raise RunError(
+            f"{preset}: damaged, it has {model.num_classes} classes and "
+            f"{'no' if model.preprocessor is None else 'a'} preprocessor; results.json has "
+            f"{len(results['classes'])} classes"
+        )
     inputs = sentence_inputs.encode(options.texts, model.preprocessor)
     logits = np.asarray(model(inputs, training=False), np.float64)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))

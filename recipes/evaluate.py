@@ -12,6 +12,7 @@ run has seen none of it. Runs on one device.
 
 import dataclasses
 import json
+import typing
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,8 @@ from distribution.global_loss import GlobalMean
 from models import presets
 from training.checks import precision
 from training.command_line import command_line
-from training.options import check, positive, problems_of_types
+from training.errors import RunError
+from training.options import SharedOptions, check, fraction, positive, problems_of_types
 from training.run_folder import open_finished, require_keys
 
 LARGEST_BATCH = 1024  # 20 predictions of 30,000 word pieces each: 2.5 GB of logits
@@ -144,6 +146,15 @@ def refuse_damaged(path: Path, settings: dict, facts: dict) -> None:
         max_examples=int | None,
     )
     require_keys(path, facts, dataset=str, text_sha256=str)
+    wrong = fraction("mlm_probability", settings["mlm_probability"], one=True)
+    wrong += positive("seed", settings["seed"], zero=True, most=2**31 - 1)
+    wrong += positive("max_examples", settings["max_examples"])
+    if not 4 <= settings["sequence_length"] <= 10**6:
+        wrong.append("--sequence-length")
+    if settings["precision"] not in typing.get_args(SharedOptions.__annotations__["precision"]):
+        wrong.append("--precision")
+    if wrong:
+        raise RunError(f"{path}: damaged, {wrong[0]}")
 
 
 def cut(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:
