@@ -50,14 +50,14 @@ def main(options: Options) -> list[dict]:
     check(options)
     _, results = open_finished(options.run_dir, "text_classification")
     require_keys(options.run_dir / "results.json", results, classes=list)
-    preset = str(options.run_dir / "model")
+    preset = options.run_dir / "model"
+    if not (preset / "preprocessor.json").is_file():  # KerasHub would take another length
+        raise RunError(f"{preset}: damaged, it lacks preprocessor.json")
     kind = keras_nlp.models.BertTextClassifier
-    model = presets.load(kind, preset, dtype="float32", compile=False)
-    if model.preprocessor is None or model.num_classes != len(results["classes"]):
+    model = presets.load(kind, str(preset), dtype="float32", compile=False)
+    if model.num_classes != len(results["classes"]):
         raise RunError(
-            f"{preset}: damaged, it has {model.num_classes} classes and "
-            f"{'no' if model.preprocessor is None else 'a'} preprocessor; results.json has "
-            f"{len(results['classes'])} classes"
+            f"{preset}: {model.num_classes} classes, results.json has {len(results['classes'])}"
         )
     inputs = sentence_inputs.encode(options.texts, model.preprocessor)
     logits = np.asarray(model(inputs, training=False), np.float64)

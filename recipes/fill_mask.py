@@ -63,9 +63,7 @@ def main(options: Options) -> list[dict]:
         keras_nlp.models.BertTokenizer, str(folder), special_tokens_in_strings=True
     )
     # After the length that the model was trained on its positions are noise.
-    longest = model.backbone.max_sequence_length
-    if model.preprocessor is not None:
-        longest = min(longest, model.preprocessor.sequence_length)
+    longest = min(model.preprocessor.sequence_length, model.backbone.max_sequence_length)
     token_ids = [encode(tokenizer, text) for text in options.texts]
     found = [
         f"{len(ids)} tokens with [CLS] and [SEP], the model takes {longest}: {text[:60]!r}"
