@@ -49,14 +49,12 @@ def main(options: Options) -> list[dict]:
     """
     check(options)
     _, results = open_finished(options.run_dir, "text_classification")
-    results_file = options.run_dir / "results.json"
+    results_file, preset = options.run_dir / "results.json", options.run_dir / "model"
     require_keys(results_file, results, classes=list)
-    model = presets.load(
-        keras_nlp.models.BertTextClassifier,
-        str(options.run_dir / "model"),
-        dtype="float32",
-        compile=False,
-    )
+    if not (preset / "preprocessor.json").is_file():  # KerasHub would take another length
+        raise RunError(f"{preset}: damaged, it lacks preprocessor.json")
+    kind = keras_nlp.models.BertTextClassifier
+    model = presets.load(kind, str(preset), dtype="float32", compile=False)
     if model.num_classes != len(results["classes"]):
         raise RunError(
             f"{results_file}: damaged, it has {len(results['classes'])} classes and the model "

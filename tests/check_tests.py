@@ -281,7 +281,7 @@ def main() -> int:
             outcomes[broken.name] = outcome
             print(
                 f"[{count}/{len(left)}] {outcome.state:10} {outcome.seconds:5.1f} s  "
-                f"{broken.file}: {broken.name}"
+                f"{broken.file}: {broken.name}" + f"; {outcome.why}" * (outcome.state != CAUGHT)
             )
     return print_table(breaks, outcomes, time.monotonic() - begun)
 

@@ -26,6 +26,10 @@ OPTIONS_FREE_TO_CHANGE = {
 }
 OPTIONS_OF_LENGTH = {"epochs", "max_steps"}
 
+# What a run reads of what an earlier part of it came to.
+FACTS = dict(global_batch_size=int, learning_rate=float, steps_per_epoch=int, total_steps=int)
+FACTS |= dict(epochs=int, dataset=str | None, preset=str | None)
+
 # What may lie in a folder before its first run has written options.json: locks, and logs that the
 # launcher opens.
 BEFORE_A_RUN = re.compile(r"\.lock|(worker|ps)-\d+\.log|chief\.log|\.options\.json\.\d+")
@@ -112,7 +116,11 @@ class RunFolder:
         self.checkpoint = checkpoint_files.newest(
             self.path / "checkpoints", set_aside=self.is_chief
         )
-        self.facts = there["resolved"] if self.checkpoint else {}
+        if self.checkpoint is not None:
+            self.facts = there["resolved"]
+            require_keys(path, self.facts, **FACTS)
+            if self.facts["global_batch_size"] < 1:
+                raise RunError(f"{path}: damaged, a global batch of less than one example")
         if self.checkpoint is None and self.is_chief:
             # Stopped before its first checkpoint: what it logged will be logged again.
             (self.path / "metrics.jsonl").unlink(missing_ok=True)

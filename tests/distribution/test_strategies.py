@@ -83,6 +83,8 @@ for name, replicas in json.loads(sys.argv[1]):
     try:
         strategy = strategies.make_strategy(name, replicas)
         assert strategies.name_of(strategy) == name
+        # TensorFlow would put what a missing device shall do onto another one, without a word.
+        assert len(tf.config.list_logical_devices("CPU")) >= (replicas or 1)
         with strategy.scope():
             x = tf.Variable(1.0)
         total = strategy.reduce("SUM", strategy.run(lambda: x + 1.0), axis=None)

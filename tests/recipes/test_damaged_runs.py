@@ -82,3 +82,19 @@ def test_options_without_what_is_read_of_them(folder, command_line):
         status, _, errors = command_line(evaluate, folder)
         assert status == 2 and errors.count("\n") == 1
         assert f"{path}: damaged, it lacks " in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("precision", "float63"), ("sequence_length", 1), ("sequence_length", 10**400)),
+        *(("mlm_probability", 2.0), ("seed", -1), ("seed", 10**400), ("max_examples", 0)),
+    ],
+)
+def test_options_that_no_run_has(folder, command_line, name, value):
+    there = json.loads((folder / "options.json").read_text())
+    there["options"][name] = value
+    (folder / "options.json").write_text(json.dumps(there))
+    status, printed, errors = command_line(evaluate, folder)
+    assert (status, printed) == (2, "") and "options.json: damaged" in errors
+    assert errors.count("\n") == 1

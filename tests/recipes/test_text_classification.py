@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ from data import sentence_inputs
 from data.errors import DataError
 from recipes import classify, text_classification
 from tests.support.strategy_run import write_sentences
-from training.errors import OptionsError
+from training.errors import OptionsError, RunError
 
 TINY = dict(
     vocabulary_size=60,
@@ -106,6 +107,25 @@ def test_classify(finished, capsys):
             place = list(results["classes"]).index(item["class"])
             assert item["probability"] == pytest.approx(expected[place], rel=1e-4)
     assert texts[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["no classes", "a class more", "cut", "no preprocessor"])
+def test_classify_refuses_a_damaged_run(finished, tmp_path, damage):
+    folder = shutil.copytree(finished[0], tmp_path / "run")
+    (folder / "model" / "SHA256SUMS").unlink()
+    results = json.loads((folder / "results.json").read_text())
+    if damage == "no classes":
+        del results["classes"]
+    elif damage == "a class more":
+        results["classes"].append("another")
+    elif damage == "cut":
+        (folder / "model" / "task.json").write_text("{")
+    else:
+        (folder / "model" / "preprocessor.json").unlink()
+    (folder / "results.json").write_text(json.dumps(results))
+    with pytest.raises((RunError, DataError)) as refused:
+        classify.main(classify.Options(run_dir=folder, texts=("a text",)))
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from callbacks import checkpoint_files
 from callbacks.checkpoint_files import CheckpointInfo
 from tests.support import tiny_recipe
 from training import run_folder
@@ -119,6 +120,23 @@ class TestDamagedFiles:
             opened()
         assert len(str(caught.value).splitlines()) == 1
         assert (there / "options.json").read_bytes() == content
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *(("global_batch_size", "x"), ("global_batch_size", 0), ("learning_rate", None)),
+            *(("dataset", 5), ("total_steps", []), ("preset", {})),
+        ],
+    )
+    def test_what_the_options_came_to(self, there, opened, name, value):
+        state = {"step": 3, "epochs_done": 0, "steps_into_epoch": 3}
+        checkpoint_files.write(there / "checkpoints", state, lambda path: path.write_bytes(b"w"))
+        opened().close()
+        content = json.loads((there / "options.json").read_text())
+        content["resolved"][name] = value
+        (there / "options.json").write_text(json.dumps(content))
+        with pytest.raises(RunError, match="options.json: damaged"):
+            opened()
 
     def test_options_json_that_is_a_folder(self, there, opened):
         (there / "options.json").unlink()

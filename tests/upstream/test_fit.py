@@ -32,14 +32,19 @@ def fit_on_workers(strategy, build):
     data = batches(x, y)
     if build:
         keras_compat.build(model, data)
+    seen = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(float(logs["loss"]))
+    )
     with asking_keras():
-        logs = model.fit(data, verbose=0, shuffle=False).history
+        logs = model.fit(data, verbose=0, shuffle=False, callbacks=[note]).history
         w, losses = np.zeros(3), []
         for part in (slice(0, 8), slice(8, 16)):
             losses.append(((x[part] @ w[:, None] - y[part]) ** 2).mean())
             w = w - 0.01 * gradient(x[part], y[part], w)
         assert_close(weights_of(model), w, "weights")
         assert_close(logs["loss"][0], np.mean(losses), "loss")
+        assert_close(seen, [losses[0], np.mean(losses)], "loss after each step")
 
 
 @repair(
