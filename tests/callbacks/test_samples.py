@@ -61,7 +61,7 @@ def test_masked_words_and_their_fills(tmp_path):
     # In the order of the sentence, though position 3 was drawn first.
     assert text.startswith("**&#91;1&#93;**b **&#91;2&#93;**\n")
     first, second = [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 "))]
-    assert first.startswith("| 1 | a | &#91;MASK&#93; | **a** 97.") and "c 1.8%" in first
+    assert first.startswith("| 1 | a | &#91;MASK&#93; | **a** 98.0%") and "c 1.8%" in first
     assert second.startswith("| 2 | d&#124; | ") and "**" not in second
     assert text.endswith("1 of 2 right")
 
