@@ -140,6 +140,7 @@ def test_completion_of_one_module_says_whose_it_is():
     assert "keras-recipes --tyro-print-completion bash" in ended.stderr
 
 
+@pytest.mark.long  # the only one here that imports TensorFlow in a process of its own
 def test_a_recipe_by_its_path(tmp_path):
     """Trains two steps, from another folder."""
     options = "--dataset digits --max-steps 2 --strategy none --quiet --run-dir run"
