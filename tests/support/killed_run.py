@@ -57,6 +57,7 @@ RUNS = {
         "bert_mlm",
         strategy_run.TINY_TEXT | SMALL | dict(precision="mixed_float16"),
     ),
+    "bert_xla": ("bert_mlm", strategy_run.TINY_TEXT | SMALL | dict(jit="on")),
     "mnist": ("mnist", strategy_run.TINY_IMAGES | SMALL),
     "mnist_together": (
         "mnist",
