@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import TensorBoard
@@ -59,7 +60,10 @@ class Predictions(StepCallback):
         # `predict()` hands each worker its part of the examples and then asks for all of them. A
         # plain call of the model reads this worker's own copy of the weights, under any strategy,
         # and nothing is traced.
-        model = self.asked or self.model
+        model = ask = self.asked or self.model
+        if model.compute_dtype != model.variable_dtype:
+            # KerasHub's head adds its float32 bias to half precision, which only a graph takes.
+            ask = tf.function(model)
         count = len(keras.tree.flatten(self.inputs)[0])
         found = []
         for start in range(0, count, self.batch_size):
@@ -69,7 +73,7 @@ class Predictions(StepCallback):
                 ),
                 self.inputs,
             )
-            found.append(keras.ops.convert_to_numpy(model(batch, training=False)))
+            found.append(keras.ops.convert_to_numpy(ask(batch, training=False)))
         return np.concatenate(found)
 
 

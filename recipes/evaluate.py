@@ -201,6 +201,13 @@ def evaluate_sentences(question: Question) -> dict:
     results_file = question.options.run_dir / "results.json"
     require_keys(results_file, question.results, classes=list)
     known = [str(name) for name in question.results["classes"]]
+    kind, policy = keras_nlp.models.BertTextClassifier, keras.config.dtype_policy()
+    model = presets.load(kind, str(question.model_dir), dtype=policy, compile=False)
+    if model.num_classes != len(known):
+        raise RunError(
+            f"{results_file}: damaged, it has {len(known)} classes and the model "
+            f"{model.num_classes}"
+        )
     loaded = sentences.load_sentences(
         question.dataset, question.cache_dir, question.settings["seed"]
     )
@@ -215,13 +222,6 @@ def evaluate_sentences(question: Question) -> dict:
     # Another dataset may have fewer classes, in another order.
     labels = np.asarray([known.index(name) for name in loaded.classes], np.int32)[labels]
 
-    kind, policy = keras_nlp.models.BertTextClassifier, keras.config.dtype_policy()
-    model = presets.load(kind, str(question.model_dir), dtype=policy, compile=False)
-    if model.num_classes != len(known):
-        raise RunError(
-            f"{results_file}: damaged, it has {len(known)} classes and the model "
-            f"{model.num_classes}"
-        )
     inputs = sentence_inputs.encode(texts, model.preprocessor)
     model.preprocessor = None  # the data are encoded
     data = arrays.evaluation_data(inputs, labels, batch_size=question.batch_size(len(labels)))

@@ -25,7 +25,7 @@ GROUPS = {
     ),
     "model": (
         *("preset", "init_from", "num_layers", "num_heads", "hidden_dim", "hidden_act"),
-        *("dropout", "l2"),
+        *("head", "dropout", "l2"),
     ),
     "training": (
         *("epochs", "max_steps", "batch_size_per_replica", "global_batch_size"),

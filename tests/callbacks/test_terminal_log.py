@@ -59,7 +59,7 @@ def test_an_epoch_fits_100_columns():
     names = ("accuracy", "cross_entropy", "perplexity", "loss", "precision_at_5", "auc", "macro_f1")
     numbers = {p + name: 8.5 + i for i, name in enumerate(names) for p in ("", "val_")}
     lines = epoch_in_words({"epoch": 12, **numbers})
-    assert len(lines) == 2 and max(map(len, lines)) <= 100
+    assert len(lines) == 3 and max(map(len, lines)) <= 100
     for name in names:
         assert sum(f"  {name} " in line for line in lines) == 1
     # The usual three need one line.

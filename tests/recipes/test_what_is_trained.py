@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distribution import keras_compat, strategies
+from models.chunked_head import MaskedLMInChunks
 from tests.conftest import TINY_RUN
 from tests.support import strategy_run
 from training import run as run_module
@@ -55,6 +56,10 @@ def at_fit(request, data, tmp_path, monkeypatch):
             reached.model.fit = fit
             return reached.model
 
+        def fit_in_chunks(self, train_data, **arguments):
+            reached.model.fit(train_data, **arguments)
+
+        monkeypatch.setattr(MaskedLMInChunks, "fit", fit_in_chunks)
         monkeypatch.setattr(recipe, "build_model", build_model)
         options = SMALL[request.param] | strategy_run.data_options(request.param, data)
         options |= dict(strategy="none", quiet=True, run_dir=next(folders)) | changes
