@@ -21,7 +21,7 @@ help:
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
 	@echo "make check-tests             break the code on purpose: do the tests notice?"
 	@echo "make soak                    kill runs at random moments and compare"
-	@echo "make bench                   measure what saving costs"
+	@echo "make bench                   measure how fast a step is, and what saving costs"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
 	@echo "make clean                   remove .venv and .venv-export"
 
@@ -74,6 +74,8 @@ soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 bench: .venv/installed
+	@$(BIN)/python benchmarks/steps.py --vocabulary-size 8192
+	@$(BIN)/python benchmarks/steps.py
 	@$(BIN)/python benchmarks/checkpoint_cost.py
 
 results: .venv/installed
