@@ -133,7 +133,8 @@ def test_tensorboard_shows_images_and_confusion(run):
 
 def test_l2_is_in_the_loss_once(images, tmp_path):
     options = TINY | dict(dataset=str(images), l2=0.5, epochs=1, run_dir=tmp_path / "run")
-    history = mnist.main(mnist.Options(**options))["history"]
+    results = mnist.main(mnist.Options(**options))
+    history = results["history"]
     model = keras.saving.load_model(tmp_path / "run" / "model" / "model.keras")
     penalty = history["val_loss"][0] - history["val_cross_entropy"][0]
     # The 10 validation images are one batch, so the loss tracker's mean over batches is exact.
@@ -141,6 +142,7 @@ def test_l2_is_in_the_loss_once(images, tmp_path):
     dense = next(layer for layer in model.layers if getattr(layer, "units", None) == 64)
     squares = float(np.sum(np.square(keras.ops.convert_to_numpy(dense.kernel))))
     assert penalty == pytest.approx(0.5 * squares, rel=1e-4)
+    assert results["test"]["loss"] < 5 < penalty, "what is reported is without it"
 
 
 def test_problems_are_told_together():
