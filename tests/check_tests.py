@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BREAKS = ROOT / "tests" / "breaks.toml"
 NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", "runs", "__pycache__", ".*_cache", "*.egg-info"
+    ".git", ".venv*", "runs", "__pycache__", ".*_cache", "*.egg-info"
 )
 IMPORTED_ONCE = ["keras", "keras_nlp", "tensorflow_text", "pytest", "tokenizers", "tyro", "sklearn"]
 SECONDS = 300  # a break whose tests take longer is not caught

@@ -47,6 +47,10 @@ STRATEGIES = {
     "central-2": (1, {"strategy": "central_storage", "replicas": 2}),
     "workers-2": (2, {"strategy": "multi_worker"}),
 }
+# How often each is drawn, in this order: a launcher's workers import TensorFlow anew at each start,
+# the others are forks of a process that has.
+SHARES = (3, 3, 2, 1)
+ELASTIC_SHARE = 0.1  # of the rounds; these last minutes
 RUNS = [
     name
     for name, (module, _) in killed_run.RUNS.items()
@@ -69,7 +73,8 @@ def finish(words: list[str], breaks: list[tuple]) -> tuple[int, str]:
 
     A break is (seconds after the one before, what is done to the process).
     """
-    process = processes.start(*words)
+    is_launcher = words[0] == "-m"
+    process = processes.start(*words) if is_launcher else processes.Forked(*words)
     for seconds, do in breaks:
         try:
             output, _ = process.communicate(timeout=seconds)
@@ -214,10 +219,11 @@ def make_whole(whole: Path, workers: int, chosen: dict, state: dict) -> None:
 def one_round(folder: Path, state: dict, only: str | None = None) -> int:
     """Draws a run and a strategy, and compares; returns the number of kills."""
     choice = random.Random(f"{state['seed']}/{state['rounds']}")
-    if only == "elastic" or (only is None and choice.random() < 0.25):
+    if only == "elastic" or (only is None and choice.random() < ELASTIC_SHARE):
         elastic_round(folder, state, choice)
         return 0
-    name, (workers, where) = choice.choice(list(STRATEGIES.items()))
+    name = choice.choices(list(STRATEGIES), SHARES)[0]
+    workers, where = STRATEGIES[name]
     # Central storage refuses half precision, and several replicas XLA.
     refused = {"none": (), "central-2": ("bert_half", "bert_xla")}.get(name, ("bert_xla",))
     run = choice.choice([run for run in RUNS if run not in refused])

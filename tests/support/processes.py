@@ -1,5 +1,6 @@
 """Starting the processes of strategy tests, and comparing what they leave behind."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -56,17 +57,45 @@ def _run_forked(words: tuple[str, ...], output: str) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
+class Forked:
+    """A script of this folder in a fork, with what `subprocess.Popen` has for those who wait."""
+
+    def __init__(self, *words: str):
+        self.said = tempfile.NamedTemporaryFile("r")
+        self.process = _FORKS.Process(target=_run_forked, args=(words, self.said.name))
+        self.process.start()
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """Waits for the end; returns what it has printed."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("a fork", timeout)
+        with self.said:
+            return self.said.read(), None
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
 def run_script(*words: str, status: int = 0, timeout: int = 1800) -> str:
     """As `run`, for a script of this folder."""
-    with tempfile.NamedTemporaryFile("r") as output:
-        process = _FORKS.Process(target=_run_forked, args=(words, output.name))
-        process.start()
-        process.join(timeout)
+    process = Forked(*words)
+    try:
+        output, _ = process.communicate(timeout)
+    finally:
         process.kill()
-        process.join()
-        said = output.read()
-    assert process.exitcode == status, f"status {process.exitcode}\n{said[-4000:]}"
-    return said
+    assert process.returncode == status, f"status {process.returncode}\n{output[-4000:]}"
+    return output
 
 
 def run(*words: str, status: int = 0, timeout: int = 1800, **environ: str) -> str:

@@ -69,7 +69,8 @@ def build_model(options: Options) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((6,)),
-            keras.layers.Dense(8, activation="relu"),
+            # Not relu, which on some processors makes 0 of what is no number.
+            keras.layers.Dense(8, activation="tanh"),
             keras.layers.Dropout(options.dropout),
             keras.layers.Dense(2, dtype=keras.config.floatx()),
         ]
