@@ -10,6 +10,10 @@
 - Tokenising: lines by `data.word_pieces.tokenize`, which asks Keras's tokenizer once for each
   distinct word, against the bulk path of the `tokenizers` package on the same lines, with the
   number of lines whose ids differ.
+- Mapping: anonymous memory (RssAnon) of a process that has read a whole token store through
+  `tf.data`, 1 GB of it, less that of one that has read 100 MB.
+- Input: processor time that one of four workers takes to gather and mask its part of the global
+  batches, over that of the whole batches.
 """
 
 import argparse
@@ -115,6 +119,86 @@ def compare_start(folder: Path, turns: int) -> dict:
     return row("seconds to the end of the first step, less the imports", seconds)
 
 
+def write_store(folder: Path, megabytes: int):
+    """A token store of random ids in a folder; the rows of it, mapped."""
+    import numpy as np
+
+    from data import token_store
+
+    rows, block = megabytes * 10**6 // (2 * steps.LENGTH), 100_000
+    rng = np.random.default_rng(0)
+
+    def blocks():
+        for start in range(0, rows, block):
+            yield rng.integers(5, 30_522, (min(block, rows - start), steps.LENGTH), np.uint16)
+
+    return token_store.store_once(folder, {"train": blocks}, steps.LENGTH, 30_522)["train"]
+
+
+def read_store(folder: Path, megabytes: int) -> None:
+    """Prints the anonymous memory of this process after it has read a store through `tf.data`."""
+    import tensorflow as tf
+
+    from data import batches, token_store
+
+    sequences = write_store(folder, megabytes)  # takes what is there
+    tensor = token_store.as_tensor(sequences)
+
+    def make_batch(indices, epoch):
+        rows = tf.gather(tensor, indices)
+        return rows, rows, tf.ones_like(indices, tf.float32)
+
+    total = 0
+    for rows, _, _ in batches.evaluation_batches(len(sequences), 4096, make_batch):
+        total += int(tf.reduce_max(rows))
+    assert total
+    print(json.dumps(resident("RssAnon")))
+
+
+def compare_mapping(folder: Path, turns: int) -> dict:
+    """The row of the table: megabytes by which a larger store needs more."""
+    sizes, differences = (100, 1000), []
+    for size in sizes:
+        write_store(folder / f"store-{size}", size)
+    for _ in range(turns):
+        anonymous = []
+        for size in sizes:
+            words = [sys.executable, __file__, "--read-store", str(folder / f"store-{size}")]
+            done = subprocess.run([*words, str(size)], capture_output=True, text=True, cwd=ROOT)
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
+            anonymous.append(json.loads(done.stdout))
+        differences.append((anonymous[1] - anonymous[0]) / 1e6)
+        print(f"mapping: {anonymous}", file=sys.stderr)
+    return row("RssAnon after reading a store of 1 GB, less of 100 MB, in MB", differences)
+
+
+def compare_input(folder: Path, turns: int, workers: int = 4, steps_of_a_turn: int = 100) -> dict:
+    """The row of the table: a worker's part ÷ the whole global batch."""
+    import numpy as np
+
+    from data import masked_lm
+
+    sizes = json.loads((folder / "sizes.json").read_text())
+    special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
+    masking = masked_lm.Masking(special, sizes["vocabulary_size"], 0.15, 19, 0)
+    data = masked_lm.training_data(
+        np.load(folder / "train.npy"), masking, batch_size=32 * workers
+    )
+    iterators = [iter(data.part_of_worker(0, count)) for count in (workers, 1)]
+    ratios = []
+    for turn in range(turns + 1):
+        seconds = []
+        for iterator in iterators:
+            begun = time.process_time()
+            for _ in range(steps_of_a_turn):
+                next(iterator)
+            seconds.append(time.process_time() - begun)
+        if turn:  # the first one warms up
+            ratios.append(seconds[0] / seconds[1])
+    return row(f"input work of one of {workers} workers ÷ the global batch", ratios)
+
+
 def compare_tokenizers(folder: Path, turns: int) -> dict:
     """The row of the table: ours ÷ the bulk path of `tokenizers`."""
     import keras_nlp
@@ -159,7 +243,11 @@ def main() -> None:
     pipelines.text_options(parser)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--read-store", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.read_store:
+        read_store(Path(chosen.read_store[0]), int(chosen.read_store[1]))
+        return
     if chosen.memory_of:
         memory_of_a_step(chosen.memory_of, 30_522, 256)
         return
@@ -167,7 +255,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="costs-") as temporary:
         folder = Path(temporary) / "work"
         pipelines.prepare(folder, chosen.dataset, chosen.vocabulary, sizes)
-        rows = [compare_tokenizers(folder, chosen.turns), compare_start(folder, chosen.turns)]
+        rows = [
+            compare_tokenizers(folder, chosen.turns),
+            compare_start(folder, chosen.turns),
+            compare_input(folder, chosen.turns),
+            compare_mapping(folder, min(chosen.turns, 3)),
+        ]
     rows += compare_memory(min(chosen.turns, 3))
     print()
     for each in rows:

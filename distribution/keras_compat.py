@@ -8,15 +8,19 @@ needs. Tested with Keras 3.15.1 and TensorFlow 2.21.
 
 import contextlib
 import functools
+import io
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import h5py
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.random import seed_generator
+from keras.src.saving import saving_lib
 from keras.src.trainers import epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
@@ -27,7 +31,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     The model is created within it too. It may be entered again, also for another strategy.
     """
-    patches = [use_what_is_built, count_from_mid_epoch]
+    patches = [use_what_is_built, count_from_mid_epoch, write_weights_at_once]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         patches += [average_logs, make_own_part]
     if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
@@ -53,6 +57,37 @@ def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
             setattr(owner, name, stock)
         else:
             delattr(owner, name)
+
+
+def write_weights_at_once() -> contextlib.AbstractContextManager:
+    """Lets a weights file fail as other files do where the disk is full.
+
+    Breaks: HDF5 keeps what it could not write and tries again whenever an object of the file goes:
+    a hundred lines of "Exception ignored", and at the end of the process a segmentation fault.
+    Does: makes the file in memory, and writes it at once when it is closed.
+    """
+
+    def make(stock):
+        def _get_h5_file(self, path_or_io, mode=None):
+            if (mode or self.mode) != "w" or self.archive or isinstance(path_or_io, io.BytesIO):
+                return stock(self, path_or_io, mode)
+            return _FileInMemory(path_or_io)
+
+        return _get_h5_file
+
+    return _replaced(saving_lib.H5IOStore, "_get_h5_file", make)
+
+
+class _FileInMemory(h5py.File):
+    def __init__(self, path: str | Path):
+        self._path, self._memory = Path(path), io.BytesIO()
+        super().__init__(self._memory, "w")
+
+    def close(self) -> None:
+        was_open = bool(self)
+        super().close()
+        if was_open:
+            self._path.write_bytes(self._memory.getbuffer())
 
 
 def average_logs() -> contextlib.AbstractContextManager:

@@ -1,5 +1,7 @@
 """What `fit()` cannot do under a strategy, or cannot do in the middle of an epoch."""
 
+import subprocess
+import sys
 import tempfile
 
 import keras
@@ -215,3 +217,37 @@ def test_two_batches_and_one_update_on_two_replicas(repaired):
         steps = {"steps_per_epoch": 1} if repaired else {}
         model.fit(batches(x, y), verbose=0, shuffle=False, **steps)
         assert_close(weights_of(model), -0.01 * gradient(x, y, np.zeros(3)), "weights")
+
+
+FULL_DISK = """
+import contextlib, resource, sys
+import keras
+from distribution import keras_compat
+
+model = keras.Sequential([keras.Input((30,))] + [keras.layers.Dense(30) for _ in range(30)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+with keras_compat.write_weights_at_once() if sys.argv[2] == "True" else contextlib.nullcontext():
+    try:
+        model.save_weights(sys.argv[1])
+    except OSError:
+        print("an error")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    model.save_weights(sys.argv[1])
+weights = model.get_weights()
+model.set_weights([weight + 1 for weight in weights])
+model.load_weights(sys.argv[1])
+assert all((a == b).all() for a, b in zip(model.get_weights(), weights))
+"""
+
+
+@repair("write_weights_at_once", "h5py after a write that failed")
+def test_weights_on_a_full_disk(repaired):
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"{folder}/model.weights.h5", str(repaired)]
+        ended = subprocess.run(
+            [sys.executable, "-c", FULL_DISK, *words], capture_output=True, text=True
+        )
+    with asking_keras():
+        assert ended.returncode == 0, ended.returncode
+        assert ended.stdout == "an error\n"
+        assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
