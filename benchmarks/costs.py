@@ -182,9 +182,7 @@ def compare_input(folder: Path, turns: int, workers: int = 4, steps_of_a_turn: i
     sizes = json.loads((folder / "sizes.json").read_text())
     special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
     masking = masked_lm.Masking(special, sizes["vocabulary_size"], 0.15, 19, 0)
-    data = masked_lm.training_data(
-        np.load(folder / "train.npy"), masking, batch_size=32 * workers
-    )
+    data = masked_lm.training_data(np.load(folder / "train.npy"), masking, batch_size=32 * workers)
     iterators = [iter(data.part_of_worker(0, count)) for count in (workers, 1)]
     ratios = []
     for turn in range(turns + 1):

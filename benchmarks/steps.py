@@ -41,19 +41,6 @@ RATIOS = (  # of speeds: the first over the second
 )
 
 
-def operations(batch_size: int, predictions: int, vocabulary_size: int) -> float:
-    """Floating-point operations that a step mathematically needs.
-
-    A product of (m, k) and (k, n) takes 2 m k n of them. A token takes, in each layer, 4 width^2 in
-    the projections of attention, 8 width^2 in the feed-forward layers, 2 length width in scores and
-    mix; a prediction takes width^2 in the head's dense layer and width x vocabulary in the logits.
-    The way back takes twice the way there. What is not a matrix product is left out.
-    """
-    token = LAYERS * (12 * WIDTH**2 + 2 * LENGTH * WIDTH)
-    prediction = WIDTH**2 + WIDTH * vocabulary_size
-    return 3 * 2 * batch_size * (LENGTH * token + predictions * prediction)
-
-
 def make_way(name: str, data, vocabulary_size: int):
     """A function that takes some steps, and how many; the model of it."""
     import keras
@@ -94,7 +81,8 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     import tensorflow as tf
 
     from data import masked_lm
-    from distribution import keras_compat
+    from distribution import keras_compat, peak
+    from models.operations import per_example
 
     ids = np.random.default_rng(0).integers(5, vocabulary_size, (2000, LENGTH)).astype(np.int32)
     special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
@@ -113,10 +101,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
                 test = _stepper(model.test_function, iter(data))
                 test()
                 turns["evaluation"] = (test, 1)
-        matrix = tf.random.normal((2048, 2048))
-        product = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)))
-        turns["matrix product"] = (lambda: float(product()), 1)
-        product()
+        turns["matrix product"] = (peak.matrix_product(), 1)
         for turn in range(pairs):
             for name, (step, steps) in turns.items():
                 repeats = max(1, 4 // steps)
@@ -126,7 +111,15 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
                 seconds.setdefault(name, []).append((time.perf_counter() - begun) / repeats / steps)
             print(f"turn {turn + 1} of {pairs}", file=sys.stderr)
     # As the time that the step's operations would take at the product's rate.
-    share = operations(batch_size, masking.max_predictions, vocabulary_size) / (2 * 2048**3)
+    operations = batch_size * per_example(
+        num_layers=LAYERS,
+        hidden_dim=WIDTH,
+        intermediate_dim=4 * WIDTH,
+        vocabulary_size=vocabulary_size,
+        length=LENGTH,
+        predictions=masking.max_predictions,
+    )
+    share = operations / (2 * peak.SIDE**3)
     seconds["matrix product"] = [share * value for value in seconds["matrix product"]]
     return seconds
 

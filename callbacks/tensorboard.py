@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from callbacks.errors import CannotSave
 from callbacks.steps import StepCallback
+from callbacks.throughput import is_speed
 
 log = logging.getLogger("recipes")
 
@@ -17,7 +18,7 @@ GROUPS = (
     ("1_loss", ("loss", "entropy", "perplexity", "huber")),
     ("2_quality", ("accuracy", "f1", "rmse")),
     ("3_optimizer", ("learning_rate", "norm", "scale")),
-    ("4_speed", ("per_second",)),
+    ("4_speed", ("per_second", "share_of_peak")),
 )
 
 
@@ -92,7 +93,7 @@ class TensorBoard(StepCallback):
             training = {
                 name: value
                 for name, value in numbers.items()
-                if name != "loss" and not name.startswith("val_") and "per_second" not in name
+                if name != "loss" and not name.startswith("val_") and not is_speed(name)
             }
             self._scalars("train", step, training)
             self._evaluation("validation", step, validation)

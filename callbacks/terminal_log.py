@@ -7,7 +7,7 @@ import sys
 import tqdm
 
 from callbacks.steps import StepCallback
-from callbacks.throughput import Throughput
+from callbacks.throughput import Throughput, is_speed
 
 log = logging.getLogger("recipes")
 
@@ -125,7 +125,7 @@ def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
         for name, value in record.items()
         if isinstance(value, float)
         and name.startswith("val_") == bool(prefix)
-        and "per_second" not in name
+        and not is_speed(name)
     }
     loss = numbers.pop("loss", None)
     if loss is None or math.isclose(loss, numbers.get("cross_entropy", math.inf), rel_tol=0.02):

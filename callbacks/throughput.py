@@ -3,6 +3,14 @@
 import time
 
 from callbacks.steps import StepCallback
+from distribution import peak
+
+MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
+
+
+def is_speed(name: str) -> bool:
+    """Whether a number tells of time: such numbers differ from run to run."""
+    return "per_second" in name or "share_of_peak" in name
 
 
 class Throughput(StepCallback):
@@ -14,6 +22,10 @@ class Throughput(StepCallback):
     Attributes:
         examples_per_step: examples of one update of the weights, over all replicas.
         tokens_per_example: tokens that carry text in an average example, or None.
+        operations_per_example: floating-point operations that training on an example needs, or
+            None. Then `share_of_peak` tells which part of the rate of a large float32 matrix
+            product (`distribution/peak.py`) the run reaches, if it has `MEASURED_FROM` steps.
+        devices: how many devices the run has of the kind that the peak is measured on.
         time_to_first_step: seconds from the making of this object to the end of the first
             execution; None before.
     """
@@ -22,6 +34,9 @@ class Throughput(StepCallback):
         super().__init__()
         self.examples_per_step = examples_per_step
         self.tokens_per_example = tokens_per_example
+        self.operations_per_example: float | None = None
+        self.devices = 1
+        self._peak: float | None = None  # operations a second of one device
         self.time_to_first_step: float | None = None
         self._steps, self._seconds = 0, 0.0
         self._window = (0, 0.0)  # steps and seconds since the last `since_last()`
@@ -37,18 +52,23 @@ class Throughput(StepCallback):
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
+            if self.operations_per_example is not None and self.total_steps >= MEASURED_FROM:
+                self._peak = peak.operations_per_second()
             return
         steps, seconds = step - self._previous, now - self._begun
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._window = (self._window[0] + steps, self._window[1] + seconds)
 
     def since_last(self) -> dict[str, float]:
-        """Examples and tokens a second since the last call; empty after the first step alone."""
+        """Examples and tokens a second, and the share, since the last call.
+
+        Empty after the first step alone.
+        """
         window, self._window = self._window, (0, 0.0)
         return self._per_second(*window)
 
     def total(self) -> dict[str, float]:
-        """Examples and tokens a second of all steps of this process but the first."""
+        """The same of all steps of this process but the first."""
         return self._per_second(self._steps, self._seconds)
 
     def seconds_for(self, steps: int) -> float | None:
@@ -62,4 +82,7 @@ class Throughput(StepCallback):
         found = {"examples_per_second": examples}
         if self.tokens_per_example is not None:
             found["tokens_per_second"] = examples * self.tokens_per_example
+        if self._peak is not None and self.operations_per_example is not None:
+            operations = examples * self.operations_per_example
+            found["share_of_peak"] = operations / (self._peak * self.devices)
         return found

@@ -30,6 +30,7 @@ from distribution.optimizers import reduce_before_clipping
 from models import presets
 from models.chunked_head import MaskedLMInChunks
 from models.initial_weights import begin_at_unigram, look_at_neighbours
+from models.operations import of_masked_lm
 from models.optimizers import adamw
 from training.command_line import command_line
 from training.options import SharedOptions, fraction, positive, problems_of_types
@@ -184,7 +185,7 @@ def main(options: Options) -> dict:
                 ],
                 **run.compile_options,
             )
-        run.build(model, train_data)
+        run.build(model, train_data, of_masked_lm(bert, masking, options.sequence_length))
         extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=bert)]
         callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
         model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)

@@ -14,6 +14,7 @@ what is not ours, and take the broken copy's modules.
 """
 
 import argparse
+import ast
 import collections
 import concurrent.futures
 import contextlib
@@ -88,14 +89,20 @@ def read_breaks() -> list[Break]:
 
 
 def edited(broken: Break, root: Path) -> str | None:
-    """The file with the break in it; None where the edit does not apply any more."""
+    """The file with the break in it; None where the edit does not apply, or leaves no Python."""
     try:
         content = (root / broken.file).read_text(encoding="utf-8")
     except OSError:
         return None
     if content.count(broken.old) != 1 or broken.old == broken.new:
         return None
-    return content.replace(broken.old, broken.new)
+    content = content.replace(broken.old, broken.new)
+    if broken.file.endswith(".py"):
+        try:
+            ast.parse(content)
+        except SyntaxError:
+            return None
+    return content
 
 
 def run_tests(root: str, tests: list[str], words: list[str], output: str, pipe) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import check_tests
+
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "recipes": {"recipes", "training", "exports", "models", "callbacks", "distribution", "data"},
@@ -148,3 +150,9 @@ def test_private_names_of_keras_stand_in_one_file(path):
 def test_keras_is_not_taken_from_tensorflow(path):
     text = source(path)
     assert "tf.keras" not in text and "tensorflow.keras" not in text
+
+
+def test_every_break_applies():
+    """Each of `tests/breaks.toml` finds its text once, and leaves Python."""
+    breaks = check_tests.read_breaks()
+    assert [b.name for b in breaks if check_tests.edited(b, ROOT) is None] == []

@@ -24,7 +24,7 @@ from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT, WIDEST
 from data.cache import default_cache_dir
 from data.errors import DataError
-from distribution import keras_compat, parameter_server, strategies
+from distribution import keras_compat, parameter_server, peak, strategies
 from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
@@ -289,10 +289,21 @@ class Run:
             "steps_per_execution": self._steps_per_execution(),
         }
 
-    def build(self, model: keras.Model, train_data: tf.data.Dataset) -> None:
+    def build(
+        self,
+        model: keras.Model,
+        train_data: tf.data.Dataset,
+        operations_per_example: int | None = None,
+    ) -> None:
         """Builds a compiled model's optimizer and metrics, and refuses what would go wrong.
 
         With `--accumulate-steps` and with parameter servers the model gets a training function.
+
+        Args:
+            model: compiled, under the strategy.
+            train_data: global batches.
+            operations_per_example: floating-point operations that training on one example needs,
+                for the share of the device's peak that the run reaches.
 
         Raises:
             RunError: the loss is no `GlobalMean`, the optimizer did not go through
@@ -313,6 +324,10 @@ class Run:
             total_steps=self._plan.total_steps,
             steps_done=self._plan.steps_done,
         )
+        throughput, replicas = self._callbacks.throughput, strategies.replicas(self.strategy)
+        if strategies.name_of(self.strategy) != "parameter_server":  # others do the work there
+            throughput.operations_per_example = operations_per_example
+            throughput.devices = peak.devices_like_it(replicas, self.workers)
         if self.is_chief:
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
             if self._adam_bound is not None:
@@ -443,7 +458,10 @@ class Run:
             **more,
             "notes": self._notes,
             "adam_bound": self._adam_bound,
-            **({"tokens_per_second": None} | self._callbacks.throughput.total()),
+            **(
+                {"tokens_per_second": None, "share_of_peak": None}
+                | self._callbacks.throughput.total()
+            ),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self._callbacks.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,

@@ -48,13 +48,6 @@ def test_a_side_takes_the_steps_that_it_is_asked_for(monkeypatch):
     assert all(answer["seconds"] >= 0 for answer in answers)
 
 
-def test_operations_of_a_step():
-    """Counted by hand: 2 layers of width 128, 128 tokens, 19 predictions of 1,000 pieces."""
-    token = 2 * (4 * 128**2 + 8 * 128**2 + 2 * 128 * 128)
-    prediction = 128**2 + 128 * 1000
-    assert steps.operations(1, 19, 1000) == 6 * (128 * token + 19 * prediction)
-
-
 def test_one_table_as_json_and_as_a_plot(tmp_path, monkeypatch, capsys):
     def run(words, **named):
         output = words[words.index("--json") + 1]

@@ -139,9 +139,11 @@ def results(run_dir: Path) -> dict:
 
 def records(run_dir: Path) -> list[dict]:
     """metrics.jsonl without what measures time."""
+    from callbacks.throughput import is_speed
+
     lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
     return [
-        {name: value for name, value in json.loads(line).items() if "per_second" not in name}
+        {name: value for name, value in json.loads(line).items() if not is_speed(name)}
         for line in lines
     ]
 
@@ -150,12 +152,14 @@ def events(run_dir: Path) -> list:
     """What TensorBoard reads, sorted: split, tag, step and value, without what measures time."""
     import tensorflow as tf
 
+    from callbacks.throughput import is_speed
+
     found = []
     for path in sorted(run_dir.glob("logs/*/events*")):
         for raw in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(raw)
             for value in event.summary.value:
-                if "per_second" not in value.tag and value.HasField("tensor"):
+                if not is_speed(value.tag) and value.HasField("tensor"):
                     number = tf.make_ndarray(value.tensor).tolist()
                     found.append((path.parent.name, value.tag, event.step, number))
     return sorted(found, key=repr)
