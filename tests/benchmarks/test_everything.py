@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks import everything, pipelines, sides, steps
+from benchmarks import everything, pipelines, sides
 
 
 def test_what_every_side_reads(tmp_path):
