@@ -75,10 +75,10 @@ class TensorBoard(StepCallback):
         try:
             yield
         except (tf.errors.OpError, OSError) as error:
-            message = getattr(error, "message", None) or error
+            message = str(getattr(error, "message", None) or error).splitlines()[0]
+            why = message.rpartition("; ")[2]  # TensorFlow puts node and path before it
             raise CannotSave(
-                f"TensorBoard's files in {self.folder} cannot be written: "
-                f"{str(message).splitlines()[0][:200]}"
+                f"TensorBoard's files in {self.folder} cannot be written: {why[:200]}"
             ) from error
 
     def on_record(self, record: dict) -> None:

@@ -4,9 +4,9 @@
     make soak ARGS="--rounds 200 --seed 7"
     make soak ARGS="--folder /tmp/soak"        resumes an earlier soak
 
-Each round takes a recipe and a strategy, runs it unbroken once, then again under SIGKILL or SIGTERM
-after a random time until it gets through, and asks for the same weights, history, records and
-TensorBoard logs. Before some kills a process stands still for a while (SIGSTOP, SIGCONT), or the
+Each round takes a recipe (or the tests' tiny one) and a strategy, runs it unbroken once, then again
+under SIGKILL or SIGTERM after a random time until it gets through, and asks for the same weights,
+history, records and TensorBoard logs. Before some kills a process stands still for a while (SIGSTOP, SIGCONT), or the
 disk is full for a while; between some kills and the restart a bit is flipped in a file of the
 checkpoints or of the caches, or the newest checkpoint is cut; in some rounds the clock jumps.
 
@@ -51,12 +51,10 @@ STRATEGIES = {
 # the others are forks of a process that has.
 SHARES = (3, 3, 2, 1)
 ELASTIC_SHARE = 0.1  # of the rounds; these last minutes
-RUNS = [
-    name
-    for name, (module, _) in killed_run.RUNS.items()
-    if module != "tiny_recipe" and name != "bert_exact"
-]
-KILLS_IN_A_ROUND = 6  # at most, so that each round ends
+RUNS = [name for name in killed_run.RUNS if not name.endswith("_exact")]
+# How often the tests' tiny recipe is drawn, which takes a second and has all that a run looks after.
+TINY_SHARE = 0.5
+KILLS_IN_A_ROUND = 4  # at most, so that each round ends
 STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
 
 
@@ -225,8 +223,11 @@ def one_round(folder: Path, state: dict, only: str | None = None) -> int:
     name = choice.choices(list(STRATEGIES), SHARES)[0]
     workers, where = STRATEGIES[name]
     # Central storage refuses half precision, and several replicas XLA.
-    refused = {"none": (), "central-2": ("bert_half", "bert_xla")}.get(name, ("bert_xla",))
-    run = choice.choice([run for run in RUNS if run not in refused])
+    half = ("bert_half", "tiny_half") if name == "central-2" else ()
+    refused = () if name == "none" else ("bert_xla", *half)
+    tiny = choice.random() < TINY_SHARE
+    runs = [run for run in RUNS if run.startswith("tiny") == tiny and run not in refused]
+    run = choice.choice(runs)
     whole, broken = folder / f"whole-{run}-{name}", folder / f"broken-{state['rounds']}"
     logs = Path(f"{broken}-logs")
     small_disk.unmount(broken)  # of a soak that was stopped

@@ -94,10 +94,14 @@ def test_a_file_that_somebody_cut_is_named(tmp_path, caplog, monkeypatch):
 
 def test_a_full_disk_is_not_taken_for_memory(tmp_path, monkeypatch):
     def full(path):
-        raise tf.errors.ResourceExhaustedError(None, None, f"{path}; No space left on device")
+        node = "{{function_node __wrapped__CreateSummaryFileWriter_device_/job:localhost/CPU:0}}"
+        flushed = "\n\tFailed to flush 1 events"
+        text = f"{node} {path}/{'x' * 200}; No space left on device{flushed}"
+        raise tf.errors.ResourceExhaustedError(None, None, text)
 
     monkeypatch.setattr(tf.summary, "create_file_writer", full)
-    with pytest.raises(CannotSave, match="TensorBoard's files in .*No space left on device"):
+    words = f"^TensorBoard's files in {tmp_path}/logs cannot be written: No space left on device$"
+    with pytest.raises(CannotSave, match=words):
         step(TensorBoard(tmp_path / "logs"), 1)
 
 
