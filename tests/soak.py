@@ -6,9 +6,10 @@
 
 Each round takes a recipe (or the tests' tiny one) and a strategy, runs it unbroken once, then again
 under SIGKILL or SIGTERM after a random time until it gets through, and asks for the same weights,
-history, records and TensorBoard logs. Before some kills a process stands still for a while (SIGSTOP, SIGCONT), or the
-disk is full for a while; between some kills and the restart a bit is flipped in a file of the
-checkpoints or of the caches, or the newest checkpoint is cut; in some rounds the clock jumps.
+history, records and TensorBoard logs. Before some kills a process stands still for a while
+(SIGSTOP, SIGCONT), or the disk is full for a while; between some kills and the restart a bit is
+flipped in a file of the checkpoints or of the caches, or the newest checkpoint is cut; in some
+rounds the clock jumps.
 
 Some rounds are of runs that continue by themselves: one to two workers, of which some are killed,
 and two hosts (network namespaces), one of which is switched off and on, or whose link is cut for a
@@ -52,7 +53,7 @@ STRATEGIES = {
 SHARES = (3, 3, 2, 1)
 ELASTIC_SHARE = 0.1  # of the rounds; these last minutes
 RUNS = [name for name in killed_run.RUNS if not name.endswith("_exact")]
-# How often the tests' tiny recipe is drawn, which takes a second and has all that a run looks after.
+# How often the tests' tiny recipe is drawn: it is quick, and has all that a run looks after.
 TINY_SHARE = 0.5
 KILLS_IN_A_ROUND = 4  # at most, so that each round ends
 STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
