@@ -17,8 +17,9 @@ import tqdm
 from data import cache, large_text, paths
 from data.errors import DataError
 from data.lines import longer_than
+from data.pieces import pieces_by
 from data.text import Text, text_sha256
-from data.words import UNKNOWN_IN_TEXT, Pieces, ids_of, numbered
+from data.words import UNKNOWN_IN_TEXT, ids_of, numbered
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -170,22 +171,9 @@ def tokenize(
         (lines + 1,), where each line begins.
     """
     words = numbered(_with_progress(lines, progress) if progress else lines, tokenizer.split_on_cjk)
-    pieces = _pieces_of(words.distinct, tokenizer)
+    pieces = pieces_by(tokenizer)(words.distinct)
     starts = np.cumsum(pieces.sizes, dtype=np.int64) - pieces.sizes
     return ids_of(words.numbers, words.in_line, pieces, starts)
-
-
-def _pieces_of(distinct: list[str], tokenizer) -> Pieces:
-    """The pieces of each word, by Keras's tokenizer."""
-    import tensorflow as tf
-
-    rows: list[list[int]] = []
-    for start in range(0, len(distinct), 50_000):
-        rows += tokenizer(tf.constant(distinct[start : start + 50_000]))
-    if UNKNOWN_IN_TEXT in distinct:  # not the pieces "<", "unk" and ">"
-        rows[distinct.index(UNKNOWN_IN_TEXT)] = [tokenizer.token_to_id("[UNK]")]
-    sizes = np.fromiter(map(len, rows), np.int32, len(rows))
-    return Pieces(np.fromiter((id for row in rows for id in row), np.int32, sizes.sum()), sizes)
 
 
 def tokenize_once(
@@ -218,7 +206,7 @@ def tokenize_once(
                 large_text.tokenize_to_files(
                     lines,
                     tokenizer.split_on_cjk,
-                    lambda words: _pieces_of(words, tokenizer),
+                    pieces_by(tokenizer),
                     parts / split,
                     *files,
                     what,

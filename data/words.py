@@ -4,7 +4,9 @@ Workers import this module: it needs NumPy and the standard library alone.
 """
 
 import array
+import collections
 import dataclasses
+import itertools
 import re
 import string
 import unicodedata
@@ -27,8 +29,6 @@ IDEOGRAPHS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-
-WORDS_AT_ONCE = 100_000  # that are held while they are numbered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,25 +74,15 @@ def words_of(line: str, split_on_cjk: bool) -> list[str]:
 
 def numbered(lines: Iterable[str], split_on_cjk: bool) -> NumberedWords:
     """Numbers the words of lines; Args as `words_of`."""
-    number: dict[str, int] = {}
+    number: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     parts: list[np.ndarray] = []
     in_line = array.array("i")
-    words: list[str] = []
-
-    def number_them() -> None:
-        for word in dict.fromkeys(words):
-            number.setdefault(word, len(number))
-        parts.append(np.fromiter(map(number.__getitem__, words), np.int32, len(words)))
-        words.clear()
-
     for line in lines:
-        before = len(words)
-        words += words_of(line, split_on_cjk)
-        in_line.append(len(words) - before)
-        if len(words) > WORDS_AT_ONCE:
-            number_them()
-    number_them()
-    return NumberedWords(list(number), np.concatenate(parts), np.frombuffer(in_line, np.int32))
+        words = words_of(line, split_on_cjk)
+        parts.append(np.fromiter(map(number.__getitem__, words), np.int32, len(words)))
+        in_line.append(len(words))
+    numbers = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    return NumberedWords(list(number), numbers, np.frombuffer(in_line, np.int32))
 
 
 def ids_of(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import large_text, text, word_parts, word_pieces, workers
+from data import large_text, pieces, text, word_parts, word_pieces, workers
 from data.errors import DataError
 from tests.data.test_word_pieces import LINES, make_tokenizer
 
@@ -77,6 +77,7 @@ def tokenizer():
 def small_parts(monkeypatch):
     monkeypatch.setattr(large_text, "LARGE_BYTES", 0)
     monkeypatch.setattr(large_text, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(pieces, "MANY_WORDS", 0)
 
 
 @pytest.fixture
@@ -172,6 +173,7 @@ class TestTheSameTokens:
         monkeypatch.setattr(large_text, "LARGE_BYTES", 0)
         monkeypatch.setattr(large_text, "BLOCK_BYTES", 1000)
         monkeypatch.setattr(large_text, "WORDS_AT_ONCE", 7)
+        monkeypatch.setattr(pieces, "MANY_WORDS", 0)
         found = word_pieces.tokenize_once(source, tokenizer, tmp_path / "b", drop_short)
         assert len(made) > 5
         for split, arrays in whole.items():
@@ -188,7 +190,7 @@ class TestTheSameTokens:
             large_text.tokenize_to_files(
                 some,
                 True,
-                lambda words: word_pieces._pieces_of(words, tokenizer),
+                pieces.pieces_by(tokenizer),
                 tmp_path / str(number),
                 *files,
                 "x",
@@ -274,7 +276,7 @@ class TestResumed:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(word_pieces, "_pieces_of", stop)
+            patched.setattr(large_text, "_make_pieces", stop)
             with pytest.raises(KeyboardInterrupt):
                 word_pieces.tokenize_once(source, tokenizer, tmp_path)
         assert len(made) > 10
