@@ -84,8 +84,8 @@ def tokenize_to_files(
 def _blocks(lines: Sequence[str]) -> list[tuple[int, int]]:
     """The first line of each block and the first one after it: a function of the text alone."""
     ends = np.cumsum(sizes_of(lines), dtype=np.int64)
-    ends //= BLOCK_BYTES
-    firsts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist()]
+    marks = np.arange(BLOCK_BYTES, ends[-1] if len(ends) else 0, BLOCK_BYTES)
+    firsts = np.unique([0, *np.searchsorted(ends, marks)]).tolist()
     return list(zip(firsts, [*firsts[1:], len(lines)], strict=True))
 
 

@@ -180,10 +180,10 @@ class Collector:
 
 
 def sizes_of(lines: Sequence[str]) -> np.ndarray:
-    """About how many bytes each line has: letters, where they are in memory anyway."""
+    """How many bytes each line has (UTF-8), wherever it lies."""
     if isinstance(lines, Lines):
         return lines.sizes
-    return np.fromiter(map(len, lines), np.int64, len(lines))
+    return np.fromiter((len(line.encode()) for line in lines), np.uint32, len(lines))
 
 
 def longer_than(lines: Sequence[str], size: int) -> Sequence[str]:

@@ -84,6 +84,12 @@ class TestLines:
             assert lying.longer_than(read(path), size) == expected
             assert lying.longer_than(LINES, size) == expected
 
+    def test_sizes_are_those_of_lines_in_memory(self, path):
+        """A text that is unpacked meanwhile has the same blocks."""
+        found = lying.sizes_of(read(path))
+        assert lying.sizes_of(LINES).tolist() == found.tolist()
+        assert lying.sizes_of([]).tolist() == []
+
     def test_need_little_memory(self, path):
         path.write_text("a line of text\n" * 10_000)
         found = read(path)
