@@ -6,11 +6,13 @@ of each once, here. At last the parts are read one after the other and become id
 appended to the files. Parts that are there are not made again, whoever was killed when.
 """
 
+import collections
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import tqdm
@@ -18,11 +20,13 @@ import tqdm
 from data import word_parts, workers
 from data.errors import DataError
 from data.lines import sizes_of
-from data.words import NumberedWords, Pieces, ids_of
+from data.words import Pieces, ids_of
 
 LARGE_BYTES = 20_000_000  # a split of more than this is tokenised in parts
 BLOCK_BYTES = 4_000_000  # of text, a part
 WORDS_AT_ONCE = 50_000  # of which Keras makes the pieces, and which are saved together
+
+Found = TypeVar("Found")
 
 
 def is_large(lines: Sequence[str]) -> bool:
@@ -62,20 +66,15 @@ def tokenize_to_files(
     blocks = _blocks(lines)
     _begin(parts)
     _make_parts(lines, blocks, split_on_cjk, parts, what)
-    known: dict[str, int] = {}
-    for words in _parts(parts, len(blocks)):
-        for word in words.distinct:
-            if word not in known:
-                known[word] = len(known)
-    pieces = _make_pieces(list(known), pieces_of, parts, what)
+    pieces = _make_pieces(_number(parts, len(blocks)), pieces_of, parts, what)
     starts = np.cumsum(pieces.sizes, dtype=np.int64) - pieces.sizes
     with _Npy(ids_file, np.int32) as ids, _Npy(offsets_file, np.int64) as offsets:
         offsets.append(np.zeros(1, np.int64))
         with _bar(len(lines), what, "lines") as bar:
-            for words in _parts(parts, len(blocks)):
-                place = map(known.__getitem__, words.distinct)
-                place_of = np.fromiter(place, np.int32, len(words.distinct))
-                some, ends = ids_of(place_of[words.numbers], words.in_line, pieces, starts)
+            for number in range(len(blocks)):
+                words = _there(word_parts.load_part, _path(parts, number))
+                place = _there(word_parts.load, parts / f"words-{number:06d}.npz")["place"]
+                some, ends = ids_of(place[words.numbers], words.in_line, pieces, starts)
                 offsets.append(ids.rows + ends[1:])
                 ids.append(some)
                 bar.update(len(words.in_line))
@@ -127,12 +126,21 @@ def _make_parts(
         workers.run_jobs("data.word_parts", jobs, bar.update, at_most=len(missing))
 
 
-def _parts(parts: Path, count: int) -> Iterator[NumberedWords]:
+def _number(parts: Path, count: int) -> list[str]:
+    """The distinct words of all parts; which of them those of a part are is kept beside it."""
+    known: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     for number in range(count):
-        words = word_parts.load_part(_path(parts, number))
-        if words is None:
-            raise DataError(f"{_path(parts, number)}: damaged; the same command makes it again")
-        yield words
+        words = _there(word_parts.load_part, _path(parts, number)).distinct
+        place = np.fromiter(map(known.__getitem__, words), np.int32, len(words))
+        word_parts.save(parts / f"words-{number:06d}.npz", {"place": place})
+    return list(known)
+
+
+def _there(load: Callable[[Path], Found | None], path: Path) -> Found:
+    found = load(path)
+    if found is None:
+        raise DataError(f"{path}: damaged; the same command makes it again")
+    return found
 
 
 def _make_pieces(
