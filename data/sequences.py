@@ -9,7 +9,9 @@ from data import token_store, word_pieces
 from data.masked_lm import SpecialTokens
 from data.text import Text
 
-LINES_AT_ONCE = 100_000
+# What is in memory at once: at most so many lines, and no more tokens than these, or one line.
+LINES_AT_ONCE = 10_000
+TOKENS_AT_ONCE = 2_000_000
 
 
 def packed(
@@ -115,6 +117,10 @@ def _blocks_of_lines(
     ids: np.ndarray, offsets: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ids of some lines at a time, and the lengths of these lines."""
-    for start in range(0, len(offsets) - 1, LINES_AT_ONCE):
+    start = 0
+    while start < len(offsets) - 1:
         some = np.asarray(offsets[start : start + LINES_AT_ONCE + 1])
+        fit = int(np.searchsorted(some, some[0] + TOKENS_AT_ONCE, "right"))
+        some = some[: max(2, fit)]
         yield np.asarray(ids[some[0] : some[-1]]), np.diff(some)
+        start += len(some) - 1

@@ -1,6 +1,7 @@
 """Text: WikiText by name, the installed packages' docstrings, or files of one's own."""
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import io
@@ -8,12 +9,13 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from data import cache, download, installed_docs, paths
 from data.errors import DataError
+from data.lines import Collector
 
 SPLITS = ("train", "valid", "test")
 
@@ -26,13 +28,25 @@ class Text:
     """Lines of text by split.
 
     A line is a paragraph without its newline; empty lines are dropped. WikiText keeps its headings
-    and its `<unk>`.
+    and its `<unk>`. Lines of files that are not compressed stay there (`data.lines.Lines`); a file
+    that is changed afterwards is an error at its next use.
     """
 
     name: str  # A known dataset, or the path that was given.
-    splits: dict[str, list[str]]  # Keys "train", "valid" and "test".
+    splits: Mapping[str, Sequence[str]]  # Keys "train", "valid" and "test".
     english_wikitext: bool  # Decides whether a pretrained English preset is tried.
     note: str | None = None  # One line where something else than the first choice is used, and why.
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """See `text_sha256`; a gigabyte is read once for it."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            lines = self.splits[split]
+            digest.update(f"{split} {len(lines)}\n".encode())
+            for line in lines:
+                digest.update(f"{line}\n".encode())
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +162,7 @@ def load_unchanged(dataset: str, sha256: str, cache_dir: Path) -> Text | None:
 
 def text_sha256(text: Text) -> str:
     """Returns a fingerprint of the lines and of the splits that they are in (hex)."""
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        lines = text.splits[split]
-        digest.update(f"{split} {len(lines)}\n".encode())
-        # In pieces, so that half a gigabyte of text is not copied at once.
-        for start in range(0, len(lines), 10_000):
-            digest.update(("\n".join(lines[start : start + 10_000]) + "\n").encode())
-    return digest.hexdigest()
+    return text.sha256
 
 
 def _load_installed_docs(cache_dir: Path) -> Text:
@@ -189,7 +196,10 @@ def _load_wikitext(
 
 def _load_folder(name: str, folder: Path) -> Text:
     found = _find_splits([path.name for path in paths.files_in(folder, "dataset")], name)
-    splits = {split: _read_file(folder / file) for split, file in found.items()}
+    splits = {
+        split: _read_files([folder / file], lambda line: "train")["train"]
+        for split, file in found.items()
+    }
     return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
 
 
@@ -205,12 +215,9 @@ def _load_zip(name: str, path: Path) -> Text:
 
 
 def _load_files(name: str, files: list[Path]) -> Text:
-    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for file in files:
-        for line in _read_file(file):
-            splits[installed_docs.split_of(line)].append(line)
-    for split, lines in splits.items():
-        if not lines:
+    splits = _read_files(files, installed_docs.split_of)
+    for split in SPLITS:
+        if not splits[split]:
             total = sum(map(len, splits.values()))
             raise DataError(
                 f"{name}: too small to be split 90/5/5: of {total} lines none falls to {split};"
@@ -259,23 +266,48 @@ def _find_splits(names: list[str], where: str) -> dict[str, str]:
     raise DataError(f"{where}: it is not clear which of {choices} are train, valid and test")
 
 
-def _read_file(path: Path) -> list[str]:
-    with paths.open_bytes(path) as stream:
-        packed = os.fstat(stream.fileno()).st_size if path.suffix == ".gz" else None
-        return _read_lines(stream, str(path), packed)
+def _read_files(
+    files: Sequence[Path], split_of: Callable[[str], str]
+) -> Mapping[str, Sequence[str]]:
+    """The lines of files by split: where they lie, or themselves where a file is compressed."""
+    held: dict[str, list[str]] = {split: [] for split in SPLITS}
+    lying = {split: Collector() for split in SPLITS}
+    compressed = any(file.suffix == ".gz" for file in files)
+    for file in files:
+        with paths.open_bytes(file) as stream:
+            packed = os.fstat(stream.fileno()).st_size if file.suffix == ".gz" else None
+            for collector in lying.values():
+                collector.begin(file, stream.fileno())
+            for start, size, line in _scan(stream, str(file), packed):
+                if compressed:
+                    held[split_of(line)].append(line)
+                else:
+                    lying[split_of(line)].add(start, size)
+    return held if compressed else {split: each.lines() for split, each in lying.items()}
 
 
 def _read_lines(
     stream: IO[bytes] | io.BufferedIOBase, name: str, packed: int | None = None
 ) -> list[str]:
-    """Reads lines of UTF-8; `packed` are the bytes of the gzip file that the stream unpacks."""
+    return [line for _, _, line in _scan(stream, name, packed)]
+
+
+def _scan(
+    stream: IO[bytes] | io.BufferedIOBase, name: str, packed: int | None = None
+) -> Iterator[tuple[int, int, str]]:
+    """Reads lines of UTF-8; `packed` are the bytes of the gzip file that the stream unpacks.
+
+    Yields:
+        First byte, bytes, and the line itself.
+    """
     # Line by line, so that half a gigabyte of text does not lie in memory three times over.
     binary = DataError(f"{name}: a binary file (it holds NUL bytes); expected UTF-8 text")
     if b"\0" in stream.read(65536):
         raise binary
     stream.seek(0)
     left = paths.unpacked_limit(packed) if packed is not None else None
-    lines = []
+    found = False
+    start = 0
     # A bound for each line, too: a bomb may hold a single one.
     read_line = stream.readline if left is None else lambda: stream.readline(left + 1)
     for number, raw in enumerate(iter(read_line, b""), 1):
@@ -291,10 +323,11 @@ def _read_lines(
             ) from error
         if "\0" in line:
             raise binary
-        if number == 1:
-            line = line.removeprefix("\ufeff")
+        mark = 3 if number == 1 and line.startswith("\ufeff") else 0
+        line = line[1:] if mark else line
         if line.strip():
-            lines.append(line)
-    if not lines:
+            found = True
+            yield start + mark, len(raw.rstrip(b"\r\n")) - mark, line
+        start += len(raw)
+    if not found:
         raise DataError(f"{name}: empty; expected lines of text")
-    return lines

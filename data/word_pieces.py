@@ -7,37 +7,24 @@ agree to the letter. It works on each distinct word once, which makes it quick.
 import collections
 import hashlib
 import json
-import re
-import string
-import unicodedata
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import tqdm
 
-from data import cache, paths
+from data import cache, large_text, paths
 from data.errors import DataError
+from data.lines import longer_than
+from data.pieces import pieces_by
 from data.text import Text, text_sha256
+from data.words import UNKNOWN_IN_TEXT, ids_of, numbered
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-UNKNOWN_IN_TEXT = "<unk>"  # what WikiText puts for a rare word
 
 # A longer word is [UNK] as a whole, to Keras's tokenizer as to BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
-# Keras's tokenizer takes quadratic time for what stands between white space; longer chunks are cut.
-MAX_CHUNK_LETTERS = 1000
-# The ideographs that BERT takes for words of their own (`_is_chinese_char` in its tokenization.py).
-IDEOGRAPHS = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
-)
 
 
 def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
@@ -183,70 +170,18 @@ def tokenize(
         ids, int32 of shape (tokens,), all lines concatenated, and offsets, int64 of shape
         (lines + 1,), where each line begins.
     """
-    import tensorflow as tf
-
-    number: dict[str, int] = {}
-    word_of: list[np.ndarray] = []
-    words_in_line = np.zeros(len(lines), np.int64)
-    for index, line in enumerate(_with_progress(lines, progress) if progress else lines):
-        words = line.split()
-        if len(line) > MAX_CHUNK_LETTERS:
-            words = [part for word in words for part in _cut(word, tokenizer.split_on_cjk)]
-        word_of.append(
-            np.fromiter((number.setdefault(w, len(number)) for w in words), np.int32, len(words))
-        )
-        words_in_line[index] = len(words)
-    distinct = list(number)
-    parts: list[np.ndarray] = []
-    ends: list[np.ndarray] = []
-    for start in range(0, len(distinct), 50_000):
-        rows = tokenizer(tf.constant(distinct[start : start + 50_000]))
-        ends.append(np.fromiter((len(row) for row in rows), np.int64, len(rows)))
-        parts.append(np.fromiter((id for row in rows for id in row), np.int32, ends[-1].sum()))
-    pieces = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    sizes = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    starts = np.cumsum(sizes) - sizes
-    if UNKNOWN_IN_TEXT in number:
-        # [UNK] takes the place of the pieces "<", "unk" and ">".
-        at = number[UNKNOWN_IN_TEXT]
-        pieces[starts[at]] = tokenizer.token_to_id("[UNK]")
-        sizes[at] = 1
-    words = np.concatenate(word_of) if word_of else np.zeros(0, np.int32)
-    word_sizes = sizes[words]
-    word_ends = np.cumsum(word_sizes)
-    total = int(word_ends[-1]) if len(word_ends) else 0
-    within = np.arange(total) - np.repeat(word_ends - word_sizes, word_sizes)
-    ids = pieces[np.repeat(starts[words], word_sizes) + within]
-    ends_of_lines = np.concatenate([[0], np.cumsum(words_in_line)])
-    offsets = np.concatenate([[0], word_ends])[ends_of_lines]
-    return ids.astype(np.int32), offsets.astype(np.int64)
-
-
-def _cut(chunk: str, split_on_cjk: bool) -> list[str]:
-    """Cuts a long chunk where the tokenizer would: the same pieces come out.
-
-    Args:
-        chunk: text without white space.
-        split_on_cjk: whether the tokenizer takes ideographs for words of their own.
-    """
-    if len(chunk) <= MAX_CHUNK_LETTERS:
-        return [chunk]
-    apart = "".join(
-        re.escape(letter)
-        for letter in sorted(set(chunk))
-        if letter in string.punctuation
-        or unicodedata.category(letter).startswith("P")
-        or unicodedata.category(letter) in ("Cc", "Cf")  # white space to the tokenizer
-        or (split_on_cjk and any(low <= ord(letter) <= high for low, high in IDEOGRAPHS))
-    )
-    parts = re.split(f"([{apart}])", chunk) if apart else [chunk]
-    return [UNKNOWN_IN_TEXT if len(part) > MAX_CHUNK_LETTERS else part for part in parts if part]
+    words = numbered(_with_progress(lines, progress) if progress else lines, tokenizer.split_on_cjk)
+    pieces = pieces_by(tokenizer)(words.distinct)
+    starts = np.cumsum(pieces.sizes, dtype=np.int64) - pieces.sizes
+    return ids_of(words.numbers, words.in_line, pieces, starts)
 
 
 def tokenize_once(
     text: Text, tokenizer, cache_dir: Path, drop_short: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Tokenises all splits of a text, or takes them from the cache.
+
+    A large split is tokenised on all cores and, stopped anywhere, resumed (`data.large_text`).
 
     Args:
         text: a `data.text.Text`.
@@ -258,19 +193,32 @@ def tokenize_once(
         (ids, offsets) by split, see `tokenize`.
     """
     target = Path(cache_dir) / "tokens" / tokens_key(text, tokenizer, drop_short)
+    parts = target.with_name(f".{target.name}.parts")
 
     def build(folder: Path) -> None:
         folder.mkdir()
         for split, lines in text.splits.items():
             if drop_short:
-                lines = [line for line in lines if len(line.encode()) > 100]
-            ids, offsets = tokenize(lines, tokenizer, progress=f"tokenising {split}")
-            np.save(folder / f"{split}-ids.npy", ids)
-            np.save(folder / f"{split}-offsets.npy", offsets)
+                lines = longer_than(lines, 100)
+            files = folder / f"{split}-ids.npy", folder / f"{split}-offsets.npy"
+            what = f"tokenising {split}"
+            if large_text.is_large(lines):
+                large_text.tokenize_to_files(
+                    lines,
+                    tokenizer.split_on_cjk,
+                    pieces_by(tokenizer),
+                    parts / split,
+                    *files,
+                    what,
+                )
+            else:
+                for file, array in zip(files, tokenize(lines, tokenizer, what), strict=True):
+                    np.save(file, array)
         made_from = json.dumps(_fingerprint(text, tokenizer, drop_short), indent=1, sort_keys=True)
         (folder / "made-from.json").write_text(made_from)
 
     cache.build_once(target, build, "tokens")
+    shutil.rmtree(parts, ignore_errors=True)
     return {
         split: (
             np.load(target / f"{split}-ids.npy", mmap_mode="r"),

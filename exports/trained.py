@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,7 @@ def _lines(facts: dict, cache_dir: Path, own: Callable) -> tuple[list[str], str]
     return lines, f"test sentences of {Path(name).name}"
 
 
-def _test_lines(facts: dict, cache_dir: Path) -> list[str]:
+def _test_lines(facts: dict, cache_dir: Path) -> Sequence[str]:
     return text.load_text(facts["dataset"], cache_dir).splits["test"]
 
 

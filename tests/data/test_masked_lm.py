@@ -47,6 +47,7 @@ class TestPackedSequences:
     @pytest.mark.parametrize("length", [4, 7, 16])
     def test_equals_plain_python(self, length, at_once, monkeypatch):
         monkeypatch.setattr(cutting, "LINES_AT_ONCE", at_once)
+        monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 10 * at_once)  # or one line
         lines = random_lines(40, 12)
         stream = [token for line in lines if line for token in [*line, SPECIAL.sep]]
         body = length - 1
@@ -68,6 +69,7 @@ class TestLineSequences:
     @pytest.mark.parametrize("length", [4, 7, 16])
     def test_equals_plain_python(self, length, at_once, monkeypatch):
         monkeypatch.setattr(cutting, "LINES_AT_ONCE", at_once)
+        monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 10 * at_once)  # or one line
         lines = random_lines(40, 12)
         expected = []
         for line in filter(None, lines):

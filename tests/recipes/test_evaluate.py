@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shutil
@@ -57,7 +58,7 @@ def unigram_cross_entropy(run, counted_text, counted_split, scored_text, scored_
 
     def tokens(path, split, most=None):
         splits = text.load_text(str(path), run.folder).splits
-        lines = splits[split] if split != "all" else sum(splits.values(), [])
+        lines = splits[split] if split != "all" else itertools.chain(*splits.values())
         stream = []
         for line in lines:
             for number, part in enumerate(line.split("<unk>")):
