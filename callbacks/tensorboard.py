@@ -64,6 +64,7 @@ class TensorBoard(StepCallback):
             return
         with self._full_disk_named():
             if split not in self._writers:
+                self.folder.mkdir(exist_ok=True)  # not its parents, as TensorFlow would
                 path = str(self.folder / split)
                 self._writers[split] = tf.summary.create_file_writer(path)
             with self._writers[split].as_default(step=step):
@@ -75,7 +76,7 @@ class TensorBoard(StepCallback):
         try:
             yield
         except (tf.errors.OpError, OSError) as error:
-            message = getattr(error, "message", None) or error
+            message = getattr(error, "message", None) or getattr(error, "strerror", None) or error
             raise CannotSave(
                 f"TensorBoard's files in {self.folder} cannot be written: "
                 f"{str(message).splitlines()[0][:200]}"

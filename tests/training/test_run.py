@@ -335,6 +335,14 @@ class TestFolder:
                 start(folder, log_every=log_every)
             assert not folder.exists()
 
+    def test_removed_before_a_split_is_written_for_the_first_time(self, at_step, tmp_path):
+        """TensorFlow makes all folders above a new event file."""
+        folder = tmp_path / "run"
+        at_step(5, lambda: shutil.rmtree(folder))
+        with pytest.raises(CannotSave, match="TensorBoard's files"):
+            start(folder, log_every=1000, checkpoint_every=1000)
+        assert not folder.exists()
+
     def test_removed_before_the_results(self, tmp_path):
         folder = tmp_path / "run"
 
