@@ -189,7 +189,7 @@ def is_copy_of(folder: Path, step: int) -> bool:
     """Whether a whole checkpoint of this step lies there."""
     try:
         return damage(folder) is None and read(folder).step == step
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

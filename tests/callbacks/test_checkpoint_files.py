@@ -7,6 +7,7 @@ import pytest
 
 from callbacks import checkpoint_files
 from callbacks.errors import CannotSave
+from data import checksums
 from tests.support import damaged
 
 
@@ -181,8 +182,10 @@ class TestCopies:
     def test_a_damaged_copy_is_none(self, tmp_path):
         target = tmp_path / "best"
         checkpoint_files.copy_as(write(tmp_path / "checkpoints", 4), target)
-        for content in ("{}", "null", '{"step": 4}'):
+        for content in ("{}", "null", "[]", '{"step": 4}'):
             (target / "state.json").write_text(content)
+            assert not checkpoint_files.is_copy_of(target, 4)
+            checksums.write(target, ("model.weights.h5", "state.json"))
             assert not checkpoint_files.is_copy_of(target, 4)
 
 
