@@ -152,7 +152,7 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
     source = options.init_from if options.init_from and options.vocabulary is None else None
-    if source is not None and (source / "model").is_dir():
+    if source is not None and kind_of(source / "model", "--init-from") == "folder":
         return load(keras_nlp.models.BertTokenizer, str(source / "model"))
     if options.vocabulary is not None:
         pieces = word_pieces.read_vocabulary(options.vocabulary)
@@ -201,7 +201,7 @@ def encoder_of(init_from: Path | None, preset: str) -> str | None:
     if init_from is None:
         return None if preset == "scratch" else preset
     for folder in (init_from / "model", init_from):
-        if (folder / "config.json").is_file():
+        if kind_of(folder / "config.json", "--init-from") == "file":
             return str(folder)
     raise DataError(f"--init-from {init_from}: holds no model; a finished run of bert_mlm does")
 

@@ -285,7 +285,7 @@ def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
 
     Args:
         folder: the run's.
-        *recipes: those that it may be a run of.
+        *recipes: those that it may be a run of; none for any.
 
     Raises:
         RunError: no such run, one that is not finished or damaged, or one of another recipe.
@@ -297,7 +297,7 @@ def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
     if not there:
         raise RunError(f"{folder}: holds no run; the folder of a finished one is expected")
     run = read_run_file(folder / "options.json", recipe=str, options=dict, resolved=dict)
-    if run["recipe"] not in recipes:
+    if recipes and run["recipe"] not in recipes:
         expected = " or ".join(recipes)
         raise RunError(f"{folder}: a run of {run['recipe']}; one of {expected} is expected")
     if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
