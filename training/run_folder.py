@@ -127,20 +127,23 @@ class RunFolder:
             require_keys(path, self.facts, **FACTS)
             if self.facts["global_batch_size"] < 1:
                 raise RunError(f"{path}: damaged, a global batch of less than one example")
-        if self.checkpoint is None and self.is_chief:
-            # Stopped before its first checkpoint: what it logged will be logged again.
-            (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            shutil.rmtree(self.path / "logs", ignore_errors=True)
         results = self.path / "results.json"
         if results.exists() and self.options.resume != "extend":
-            if (self.path / "model").is_dir():
+            model = self.path / "model"
+            problem = checksums.problem(model)
+            if model.is_dir() and problem is None:
                 self.results = read_run_file(results, recipe=str, test=dict, weights_sha256=str)
             elif self.checkpoint is not None:
                 log.warning(
-                    "%s: the run is finished but its model/ is gone: it is written again from the "
+                    "%s: the run is finished but its model/ is %s: it is written again from the "
                     "last checkpoint",
                     self.path,
+                    f"damaged ({problem})" if model.is_dir() else "gone",
                 )
+        if self.checkpoint is None and self.results is None and self.is_chief:
+            # Stopped before its first checkpoint: what it logged will be logged again.
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self.path / "logs", ignore_errors=True)
 
     def _refuse_differences(self, saved: dict) -> None:
         now = json.loads(json.dumps(to_json(self.options)))
