@@ -75,8 +75,8 @@ class Options(SharedOptions):
         found = super().problems()
         if problems_of_types(self):
             return found
-        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += presets.problems_of_sizes(self)
+        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += positive("weight_decay", self.weight_decay, zero=True)
         found += fraction("dropout", self.dropout) + fraction("token_dropout", self.token_dropout)
