@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import types
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TextIO
 
 from callbacks import checkpoint_files
 from data import checksums
+from distribution.launch.plan import foreign
 from training.errors import RunError
 from training.options import SharedOptions, command, flag, to_json
 
@@ -33,12 +33,6 @@ FACTS: dict[str, type | types.UnionType] = {
     **{"global_batch_size": int, "learning_rate": float, "steps_per_epoch": int},
     **{"total_steps": int, "epochs": int, "dataset": str | None, "preset": str | None},
 }
-
-# What may lie in a folder before its first run has written options.json: locks, and logs that the
-# launcher opens.
-BEFORE_A_RUN = re.compile(
-    r"\.lock|\.launch\.lock|(worker|ps)-\d+\.log|chief\.log|\.options\.json\.\d+"
-)
 
 
 class RunFolder:
@@ -95,15 +89,9 @@ class RunFolder:
         self._find_run()
 
     def _refuse_foreign(self) -> None:
-        if (self.path / "options.json").exists():
-            return
-        foreign = [p.name for p in self.path.iterdir() if not BEFORE_A_RUN.fullmatch(p.name)]
-        if foreign:
-            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-            raise RunError(
-                f"--run-dir {self.path}: holds no run, but {', '.join(sorted(foreign)[:3])}{more}; "
-                "name a new or an empty folder"
-            )
+        problem = foreign(self.path)
+        if problem:
+            raise RunError(problem)
 
     def _find_run(self) -> None:
         path = self.path / "options.json"
