@@ -20,7 +20,6 @@ from data import checksums
 log = logging.getLogger("recipes")
 
 WEIGHTS, STATE = "model.weights.h5", "state.json"
-FILES = (WEIGHTS, STATE, checksums.SUMS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,15 +132,13 @@ def write(folder: Path, state: dict, save_weights: Callable[[Path], None]) -> Pa
         save_weights(temporary / WEIGHTS)
         (temporary / STATE).write_text(json.dumps(state))
         checksums.write(temporary, (WEIGHTS, STATE))
-        for name in FILES:
-            _sync(temporary / name)
-        _sync(temporary)
+        checksums.sync(temporary)
         replaced = None
         if target.exists():  # the end of an epoch whose last step was saved without validation
             replaced = folder / f".{target.name}.{os.getpid()}.old"
             os.rename(target, replaced)
         os.rename(temporary, target)
-        _sync(folder)
+        checksums.sync(folder, deep=False)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
@@ -167,18 +164,12 @@ def copy_as(source: Path, target: Path) -> None:
         CannotSave: it cannot be written; the source is as it was.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    old = target.with_name(f".{target.name}.old")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(source, temporary)
-        for name in FILES:
-            _sync(temporary / name)
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            os.rename(target, old)
-        os.rename(temporary, target)
-        shutil.rmtree(old, ignore_errors=True)
+        checksums.put_in_place(temporary, target)
     except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise CannotSave(
             f"the best checkpoint cannot be copied to {target}: {_reason(error)}; it is still "
             f"{source}"
@@ -189,7 +180,7 @@ def is_copy_of(folder: Path, step: int) -> bool:
     """Whether a whole checkpoint of this step lies there."""
     try:
         return damage(folder) is None and read(folder).step == step
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -212,11 +203,3 @@ def all_checkpoints(folder: str | Path) -> list[Path]:
 def _reason(error: OSError) -> str:
     # HDF5 and shutil tell several lines.
     return os.strerror(error.errno) if error.errno else str(error).splitlines()[0][:200]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

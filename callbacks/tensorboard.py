@@ -64,6 +64,7 @@ class TensorBoard(StepCallback):
             return
         with self._full_disk_named():
             if split not in self._writers:
+                self.folder.mkdir(exist_ok=True)  # not its parents, as TensorFlow would
                 path = str(self.folder / split)
                 self._writers[split] = tf.summary.create_file_writer(path)
             with self._writers[split].as_default(step=step):
@@ -75,8 +76,8 @@ class TensorBoard(StepCallback):
         try:
             yield
         except (tf.errors.OpError, OSError) as error:
-            message = str(getattr(error, "message", None) or error).splitlines()[0]
-            why = message.rpartition("; ")[2]  # TensorFlow puts node and path before it
+            message = getattr(error, "message", None) or getattr(error, "strerror", None) or error
+            why = str(message).splitlines()[0].rpartition("; ")[2]  # before it node and path
             raise CannotSave(
                 f"TensorBoard's files in {self.folder} cannot be written: {why[:200]}"
             ) from error

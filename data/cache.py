@@ -104,13 +104,13 @@ def _build(target: Path, build: Callable[[Path], None], sha256: str | None) -> N
         build(temporary)
         if sha256 is None:
             checksums.write(temporary, _names(temporary))
-        _sync(temporary)
+        checksums.sync(temporary)
         if target.is_dir():  # os.replace puts nothing in the place of a folder that holds something
             os.rename(target, replaced)
         elif sha256 is None:
             target.unlink(missing_ok=True)
         os.replace(temporary, target)
-        _sync_path(target.parent)
+        checksums.sync(target.parent, deep=False)
         _verified[target] = _stamps(target)
     finally:
         _remove(temporary)
@@ -201,23 +201,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Brings a file, or a folder with all that it holds, to the disk."""
-    if path.is_dir():
-        for child in path.iterdir():
-            _sync(child)
-    _sync_path(path)
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder; the rename is still atomic there.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,12 @@
-"""`SHA256SUMS`: what lies in a folder is what was written there; `sha256sum -c` reads it too."""
+"""`SHA256SUMS`: what lies in a folder is what was written there; `sha256sum -c` reads it too.
 
+And how a folder gets its name: once all of it is on the disk.
+"""
+
+import errno
 import hashlib
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,3 +57,43 @@ def problem(folder: Path, names: Iterable[str] | None = None) -> str | None:
         except (OSError, ValueError) as error:
             return f"{name}: {getattr(error, 'strerror', None) or error}"
     return None
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Gives a folder its name, in the place of what has it, once all of it is on the disk.
+
+    Raises:
+        OSError: it cannot be; what had the name has it, or lies beside it.
+    """
+    sync(temporary)
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(temporary, target)
+    sync(target.parent, deep=False)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path, deep: bool = True) -> None:
+    """Brings a file, or a folder with all that it holds, to the disk.
+
+    Args:
+        path: the file or the folder.
+        deep: False for the names that stand in a folder alone.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    if deep and path.is_dir():
+        for child in path.iterdir():
+            sync(child)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; a rename is still atomic there.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)

@@ -12,6 +12,7 @@ import numpy as np
 
 from data import cache, images, oligos, sentence_inputs, sentences, text
 from data.errors import DataError
+from data.paths import expand
 from models import presets
 from models.masked_words import MASK, encode
 
@@ -91,7 +92,7 @@ def load(folder: Path, run: dict, results: dict) -> Trained:
         )
     facts = {"seed": run["options"].get("seed", 0)} | run["resolved"]
     given = run["options"].get("cache_dir")
-    cache_dir = Path(given).expanduser() if given else cache.default_cache_dir()
+    cache_dir = expand(given, "--cache-dir") if given else cache.default_cache_dir()
     made = loaders[recipe](folder / "model", facts, cache_dir, results)
     outputs = keras.ops.convert_to_numpy(made.call(made.inputs))
     return dataclasses.replace(made, outputs=outputs.astype(np.float32))

@@ -152,7 +152,7 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
     source = options.init_from if options.init_from and options.vocabulary is None else None
-    if source is not None and (source / "model").is_dir():
+    if source is not None and kind_of(source / "model", "--init-from") == "folder":
         return load(keras_nlp.models.BertTokenizer, str(source / "model"))
     if options.vocabulary is not None:
         pieces = word_pieces.read_vocabulary(options.vocabulary)
@@ -172,12 +172,24 @@ def load_model(preset: str, dropout: float | None):
     changes = {} if dropout is None else {"dropout": dropout}
     backbone = load_backbone(preset, **changes)
     model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
-    head = Path(preset) / "task.weights.h5"
-    if head.exists():
+    head = _trained_head(preset)
+    if head is not None:
         _load_weights(model.load_task_weights, head, f"preset {preset}")
-    elif (Path(preset) / "task.json").exists():
-        raise DataError(f"preset {preset}: task.weights.h5 is gone, and with it the trained head")
     return model
+
+
+def _trained_head(preset: str) -> Path | None:
+    """Where a trained head lies; None for a preset that has none, as those for download.
+
+    Raises:
+        DataError: it is gone; KerasHub would take a new one, and say nothing.
+    """
+    head = Path(preset) / "task.weights.h5"
+    if os.path.exists(head):
+        return head
+    if os.path.exists(Path(preset) / "task.json"):
+        raise DataError(f"preset {preset}: task.weights.h5 is gone, and with it the trained head")
+    return None
 
 
 def encoder_of(init_from: Path | None, preset: str) -> str | None:
@@ -189,7 +201,7 @@ def encoder_of(init_from: Path | None, preset: str) -> str | None:
     if init_from is None:
         return None if preset == "scratch" else preset
     for folder in (init_from / "model", init_from):
-        if (folder / "config.json").is_file():
+        if kind_of(folder / "config.json", "--init-from") == "file":
             return str(folder)
     raise DataError(f"--init-from {init_from}: holds no model; a finished run of bert_mlm does")
 
@@ -220,8 +232,10 @@ def load(kind, preset: str, **changes):
         **changes: what `from_preset()` takes.
 
     Raises:
-        DataError: it cannot be loaded.
+        DataError: it cannot be loaded, or is a trained model whose head is gone.
     """
+    if issubclass(kind, keras_nlp.models.Task):
+        _trained_head(preset)
     try:
         return kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises

@@ -24,7 +24,7 @@ from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.model_card import LOADING
 from training.options import check, is_installed, problems_of_types, usable_folder
-from training.run_folder import open_finished, read_run_file
+from training.run_folder import open_finished
 
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {
@@ -65,13 +65,10 @@ def main(options: Options) -> dict:
     """
     check(options)
     run_dir = options.run_dir
+    run, results = open_finished(run_dir)
     folder = (options.folder or run_dir / "exports" / options.to).expanduser()
     if folder.exists():
         raise OptionsError(f"--folder {folder}: is there already; name a new one")
-    there = run_dir / "options.json"
-    if not there.is_file():
-        raise RunError(f"{run_dir}: holds no run; the folder of a finished one is expected")
-    run, results = open_finished(run_dir, read_run_file(there, recipe=str)["recipe"])
     model = trained.load(run_dir, run, results)
     if options.to == "huggingface" and not model.is_bert:
         raise OptionsError(

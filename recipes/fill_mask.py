@@ -18,6 +18,7 @@ import numpy as np
 import tyro
 
 from data import checksums
+from data.paths import kind_of
 from models import presets
 from models.masked_words import MASK, encode, predict
 from training.command_line import command_line
@@ -94,9 +95,9 @@ def preset_folder(folder: Path) -> Path:
     Raises:
         RunError: there is none, or it has no masked language model's head.
     """
-    if not folder.is_dir():
+    if kind_of(folder, "--run-dir") != "folder":
         raise RunError(f"{folder}: no such folder; a finished run or a preset is expected")
-    if (folder / "options.json").exists():
+    if kind_of(folder / "options.json", "--run-dir"):
         open_finished(folder, "bert_mlm")
         folder = folder / "model"
     missing = [n for n in ("task.json", "task.weights.h5") if not (folder / n).is_file()]

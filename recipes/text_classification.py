@@ -30,7 +30,7 @@ from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, fraction, positive, problems_of_types
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -73,10 +73,10 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        if found:
+        if problems_of_types(self):
             return found
-        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += presets.problems_of_sizes(self)
+        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += positive("weight_decay", self.weight_decay, zero=True)
         found += fraction("dropout", self.dropout) + fraction("token_dropout", self.token_dropout)

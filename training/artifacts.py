@@ -53,23 +53,26 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
         folder: a run's `model` folder.
         preprocessor: a KerasNLP preprocessor, or None.
         card: what its `README.md` says; "" for none.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    if preprocessor is not None:
-        _save_preset(model, temporary, preprocessor)
-    else:
-        temporary.mkdir()
-        _save_keras_file(model, temporary / "model.keras")
-    if card:
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-    checksums.write(temporary)
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(temporary, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        if preprocessor is not None:
+            _save_preset(model, temporary, preprocessor)
+        else:
+            temporary.mkdir()
+            _save_keras_file(model, temporary / "model.keras")
+        if card:
+            (temporary / "README.md").write_text(card, encoding="utf-8")
+        checksums.write(temporary)
+        checksums.put_in_place(temporary, folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _save_preset(model: keras.Model, folder: Path, preprocessor) -> None:

@@ -138,24 +138,26 @@ class SharedOptions:
             )
         if self.jit == "on" and self.precision == "float64":
             found.append("--jit on does not go with --precision float64, which is for checks")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("run_dir", "cache_dir"):
-                found += usable_folder(field.name, value)
-            elif isinstance(value, Path) and path_problem(value):
-                found.append(f"{flag(field.name)} {_short(value)}: {path_problem(value)}")
-        return found
+        return (
+            found
+            + usable_folder("run_dir", self.run_dir)
+            + usable_folder("cache_dir", self.cache_dir)
+        )
 
 
 def problems_of_types(options) -> list[str]:
-    """A line for each value that is not of its field's type (a notebook's, or a file's)."""
+    """A line for each value that is not of its field's type, or a path that cannot be."""
     hints = typing.get_type_hints(type(options))
-    return [
-        f"{flag(field.name)} {_short_value(value)}: must be {_in_words(hints[field.name])}"
-        for field in dataclasses.fields(options)
-        for value in [getattr(options, field.name)]
-        if not _fits(value, hints[field.name])
-    ]
+    found = []
+    for name in (field.name for field in dataclasses.fields(options)):
+        value = getattr(options, name)
+        if not _fits(value, hints[name]):  # a notebook's, or a file's
+            found.append(f"{flag(name)} {_short_value(value)}: must be {_in_words(hints[name])}")
+            continue
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and path_problem(path):
+                found.append(f"{flag(name)} {_short(path)}: {path_problem(path)}")
+    return found
 
 
 def is_installed(package: str) -> bool:
@@ -165,16 +167,14 @@ def is_installed(package: str) -> bool:
 
 
 def usable_folder(name: str, path: Path | None) -> list[str]:
-    """A problem where a path can be no folder, whether it is there or to be made."""
-    if path is None:
+    """A problem where a path that is there is no folder, or one that is closed."""
+    if path is None or not os.path.exists(path.expanduser()):
         return []
-    problem = path_problem(path)
-    if problem is None and os.path.exists(path.expanduser()):
-        if not path.expanduser().is_dir():
-            problem = "is a file, a folder is expected"
-        elif not os.access(path.expanduser(), os.R_OK | os.W_OK | os.X_OK):
-            problem = "cannot be read and written"
-    return [f"{flag(name)} {_short(path)}: {problem}"] if problem else []
+    if not path.expanduser().is_dir():
+        return [f"{flag(name)} {_short(path)}: is a file, a folder is expected"]
+    if not os.access(path.expanduser(), os.R_OK | os.W_OK | os.X_OK):
+        return [f"{flag(name)} {_short(path)}: cannot be read and written"]
+    return []
 
 
 def path_problem(path: Path) -> str | None:

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import types
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TextIO
 
 from callbacks import checkpoint_files
 from data import checksums
+from distribution.launch.plan import foreign
 from training.errors import RunError
 from training.options import SharedOptions, command, flag, to_json
 
@@ -33,12 +33,6 @@ FACTS: dict[str, type | types.UnionType] = {
     **{"global_batch_size": int, "learning_rate": float, "steps_per_epoch": int},
     **{"total_steps": int, "epochs": int, "dataset": str | None, "preset": str | None},
 }
-
-# What may lie in a folder before its first run has written options.json: locks, and logs that the
-# launcher opens.
-BEFORE_A_RUN = re.compile(
-    r"\.lock|\.launch\.lock|(worker|ps)-\d+\.log|chief\.log|\.options\.json\.\d+"
-)
 
 
 class RunFolder:
@@ -95,15 +89,9 @@ class RunFolder:
         self._find_run()
 
     def _refuse_foreign(self) -> None:
-        if (self.path / "options.json").exists():
-            return
-        foreign = [p.name for p in self.path.iterdir() if not BEFORE_A_RUN.fullmatch(p.name)]
-        if foreign:
-            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-            raise RunError(
-                f"--run-dir {self.path}: holds no run, but {', '.join(sorted(foreign)[:3])}{more}; "
-                "name a new or an empty folder"
-            )
+        problem = foreign(self.path)
+        if problem:
+            raise RunError(problem)
 
     def _find_run(self) -> None:
         path = self.path / "options.json"
@@ -127,20 +115,23 @@ class RunFolder:
             require_keys(path, self.facts, **FACTS)
             if self.facts["global_batch_size"] < 1:
                 raise RunError(f"{path}: damaged, a global batch of less than one example")
-        if self.checkpoint is None and self.is_chief:
-            # Stopped before its first checkpoint: what it logged will be logged again.
-            (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            shutil.rmtree(self.path / "logs", ignore_errors=True)
         results = self.path / "results.json"
         if results.exists() and self.options.resume != "extend":
-            if (self.path / "model").is_dir():
+            model = self.path / "model"
+            problem = checksums.problem(model)
+            if model.is_dir() and problem is None:
                 self.results = read_run_file(results, recipe=str, test=dict, weights_sha256=str)
             elif self.checkpoint is not None:
                 log.warning(
-                    "%s: the run is finished but its model/ is gone: it is written again from the "
+                    "%s: the run is finished but its model/ is %s: it is written again from the "
                     "last checkpoint",
                     self.path,
+                    f"damaged ({problem})" if model.is_dir() else "gone",
                 )
+        if self.checkpoint is None and self.results is None and self.is_chief:
+            # Stopped before its first checkpoint: what it logged will be logged again.
+            (self.path / "metrics.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self.path / "logs", ignore_errors=True)
 
     def _refuse_differences(self, saved: dict) -> None:
         now = json.loads(json.dumps(to_json(self.options)))
@@ -285,7 +276,7 @@ def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
 
     Args:
         folder: the run's.
-        *recipes: those that it may be a run of.
+        *recipes: those that it may be a run of; none for any.
 
     Raises:
         RunError: no such run, one that is not finished or damaged, or one of another recipe.
@@ -297,7 +288,7 @@ def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
     if not there:
         raise RunError(f"{folder}: holds no run; the folder of a finished one is expected")
     run = read_run_file(folder / "options.json", recipe=str, options=dict, resolved=dict)
-    if run["recipe"] not in recipes:
+    if recipes and run["recipe"] not in recipes:
         expected = " or ".join(recipes)
         raise RunError(f"{folder}: a run of {run['recipe']}; one of {expected} is expected")
     if not (folder / "results.json").is_file() or not (folder / "model").is_dir():

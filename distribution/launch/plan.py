@@ -2,9 +2,34 @@
 
 import dataclasses
 import pathlib
+import re
 
 WRONG_OPTIONS = 2  # exit status of a command that cannot work; trying again is no use
 SAVED_AND_STOPPED = 75  # exit status of a recipe that was asked to stop, and saved
+
+# What may lie in a folder before its first run has written options.json: locks, and logs that the
+# launcher opens.
+BEFORE_A_RUN = re.compile(
+    r"\.lock|\.launch\.lock|(worker|ps)-\d+\.log|chief\.log|\.options\.json\.\d+"
+)
+
+
+def foreign(folder: pathlib.Path) -> str | None:
+    """A line where a folder is there and holds something, but no run; otherwise None.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if (folder / "options.json").exists():
+        return None
+    names = sorted(p.name for p in folder.iterdir() if not BEFORE_A_RUN.fullmatch(p.name))
+    if not names:
+        return None
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"--run-dir {folder}: holds no run, but {', '.join(names[:3])}{more}; "
+        "name a new or an empty folder"
+    )
 
 
 @dataclasses.dataclass

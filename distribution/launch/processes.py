@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from distribution.launch.cluster import assign_cores, assign_gpus
-from distribution.launch.plan import SAVED_AND_STOPPED, WRONG_OPTIONS, LaunchPlan
+from distribution.launch.plan import SAVED_AND_STOPPED, WRONG_OPTIONS, LaunchPlan, foreign
 
 # How many threads TensorFlow and the libraries below it take; what the user has set stays.
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -105,6 +105,11 @@ def check_logs(plan: LaunchPlan) -> list[str]:
     """Makes the folder of the logs. Returns a line for each log that could not be written."""
     try:
         plan.log_dir.mkdir(parents=True, exist_ok=True)
+        # A module that is no recipe may write there what it likes, beside its logs.
+        if plan.log_dir == plan.run_dir and not any(plan.log_dir.glob("worker-*.log")):
+            problem = foreign(plan.run_dir)
+            if problem:
+                return [problem]
     except OSError as error:
         return [f"cannot make the folder of the logs, {plan.log_dir}: {error.strerror}"]
     problems = []

@@ -7,7 +7,8 @@ import pytest
 
 from callbacks import checkpoint_files
 from callbacks.errors import CannotSave
-from tests.support import damaged
+from data import checksums
+from tests.support import damaged, syncs
 
 
 def write(folder, step, content=b"weights"):
@@ -20,26 +21,7 @@ def steps(folder):
 
 
 def test_everything_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
-    order = []
-    stock_open, stock_sync, stock_rename = os.open, os.fsync, os.rename
-    opened = {}
-
-    def open_(path, flags, *more, **named):
-        descriptor = stock_open(path, flags, *more, **named)
-        opened[descriptor] = os.fspath(path)
-        return descriptor
-
-    def fsync(descriptor):
-        order.append(("sync", os.path.basename(opened[descriptor])))
-        stock_sync(descriptor)
-
-    def rename(source, target):
-        order.append(("rename", os.path.basename(target)))
-        stock_rename(source, target)
-
-    monkeypatch.setattr(os, "open", open_)
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "rename", rename)
+    order = syncs.recorded(monkeypatch)
     write(tmp_path / "checkpoints", 7)
     renamed = order.index(("rename", "step-00000007"))
     before, after = order[:renamed], order[renamed + 1 :]
@@ -178,11 +160,22 @@ class TestCopies:
         assert checkpoint_files.is_copy_of(target, 5)
         assert sorted(os.listdir(tmp_path)) == ["best", "checkpoints"]
 
+    def test_it_is_synced_before_it_gets_its_name(self, tmp_path, monkeypatch):
+        source = write(tmp_path / "checkpoints", 4)
+        order = syncs.recorded(monkeypatch)
+        checkpoint_files.copy_as(source, tmp_path / "best")
+        renamed = order.index(("rename", "best"))
+        before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
+        assert before >= {"model.weights.h5", "state.json", "SHA256SUMS"}
+        assert after == [("sync", tmp_path.name)]
+
     def test_a_damaged_copy_is_none(self, tmp_path):
         target = tmp_path / "best"
         checkpoint_files.copy_as(write(tmp_path / "checkpoints", 4), target)
-        for content in ("{}", "null", '{"step": 4}'):
+        for content in ("{}", "null", "[]", '{"step": 4}'):
             (target / "state.json").write_text(content)
+            assert not checkpoint_files.is_copy_of(target, 4)
+            checksums.write(target, ("model.weights.h5", "state.json"))
             assert not checkpoint_files.is_copy_of(target, 4)
 
 

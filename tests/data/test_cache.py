@@ -12,6 +12,7 @@ import pytest
 
 from data import cache, checksums
 from data.errors import DataError
+from tests.support import syncs
 from tests.support.damaged import flip_a_bit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,3 +271,12 @@ def test_a_full_disk_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match="No space left"):
         cache.build_once(tmp_path / "file", build, "a thing")
     assert os.listdir(tmp_path) == []
+
+
+def test_everything_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    order = syncs.recorded(monkeypatch)
+    cache.build_once(tmp_path / "target", write_folder, "a thing")
+    renamed = order.index(("rename", "target"))
+    before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
+    assert before >= {*os.listdir(tmp_path / "target"), "SHA256SUMS"}
+    assert after == [("sync", tmp_path.name)]

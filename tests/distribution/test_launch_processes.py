@@ -132,6 +132,18 @@ sys.exit(3)
 # --- Logs that cannot be written ---
 
 
+def test_a_foreign_folder_is_left_alone(runs):
+    (runs.folder / "mine").mkdir()
+    (runs.folder / "mine" / "notes.txt").touch()
+    status, _, err = runs.run("ready()", arguments=["--run-dir", "mine"])
+    assert status == 2 and "holds no run, but notes.txt" in err
+    assert os.listdir(runs.folder / "mine") == ["notes.txt"] and not runs.pids()
+    (
+        runs.folder / "mine" / "worker-0.log"
+    ).touch()  # its own: of a module that writes what it likes
+    assert runs.run("ready()", arguments=["--run-dir", "mine"])[0] == 0
+
+
 @pytest.mark.parametrize(
     ("log_dir", "named"),
     [

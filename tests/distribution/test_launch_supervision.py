@@ -94,16 +94,15 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready()
 time.sleep(60)
 """
-    process = runs.start(code, "--nproc-per-node", "2", "--max-restarts", "3")
+    patch = "supervision.STOP_SECONDS = 600"  # for those who may save
+    process = runs.start(code, "--nproc-per-node", "2", "--max-restarts", "3", patch=patch)
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
     process.send_signal(signal.SIGINT)
     time.sleep(supervision.SAME_REQUEST_SECONDS + 0.3)
     assert process.poll() is None and len(runs.alive()) == 2
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    status, _, _ = runs.end(process)
+    status, _, _ = runs.end(process, seconds=120)
     assert status == 128 + signal.SIGINT
-    assert time.monotonic() - began < 9  # 10 are given to those who may save
     assert not runs.alive()
 
 

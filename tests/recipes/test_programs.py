@@ -1,6 +1,7 @@
 """Each program as a person meets it: what it says of itself, and how it is started."""
 
 import contextlib
+import importlib
 import json
 import os
 import pty
@@ -162,3 +163,53 @@ def test_a_recipe_by_its_path_where_keras_has_another_backend(monkeypatch, comma
     assert errors == (
         "mnist: Keras runs on jax here, TensorFlow is needed: start it as python -m recipes.mnist\n"
     )
+
+
+ASKING = {
+    "evaluate": (),
+    "fill_mask": ("a [MASK]",),
+    "classify": ("a text",),
+    "predict": ("x.png",),
+    "export": ("--to", "saved_model"),
+    "compare": (),
+}
+NO_PATHS = ("x" * 300, "~nosuchuser/x", "a/" * 3000 + "b", "\udcff")
+
+
+@pytest.mark.parametrize("path", NO_PATHS, ids=lambda path: ascii(path[:12]))
+@pytest.mark.parametrize("name", ASKING)
+def test_a_folder_that_cannot_be(name, path, command_line):
+    """The folder is looked at first: no run is needed."""
+    module = importlib.import_module(f"recipes.{name}")
+    status, printed, errors = command_line(module, path, *ASKING[name])
+    assert (status, printed) == (2, "") and errors.count("\n") == 1, errors
+    assert errors.startswith(f"{name}: --run-dir") and len(errors) < 200
+
+
+@pytest.mark.parametrize("path", NO_PATHS, ids=lambda path: ascii(path[:12]))
+@pytest.mark.parametrize(
+    ("name", "option", "end"),
+    [("evaluate", "--cache-dir", ""), ("compare", "--png", ".png"), ("export", "--folder", "")],
+)
+def test_another_path_that_cannot_be(name, option, end, path, command_line, tmp_path):
+    module = importlib.import_module(f"recipes.{name}")
+    words = (*ASKING[name], option, path + end)
+    status, printed, errors = command_line(module, tmp_path, *words)
+    assert (status, printed) == (2, "") and errors.count("\n") == 1, errors
+    assert errors.startswith(f"{name}: {option} ") and len(errors) < 200
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_folder_that_is_closed(name, command_line, tmp_path, monkeypatch):
+    stock = os.stat
+
+    def stat(path, *more, **named):
+        if not isinstance(path, int) and os.fspath(path).startswith(f"{tmp_path}/"):
+            raise PermissionError(13, "Permission denied", path)  # root may enter any
+        return stock(path, *more, **named)
+
+    module = importlib.import_module(f"recipes.{name}")
+    monkeypatch.setattr(os, "stat", stat)
+    status, printed, errors = command_line(module, tmp_path, *ASKING[name])
+    assert (status, printed) == (2, "") and "Permission denied" in errors
+    assert len(errors.splitlines()) == (2 if name == "compare" else 1)  # "no finished run", and why

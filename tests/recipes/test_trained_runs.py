@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.images import load_images
-from recipes import classify, dna_melting, evaluate, mnist, predict, text_classification
+from recipes import classify, dna_melting, evaluate, export, mnist, predict, text_classification
 from tests.support.strategy_run import write_images, write_oligos, write_sentences
 from training.errors import RunError
 
@@ -176,6 +176,19 @@ class TestEvaluate:
             status, _, errors = command_line(program, folder, *more)
             assert status == 2 and errors.count("\n") == 1
             assert "damaged, it has 1 classes and the model" in errors
+
+    @pytest.mark.parametrize(
+        ("program", "more"),
+        [(evaluate, ()), (classify, ("a text",)), (export, ("--to", "saved_model"))],
+    )
+    def test_a_classifier_whose_head_is_gone(self, copied, command_line, program, more):
+        """And with it the checksums: KerasHub would take a new head, and say nothing."""
+        folder = copied("text_classification")
+        for name in ("task.weights.h5", "SHA256SUMS"):
+            (folder / "model" / name).unlink()
+        status, printed, errors = command_line(program, folder, *more)
+        assert (status, printed) == (2, "") and errors.count("\n") == 1
+        assert "task.weights.h5 is gone" in errors
 
 
 class TestPredictImages:

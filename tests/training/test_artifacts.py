@@ -1,9 +1,13 @@
 """What a finished run leaves."""
 
+import os
+
 import keras
 import numpy as np
+import pytest
 
 from data import checksums
+from tests.support import syncs
 from training import artifacts
 
 
@@ -49,3 +53,24 @@ def test_a_model_has_checksums(tmp_path):
     content[100] ^= 1
     (tmp_path / "model" / "model.keras").write_bytes(content)
     assert "model.keras" in checksums.problem(tmp_path / "model")
+
+
+def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    order = syncs.recorded(monkeypatch)
+    artifacts.save_model(small_model(), tmp_path / "model", card="A card.")
+    renamed = order.index(("rename", "model"))
+    before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
+    assert before >= {"model.keras", "README.md", "SHA256SUMS"}
+    assert after == [("sync", tmp_path.name)]
+
+
+def test_what_is_left_of_a_model_that_could_not_be_written(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    artifacts.save_model(small_model(), tmp_path / "model")
+    monkeypatch.setattr(checksums, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        artifacts.save_model(small_model(), tmp_path / "model")
+    assert os.listdir(tmp_path) == ["model"]
+    assert checksums.problem(tmp_path / "model", ["model.keras"]) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import bert_mlm, dna_melting, mnist
+from recipes import bert_mlm, dna_melting, mnist, text_classification
 from training import checks
 from training.command_line import parse
 from training.errors import OptionsError
@@ -133,6 +133,14 @@ class TestProblems:
         assert len(problems(**{name: value})) == 1
         assert problems(**{name: value})[0].startswith(f"--{name.replace('_', '-')} {value}: must ")
 
+    def test_all_of_text_classification_are_reported_together(self):
+        found = text_classification.Options(epochs=0, token_dropout=2.0, num_layers=0).problems()
+        assert [line.split()[0] for line in found] == [
+            "--epochs",
+            "--num-layers",
+            "--token-dropout",
+        ]
+
     def test_zero_where_it_means_none(self):
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
 
@@ -257,7 +265,7 @@ def fields_of(kind, wanted):
     ]
 
 
-RECIPES = [bert_mlm.Options, mnist.Options, dna_melting.Options]
+RECIPES = [recipe.Options for recipe in (bert_mlm, text_classification, mnist, dna_melting)]
 NEGATIVE_OR_HUGE = [-1, -(10**5000), 2**63, 10**400, 10**5000]
 
 

@@ -16,6 +16,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stop_at_step import StopAtStep
 from data.errors import DataError
 from tests.support import processes, tiny_recipe
+from training import artifacts
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
 from training.run_folder import open_finished
@@ -306,6 +307,20 @@ class TestResume:
         assert_as_unbroken(copied, finished)
         assert processes.results(copied)["resumed_from_step"] == 18
 
+    def test_a_model_that_is_damaged_is_written_again(self, finished, copied, warnings):
+        path = copied / "model" / "model.keras"
+        path.write_bytes(path.read_bytes()[:-9])
+        start(copied, **EVALUATIONS)
+        assert "its model/ is damaged (model.keras does not match its checksum)" in warnings.text
+        open_finished(copied, tiny_recipe.NAME)  # whole
+        assert_as_unbroken(copied, finished)
+
+    def test_nothing_is_done_to_a_finished_run_without_checkpoints(self, finished, copied):
+        shutil.rmtree(copied / "checkpoints")
+        start(copied, **EVALUATIONS)
+        assert processes.records(copied) == processes.records(finished)
+        assert processes.events(copied) == processes.events(finished)
+
     def test_extend_does_not_cut(self, copied):
         before = files_below(copied)
         with pytest.raises(RunError, match="has done 18 steps, it cannot be cut to 10"):
@@ -334,6 +349,14 @@ class TestFolder:
             with pytest.raises(CannotSave, match=f"run-{log_every}"):
                 start(folder, log_every=log_every)
             assert not folder.exists()
+
+    def test_removed_before_a_split_is_written_for_the_first_time(self, at_step, tmp_path):
+        """TensorFlow makes all folders above a new event file."""
+        folder = tmp_path / "run"
+        at_step(5, lambda: shutil.rmtree(folder))
+        with pytest.raises(CannotSave, match="TensorBoard's files"):
+            start(folder, log_every=1000, checkpoint_every=1000)
+        assert not folder.exists()
 
     def test_removed_before_the_results(self, tmp_path):
         folder = tmp_path / "run"
@@ -374,40 +397,82 @@ class TestFolder:
         assert all(a != b for a, b in zip(within[0][:3], before[:3], strict=True))
 
 
+def fill(disk, spare=0):
+    """Fills a disk but for some bytes, with a file `filler`."""
+    with open(disk / "filler", "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError:
+                pass
+        file.truncate(file.tell() - spare)
+
+
+# What HDF5 says from within a destructor, pytest would take away.
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 class TestFullDisk:
     @pytest.mark.parametrize("when", [0, 1, 5, 9, 17])
     def test_one_message_and_the_same_end(self, when, small_disk, at_step, finished, as_command):
         """Full before the first file, at the first event file, at a record, at an epoch's end."""
-        folder, filler = small_disk / "run", small_disk / "filler"
-
-        def fill():
-            with open(filler, "wb", buffering=0) as file:
-                for size in (4096, 1):
-                    try:
-                        while file.write(b"x" * size):
-                            pass
-                    except OSError:
-                        pass
-
+        folder = small_disk / "run"
         if when:
-            at_step(when, fill)
+            at_step(when, lambda: fill(small_disk))
         else:
-            fill()
+            fill(small_disk)
         line = ["--run-dir", folder, "--validate-every", "3", "--test-every", "4"]
         status, output, errors = as_command(*line)
         assert status in (1, 2), errors
         assert errors.count("\n") == 1 and errors.startswith("tiny_recipe: "), errors
         assert "out of memory" not in errors and "cannot be written" in errors
-        filler.unlink()
+        (small_disk / "filler").unlink()
         status, output, errors = as_command(*line)
         assert status == 0, errors
         assert_as_unbroken(folder, finished)
         assert processes.records(folder) == processes.records(finished)
         assert processes.events(folder) == processes.events(finished)
 
+    def test_in_the_midst_of_the_weights(self, small_disk, monkeypatch, finished, as_command):
+        stock, folder = Checkpoint.save, small_disk / "run"
+
+        def save(self, *arguments, **named):
+            if self.step == 8:
+                fill(small_disk, spare=16384)  # for a half of them
+            stock(self, *arguments, **named)
+
+        line = ["--run-dir", folder, "--validate-every", "3", "--test-every", "4"]
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpoint, "save", save)
+            status, _, errors = as_command(*line)
+        assert status == 1 and errors.count("\n") == 1, errors
+        assert "the checkpoint of step 8 cannot be written" in errors and "step-00000004" in errors
+        assert not list((folder / "checkpoints").glob(".*"))
+        (small_disk / "filler").unlink()
+        assert as_command(*line)[0] == 0
+        assert_as_unbroken(folder, finished)
+
+    @pytest.mark.parametrize("spare", [0, 16384, 65536])
+    def test_of_a_preset(self, spare, small_disk, monkeypatch, tiny_run, run_bert):
+        """KerasHub writes it: JSON, word pieces, the weights, the head."""
+        stock, folder = artifacts._save_preset, small_disk / "run"
+
+        def save_preset(*arguments):
+            fill(small_disk, spare)
+            stock(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(artifacts, "_save_preset", save_preset)
+            with pytest.raises(RunError, match="model cannot be written: No space left") as caught:
+                run_bert(folder)
+        assert "\n" not in str(caught.value) and "step-00000040" in str(caught.value)
+        assert not (folder / "model").exists() and not list(folder.glob(".model*"))
+        (small_disk / "filler").unlink()
+        again = run_bert(folder)
+        assert again.results["weights_sha256"] == tiny_run.results["weights_sha256"]
+        open_finished(folder, "bert_mlm")  # whole
+
     def test_of_the_model(self, tmp_path, monkeypatch, as_command, finished):
         """A disk that is full only when the model is written."""
-        from training import artifacts
 
         def full(*arguments):
             raise OSError(28, "No space left on device")
