@@ -54,7 +54,7 @@ SHARES = (3, 3, 2, 1)
 ELASTIC_SHARE = 0.1  # of the rounds; these last minutes
 RUNS = [name for name in killed_run.RUNS if not name.endswith("_exact")]
 # How often the tests' tiny recipe is drawn: it is quick, and has all that a run looks after.
-TINY_SHARE = 0.5
+TINY_SHARE = 0.8
 KILLS_IN_A_ROUND = 4  # at most, so that each round ends
 STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
 
