@@ -105,8 +105,8 @@ def check_logs(plan: LaunchPlan) -> list[str]:
     """Makes the folder of the logs. Returns a line for each log that could not be written."""
     try:
         plan.log_dir.mkdir(parents=True, exist_ok=True)
-        # A module that is no recipe may write there what it likes, beside its logs.
-        if plan.log_dir == plan.run_dir and not any(plan.log_dir.glob("worker-*.log")):
+        # A module that is no recipe may have there what it likes.
+        if plan.log_dir == plan.run_dir and plan.module.startswith("recipes."):
             problem = foreign(plan.run_dir)
             if problem:
                 return [problem]

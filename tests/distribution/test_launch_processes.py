@@ -8,6 +8,7 @@ import time
 import pytest
 
 from distribution.launch import cluster, processes
+from tests.support import processes as starting
 from tests.support.launched import COUNTS_SIGNALS, find_ports
 
 # --- One machine ---
@@ -133,14 +134,14 @@ sys.exit(3)
 
 
 def test_a_foreign_folder_is_left_alone(runs):
-    (runs.folder / "mine").mkdir()
-    (runs.folder / "mine" / "notes.txt").touch()
-    status, _, err = runs.run("ready()", arguments=["--run-dir", "mine"])
-    assert status == 2 and "holds no run, but notes.txt" in err
-    assert os.listdir(runs.folder / "mine") == ["notes.txt"] and not runs.pids()
-    (
-        runs.folder / "mine" / "worker-0.log"
-    ).touch()  # its own: of a module that writes what it likes
+    """By a recipe; another module may have there what it likes."""
+    mine = runs.folder / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
+    launcher = ("-m", "distribution.launch", "--nproc-per-node", "1", "-m", "recipes.mnist")
+    said = starting.run(*launcher, "--run-dir", str(mine), status=2)
+    assert "holds no run, but notes.txt" in said
+    assert os.listdir(mine) == ["notes.txt"]
     assert runs.run("ready()", arguments=["--run-dir", "mine"])[0] == 0
 
 

@@ -34,6 +34,7 @@ def pages(tiny_run, tmp_path_factory):
     """TensorBoard on the tiny run of bert_mlm, and on images that a model was shown."""
     folder = tmp_path_factory.mktemp("board")
     shutil.copytree(tiny_run.folder / "logs", folder / "bert" / "logs")
+    (folder / "images").mkdir()
     summaries = ImageSummaries(
         TensorBoard(folder / "images" / "logs"),
         np.zeros((5, 8, 8, 1), "float32"),
