@@ -127,6 +127,8 @@ def _options() -> tf.data.Options:
     # woken before the flag is set that it looks at, and sleeps on, up to a minute, while whoever
     # deletes the iterator (the end of an epoch's evaluation) waits for it.
     options.autotune.enabled = False
+    # Rewriting the pipeline copies what it reads, a mapped file too, and has nothing to gain here.
+    options.experimental_optimization.apply_default_optimizations = False
     return options
 
 

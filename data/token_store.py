@@ -69,21 +69,21 @@ def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
 def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     """The sequences for `tf.gather` inside `tf.data`: without a copy where a file is mapped.
 
+    (TensorFlow's own `ImmutableConst` maps a file too, but makes a copy on the way, whose memory
+    it keeps.)
+
     Args:
         sequences: of shape (sequences, length); if `store_once` made it, or it is made of the first
-            rows of such an array, TensorFlow maps the file too.
+            rows of such an array, the tensor is the mapped file.
 
     Returns:
-        A tensor of that shape and type. (What has 10 MB or less TensorFlow copies all the same.)
+        A tensor of that shape and type.
     """
     if not isinstance(sequences, np.memmap) or not _begins_its_file(sequences):
         return tf.constant(sequences)
-    with tf.device("CPU:0"):
-        return tf.raw_ops.ImmutableConst(
-            dtype=tf.as_dtype(sequences.dtype),
-            shape=sequences.shape,
-            memory_region_name=str(sequences.filename),
-        )
+    # "c", private pages: TensorFlow takes no array that cannot be written. Nobody writes to it.
+    mapped = np.memmap(sequences.filename, sequences.dtype, "c", shape=sequences.shape)
+    return tf.experimental.dlpack.from_dlpack(mapped.__dlpack__())
 
 
 def _begins_its_file(sequences: np.memmap) -> bool:

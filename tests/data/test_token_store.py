@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import cache, token_store
+from data import batches, cache, token_store
 from tests.support import forked
 
 SEQUENCES = np.arange(5 * 8).reshape(5, 8)
@@ -68,6 +68,38 @@ def read_while_written():
         before = int(tf.reduce_max(tensor))
         np.memmap(rows["train"].filename, np.uint16, "r+")[:] = 7
         return [before, int(tf.reduce_max(tensor))]
+
+
+def test_a_pipeline_reads_the_file_without_a_copy():
+    assert forked.run(memory_of_reading) < 20_000_000
+
+
+def memory_of_reading():
+    """Bytes of anonymous memory that reading 77 MB takes."""
+    import tempfile
+    from pathlib import Path
+
+    def make_batch(indices, epoch):
+        rows = tf.gather(tensor, indices)
+        return rows, rows, tf.ones_like(indices, tf.float32)
+
+    def anonymous():
+        (line,) = (x for x in open("/proc/self/status") if x.startswith("RssAnon"))
+        return 1024 * int(line.split()[1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = token_store.store_once(
+            Path(folder) / "store", {"train": lambda: [np.ones((300_000, 128), np.int8)]}, 128, 100
+        )["train"]
+        for _ in batches.evaluation_batches(8, 8, lambda i, e: (i, i, tf.ones_like(i))):
+            pass  # what TensorFlow needs to begin
+        before = anonymous()
+        tensor = token_store.as_tensor(rows)
+        total = sum(
+            int(x[0, 0]) for x, _, _ in batches.evaluation_batches(len(rows), 64, make_batch)
+        )
+        assert total == -(-len(rows) // 64)
+        return anonymous() - before
 
 
 def test_blocks_are_all_of_it():
