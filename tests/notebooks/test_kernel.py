@@ -71,6 +71,7 @@ def test_wrong_options_are_named_and_nothing_is_made(kernel):
     assert not (kernel.folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_three_recipes_one_after_the_other(kernel, tiny_text):
     cells = [
         "bert_mlm.main(bert_mlm.Options(max_steps=6, run_dir='bert', strategy='mirrored', "
