@@ -68,6 +68,21 @@ def kind_of(path: Path, what: str) -> str | None:
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "device"
 
 
+def read_text(path: Path) -> str:
+    """Returns the text of a file, UTF-8, and of nothing else.
+
+    A pipe would be waited for, and `/dev/full` has no end.
+
+    Raises:
+        OSError: It cannot be read, or is a folder or a device; `strerror` says it.
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "a device; expected a file", str(path))
+    return path.read_text(encoding="utf-8")
+
+
 def readable_file(path: str | Path, what: str) -> Path:
     """Returns the path of a file that can be opened.
 

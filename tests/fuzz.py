@@ -203,6 +203,14 @@ def damage(rng: random.Random, path: Path) -> str:
     return kind
 
 
+def remove(path: Path) -> None:
+    """Removes what is there: a file, a link or a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def wild_cluster(rng: random.Random) -> dict[str, str]:
     """TF_CONFIG and SLURM as no scheduler sets them; none of them waits for somebody else."""
     if rng.random() < 0.4:
@@ -344,7 +352,8 @@ def case_of_a_damaged_run(rng: random.Random, base: Path, folder: Path) -> Case:
                 case.what.append("model/SHA256SUMS: removed")
     if rng.random() < 0.2:  # as if somebody had edited them, and their checksums
         for folder_ in {p.parent for p in files if p.parent.name == "model" and p.parent.is_dir()}:
-            kept = [p.name for p in folder_.iterdir() if p.is_file() and p.name != checksums.SUMS]
+            remove(folder_ / checksums.SUMS)
+            kept = [p.name for p in folder_.iterdir() if p.is_file()]
             checksums.write(folder_, kept)
         case.what.append("checksums: right again")
     if rng.random() < 0.1 and case.recipe in TRAINING:
@@ -500,6 +509,8 @@ def fuzz(seed: int, numbers: list[int], jobs: int, verbose: bool = False) -> int
 
         slowest = 0.0
         for done in concurrent.futures.as_completed([pool.submit(one, n) for n in numbers]):
+            if done.exception():  # of this program itself
+                pool.shutdown(wait=False, cancel_futures=True)
             number, case, status, used, errors, problem = done.result()
             counts[status] = counts.get(status, 0) + 1
             slowest = max(slowest, used)

@@ -12,6 +12,7 @@ import typing
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from data.paths import read_text
 from training.errors import OptionsError
 
 LARGEST = 10**9  # of every whole number that no other limit holds
@@ -286,7 +287,7 @@ def from_json(kind: type, path: Path):
             of other types.
     """
     try:
-        values = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        values = json.loads(read_text(path.expanduser()))
         if isinstance(values, dict):
             values = values.get("options", values)
         if not isinstance(values, dict):

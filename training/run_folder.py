@@ -13,6 +13,7 @@ from typing import TextIO
 
 from callbacks import checkpoint_files
 from data import checksums
+from data.paths import read_text
 from distribution.launch.plan import foreign
 from training.errors import RunError
 from training.options import SharedOptions, command, flag, to_json
@@ -243,7 +244,7 @@ def read_run_file(path: Path, **expected: type | types.UnionType) -> dict:
         RunError: not there, unreadable, no JSON object, or not what a run writes.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error

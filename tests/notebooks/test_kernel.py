@@ -71,35 +71,46 @@ def test_wrong_options_are_named_and_nothing_is_made(kernel):
     assert not (kernel.folder / "runs").exists()
 
 
+MNIST = (
+    "mnist.Options(max_steps=6, run_dir='mnist', dataset='digits', strategy='mirrored', replicas=2)"
+)
+
+
+def train_in_a_cell(kernel, folder, code):
+    cell = kernel.run(f"results = {code}\nprint(results['steps'], changes())")
+    assert (cell.error, cell.err) == (None, ""), cell.message
+    lines = [line for line in cell.lines() if line]
+    assert lines[-1] == "6 []", "steps, and what the run has left behind"
+    # The cell shows the log; the bar stands for its steps.
+    logged = (kernel.folder / folder / "worker-0.log").read_text().splitlines()
+    logged = [line.split(" ", 2)[2].rstrip() for line in logged]
+    steps = [line for line in logged if re.match(r"step \d+/6 ", line)]
+    assert lines[:-1] == [line for line in logged if line not in steps]
+    assert lines[0].startswith("run ") and lines[-2].startswith("results  ")
+    assert re.search(r"%\|.*\| \d/6", cell.out), "a progress bar"
+    return steps
+
+
+def test_a_recipe_in_a_cell(kernel):
+    train_in_a_cell(kernel, "mnist", f"mnist.main({MNIST})")
+
+
 @pytest.mark.long
-def test_three_recipes_one_after_the_other(kernel, tiny_text):
-    cells = [
+def test_two_other_recipes_after_it(kernel, tiny_text):
+    bert = (
         "bert_mlm.main(bert_mlm.Options(max_steps=6, run_dir='bert', strategy='mirrored', "
-        f"replicas=2, precision='mixed_bfloat16', {BERT.format(text=str(tiny_text))}))",
-        "mnist.main(mnist.Options(max_steps=6, run_dir='mnist', dataset='digits', log_every=2))",
-        "dna_melting.main(dna_melting.Options(max_steps=6, run_dir='dna', oligos=300, log_every=2,"
-        " hidden_dim=16, strategy='mirrored', replicas=2, precision='float64'))",
-    ]
-    for folder, code in zip(("bert", "mnist", "dna"), cells, strict=True):
-        cell = kernel.run(f"results = {code}\nprint(results['steps'], changes())")
-        assert (cell.error, cell.err) == (None, ""), cell.message
-        lines = [line for line in cell.lines() if line]
-        assert lines[-1] == "6 []", "steps, and what the run has left behind"
-        # The cell shows the log; the bar stands for its steps.
-        logged = (kernel.folder / folder / "worker-0.log").read_text().splitlines()
-        logged = [line.split(" ", 2)[2].rstrip() for line in logged]
-        shown = [line for line in logged if not re.match(r"step \d+/6 ", line)]
-        assert len(logged) == len(shown) + 3
-        assert lines[:-1] == shown
-        assert lines[0].startswith("run ") and lines[-2].startswith("results  ")
-        assert re.search(r"%\|.*\| \d/6", cell.out), "a progress bar"
-
-
-def test_finished_run_is_told_again(kernel):
-    cell = kernel.run(
-        "again = mnist.main(mnist.Options(max_steps=6, run_dir='mnist', dataset='digits'))\n"
-        "print(again['recipe'], again['steps'])"
+        f"replicas=2, precision='mixed_bfloat16', {BERT.format(text=str(tiny_text))}))"
     )
+    dna = (
+        "dna_melting.main(dna_melting.Options(max_steps=6, run_dir='dna', oligos=300, log_every=2,"
+        " hidden_dim=16, strategy='mirrored', replicas=2, precision='float64'))"
+    )
+    assert len(train_in_a_cell(kernel, "bert", bert)) == 3
+    assert len(train_in_a_cell(kernel, "dna", dna)) == 3
+
+
+def test_a_finished_run_is_told_again(kernel):
+    cell = kernel.run(f"again = mnist.main({MNIST})\nprint(again['recipe'], again['steps'])")
     assert cell.error is None
     assert cell.out == "the run in mnist is finished: nothing to do\nmnist 6\n"
 

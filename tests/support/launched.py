@@ -86,7 +86,7 @@ class Runs:
         out, err = process.communicate(timeout=seconds)
         return process.returncode, out, err
 
-    def wait_for(self, *names, seconds=20) -> None:
+    def wait_for(self, *names, seconds=60) -> None:
         end = time.monotonic() + seconds
         while not all((self.notes / name).exists() for name in names):
             assert time.monotonic() < end, f"{names}: only {os.listdir(self.notes)}"
@@ -119,9 +119,18 @@ def is_running(pid: int) -> bool:
     return b"fake" in command and state != "Z"
 
 
+NEVER_GIVEN = iter(range(12000, 12400, 10))
+
+
 def find_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for base in range(12000, 19000, 50):
+    """The first of so many free ports in a row, never the same ones twice.
+
+    Every process of the tests has 400 ports of its own: between the question and the launcher that
+    listens there, another process could be given the same ones.
+    """
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+    for first in NEVER_GIVEN:
+        base = first + 400 * own
         if all(ports.can_listen("", base + i) for i in range(count)):
             return base
     raise AssertionError("no free ports")

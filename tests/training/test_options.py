@@ -250,6 +250,13 @@ class TestOptionsFile:
         with pytest.raises(OptionsError, match="--options "):
             from_json(mnist.Options, Path(path))
 
+    @pytest.mark.parametrize("path", ["/dev/full", "a-pipe"])
+    def test_what_has_no_end(self, tmp_path, path, monkeypatch):
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("is read"))
+        os.mkfifo(tmp_path / "a-pipe")
+        with pytest.raises(OptionsError, match="--options .*: a device; expected a file"):
+            parse(mnist.Options, ["--options", str(tmp_path / path)])
+
     def test_a_folder(self, tmp_path):
         with pytest.raises(OptionsError, match=f"--options {tmp_path}: Is a directory"):
             parse(mnist.Options, ["--options", str(tmp_path)])

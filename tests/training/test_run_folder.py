@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -151,6 +152,12 @@ class TestDamagedFiles:
         (there / "results.json").write_bytes(content)
         with pytest.raises(RunError, match="results.json: "):
             opened()
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("is waited for"))
+        os.mkfifo(tmp_path / "x.json")
+        with pytest.raises(RunError, match="x.json: cannot be read .a device; expected a file"):
+            read_run_file(tmp_path / "x.json")
 
     def test_each_key_that_is_wrong_is_named(self, tmp_path):
         path = tmp_path / "x.json"
