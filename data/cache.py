@@ -73,10 +73,12 @@ def build_once(
         DataError: The folder cannot be written or locked, or the disk is full.
     """
     target = Path(target)
+    has_folder = False
     try:
         if _damage(target, sha256) is None:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
+        has_folder = True
         with _lock(target.with_name(f".{target.name}.lock"), what):
             # Another process may have built it meanwhile.
             damage = _damage(target, sha256)
@@ -86,7 +88,7 @@ def build_once(
                 log.warning("%s: %s is damaged (%s) and is built again", what, target, damage)
             _build(target, build, sha256)
     except OSError as error:
-        if error.errno not in REPAIRABLE:
+        if has_folder and error.errno not in REPAIRABLE:
             raise
         raise DataError(
             f"{what}: cannot make {target} ({error.strerror}); another cache folder can be given"

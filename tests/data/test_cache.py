@@ -261,6 +261,8 @@ def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path):
         cache.build_once(tmp_path / "file" / "target", lambda path: None, "a thing")
     with pytest.raises(DataError, match="cannot make .*File name too long"):
         cache.build_once(tmp_path / ("x" * 300) / "target", lambda path: None, "a thing")
+    with pytest.raises(DataError, match="a thing: cannot make /proc/self/tokens/x "):
+        cache.build_once(Path("/proc/self/tokens/x"), lambda path: None, "a thing")
 
 
 def test_a_full_disk_is_a_data_error(tmp_path):
