@@ -155,9 +155,12 @@ def problems_of_types(options) -> list[str]:
         if not _fits(value, hints[name]):  # a notebook's, or a file's
             found.append(f"{flag(name)} {_short_value(value)}: must be {_in_words(hints[name])}")
             continue
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and path_problem(path):
-                found.append(f"{flag(name)} {_short(path)}: {path_problem(path)}")
+        for part in value if isinstance(value, tuple) else (value,):
+            problem = path_problem(part) if isinstance(part, Path) else None
+            if isinstance(part, str) and not _is_utf8(part):
+                problem = "is not UTF-8"
+            if problem:
+                found.append(f"{flag(name)} {_short(part)}: {problem}")
     return found
 
 
@@ -183,9 +186,7 @@ def path_problem(path: Path) -> str | None:
     text = str(path)
     if "\0" in text:
         return "holds a NUL character"
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
+    if not _is_utf8(text):
         return "is not UTF-8"
     if any(len(part.encode()) > LONGEST_PATH for part in path.parts) or len(text) > 4000:
         return f"is too long, a name has at most {LONGEST_PATH} letters"
@@ -194,6 +195,15 @@ def path_problem(path: Path) -> str | None:
     except RuntimeError:
         return "names a user who is not there"
     return None
+
+
+def _is_utf8(text: str) -> bool:
+    """False for bytes of a command line that are none: Python keeps them as half characters."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(text) -> str:

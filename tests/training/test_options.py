@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import bert_mlm, dna_melting, mnist, text_classification
+from recipes import bert_mlm, classify, dna_melting, fill_mask, mnist, text_classification
 from training import checks
 from training.command_line import parse
 from training.errors import OptionsError
@@ -260,6 +260,12 @@ class TestOptionsFile:
     def test_a_folder(self, tmp_path):
         with pytest.raises(OptionsError, match=f"--options {tmp_path}: Is a directory"):
             parse(mnist.Options, ["--options", str(tmp_path)])
+
+
+@pytest.mark.parametrize("recipe", [classify, fill_mask])
+def test_a_text_that_is_not_utf8(recipe):
+    options = recipe.Options(run_dir=Path("run"), texts=("good [MASK]", "caf\udce9 [MASK]"))
+    assert options.problems() == ["--texts caf\\udce9 [MASK]: is not UTF-8"]
 
 
 def fields_of(kind, wanted):
