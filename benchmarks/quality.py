@@ -5,13 +5,15 @@
 The same text, architecture and evaluator: the seconds of training until the cross-entropy of the
 validation text, packed and masked as the recipe does it, is 0.5 nats below that of a unigram model.
 Tracing and compiling count, evaluating does not. Each side is tried at three peak rates, with a
-process each, and counts with its best one; its best one is then run again with other seeds, and the
-ratio is that of the medians. A side that needs more than `--patience` times as long as the
-recipe's best is stopped, and the ratio then is a lower bound.
+process each, and counts with its best one. A rate is stopped when it has taken as long as the best
+one before it, or a third of that and is behind it there. The recipe's best is run again with other
+seeds, and its median counts. A tutorial that needs more than `--patience` times as long is stopped,
+and the ratio then is a lower bound.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,7 +31,8 @@ from benchmarks import pipelines, sides  # noqa: E402
 
 RATES = (1e-3, 3e-3, 3e-4)  # a later one is stopped when it is slower than the best so far
 BELOW_UNIGRAM = 0.5  # nats
-EVERY = 1.5  # seconds of training between two evaluations
+EVERY = 1.5  # seconds of training between two evaluations, or this share of the time so far:
+SHARE = 0.02
 EVALUATED = 192  # validation sequences
 
 
@@ -39,17 +42,18 @@ class Goal:
     Args:
         folder: holds `train.npy`, `valid.npy` and `vocabulary.txt`.
         limit: seconds of training after which it gives up.
+        best: the seconds and cross-entropies of the best rate so far, which it must keep up with.
         answers: where the result goes.
     """
 
-    def __init__(self, folder: Path, limit: float, answers: TextIO):
+    def __init__(self, folder: Path, limit: float, best: list, answers: TextIO):
         import keras_nlp
         import numpy as np
         import tensorflow as tf
 
         from data import masked_lm
 
-        self.answers = answers
+        self.answers, self.best = answers, best
         pieces = (folder / "vocabulary.txt").read_text().splitlines()
         tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
         train, valid = (np.load(folder / f"{split}.npy") for split in ("train", "valid"))
@@ -88,12 +92,13 @@ class Goal:
                 self.since = 0.0
 
             def on_train_batch_end(self, batch, logs=None):
-                if time.perf_counter() - self.resumed < EVERY:
+                if time.perf_counter() - self.resumed < max(EVERY, SHARE * goal.seconds):
                     return
                 float(logs["loss"])  # the step is over
                 goal.seconds += time.perf_counter() - self.resumed
                 goal.found.append((goal.seconds, goal.evaluate(stock_model)))
-                if goal.found[-1][1] <= goal.wanted or goal.seconds > goal.limit:
+                late = goal.seconds > goal.limit or is_behind(goal.found, goal.best)
+                if late or goal.found[-1][1] <= goal.wanted:
                     goal.end()
                 self.resumed = time.perf_counter()
 
@@ -112,14 +117,27 @@ class Goal:
         os._exit(0)
 
 
-def one_side(name: str, folder: Path, rate: float, seed: int, limit: float) -> None:
+def is_behind(found: list, best: list) -> bool:
+    """Whether a training is behind another one that had a third of its way behind it.
+
+    Args:
+        found: seconds and cross-entropies so far.
+        best: those of the other one, to its end; empty if there is none.
+    """
+    seconds, value = found[-1]
+    if not best or seconds < best[-1][0] / 3:
+        return False
+    return value > min([value for then, value in best if then <= seconds], default=math.inf)
+
+
+def one_side(name: str, folder: Path, rate: float, seed: int, limit: float, best: list) -> None:
     """Trains one side until it reaches the goal; prints JSON."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     sizes = json.loads((folder / "sizes.json").read_text())
     answers = sides.answers_apart()
 
     def watch(model):
-        return Goal(folder, limit, answers).callback(model)
+        return Goal(folder, limit, best, answers).callback(model)
 
     if name == "recipe":
         sides.run_recipe(folder, sizes, watch, base_learning_rate=rate, seed=seed)
@@ -132,10 +150,11 @@ def one_side(name: str, folder: Path, rate: float, seed: int, limit: float) -> N
     model.fit(data, epochs=sides.ENDLESS, callbacks=[watch(model)], verbose=0)
 
 
-def run(name: str, folder: Path, rate: float, seed: int, limit: float) -> dict:
+def run(name: str, folder: Path, rate: float, seed: int, limit: float, best: list) -> dict:
     """One training in a process of its own."""
     words = [__file__, "--side", name, "--folder", str(folder)]
     words += ["--rate", str(rate), "--seed", str(seed), "--limit", str(limit)]
+    words += ["--best", json.dumps(best)]
     with open(folder / f"quality-{name}.log", "w") as log:
         done = subprocess.run(
             [sys.executable, *words],
@@ -147,7 +166,9 @@ def run(name: str, folder: Path, rate: float, seed: int, limit: float) -> dict:
     if done.returncode or not done.stdout:
         raise SystemExit((folder / f"quality-{name}.log").read_text()[-3000:])
     found = json.loads(done.stdout) | {"rate": rate, "seed": seed}
-    said = f"{found['seconds']:.1f} s" if found["seconds"] else f"not within {limit:.0f} s"
+    said = f"not within {found['curve'][-1][0]:.0f} s"
+    if found["seconds"]:
+        said = f"{found['seconds']:.1f} s"
     lowest = min(value for _, value in found["curve"])
     print(f"{name}, {rate:g}, seed {seed}: {said} (lowest {lowest:.3f})", file=sys.stderr)
     return found
@@ -155,15 +176,17 @@ def run(name: str, folder: Path, rate: float, seed: int, limit: float) -> dict:
 
 def best_of_rates(name: str, folder: Path, limit: float, repeats: int) -> tuple[list, list]:
     """All trainings of a side, and the seconds of those at its best rate."""
-    tried, best_so_far = [], limit
+    tried, best_so_far, curve = [], limit, []
     for rate in RATES:
-        tried.append(run(name, folder, rate, 0, best_so_far))
-        best_so_far = tried[-1]["seconds"] or best_so_far
+        tried.append(run(name, folder, rate, 0, best_so_far, curve))
+        if tried[-1]["seconds"]:
+            best_so_far, curve = tried[-1]["seconds"], tried[-1]["curve"]
+        curve = curve or tried[-1]["curve"]  # nobody is there yet: it need not be the best
     reached = [each for each in tried if each["seconds"]]
     if not reached:
         return tried, []
     best = min(reached, key=lambda each: each["seconds"])
-    again = [run(name, folder, best["rate"], seed, limit) for seed in range(1, repeats)]
+    again = [run(name, folder, best["rate"], seed, limit, []) for seed in range(1, repeats)]
     return [*tried, *again], [each["seconds"] or limit for each in (best, *again)]
 
 
@@ -171,9 +194,9 @@ def main() -> None:
     """Measures, prints the result, and writes it where `--json` says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     pipelines.text_options(parser)
-    parser.add_argument("--repeats", type=int, default=3, help="seeds at the best rate")
-    parser.add_argument("--patience", type=float, default=13.0)
-    for name in ("--side", "--folder", "--rate", "--seed", "--limit"):
+    parser.add_argument("--repeats", type=int, default=3, help="seeds of the recipe")
+    parser.add_argument("--patience", type=float, default=12.5)
+    for name in ("--side", "--folder", "--rate", "--seed", "--limit", "--best"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.side:
@@ -183,6 +206,7 @@ def main() -> None:
             float(chosen.rate),
             int(chosen.seed),
             float(chosen.limit),
+            json.loads(chosen.best),
         )
         return
     sizes = {"batch_size": 32, "length": 128, "vocabulary_size": chosen.vocabulary_size}
@@ -193,7 +217,7 @@ def main() -> None:
         if not ours:
             raise SystemExit("the recipe does not get there: take more text")
         limit = chosen.patience * statistics.median(ours)
-        others, theirs = best_of_rates("tutorial", folder, limit, chosen.repeats)
+        others, theirs = best_of_rates("tutorial", folder, limit, repeats=1)
     ratio = (statistics.median(theirs) if theirs else limit) / statistics.median(ours)
     row = {
         "measure": "seconds to 0.5 nats below the unigram model, tutorial ÷ recipe",

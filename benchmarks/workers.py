@@ -51,7 +51,7 @@ def run(words: list[list[str]], folders: list[Path], one_core: bool) -> float:
         if process.returncode:
             raise SystemExit(f"status {process.returncode}:\n{said[-3000:]}")
     found = [json.loads((folder / "results.json").read_text()) for folder in folders]
-    return sum(each["tokens_per_second"] for each in found)
+    return sum(each["tokens_per_second"] or 0.0 for each in found)  # none in a single step
 
 
 def measure(folder: Path, turns: int, steps: int, jit: str) -> dict:
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     pipelines.text_options(parser)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--jit", choices=("auto", "on", "off"), default="off")
     chosen = parser.parse_args()
     sizes = {"batch_size": BATCH, "length": 128, "vocabulary_size": chosen.vocabulary_size}

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks import everything, pipelines, sides
+from benchmarks import everything, pipelines, quality, sides
 
 
 def test_what_every_side_reads(tmp_path):
@@ -79,3 +79,11 @@ def test_without_a_python_for_the_trainer_it_is_left_out(name):
     chosen = types.SimpleNamespace(dataset="auto", vocabulary=None, trainer_python=None)
     words = everything.measurements(chosen)["pipelines"]
     assert (name in words) == (name == "tutorial")
+
+
+def test_a_rate_that_is_behind_at_a_third_of_the_way_is_stopped():
+    best = [[10, 9.0], [20, 8.0], [30, 7.0], [60, 6.0]]
+    assert not quality.is_behind([[19, 9.5]], best), "too early to say"
+    assert quality.is_behind([[21, 8.1]], best)
+    assert not quality.is_behind([[21, 7.9]], best)
+    assert not quality.is_behind([[99, 99.0]], [])
