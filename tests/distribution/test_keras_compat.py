@@ -106,6 +106,7 @@ def train_under_one_strategy_after_the_other():
     return [train(strategy) for strategy in strategies]
 
 
+@pytest.mark.long
 def test_runs_under_other_strategies_in_one_process():
     histories = forked.run(train_under_one_strategy_after_the_other)
     assert [len(history["val_error"]) for history in histories] == [1] * 3

@@ -46,6 +46,7 @@ def test_the_configuration_means_the_encoder(load):
     assert huggingface.config(load("bert"))["architectures"] == ["BertForMaskedLM"]
 
 
+@pytest.mark.long
 def test_tokenizer_json_cuts_as_keras_does(load):
     import tokenizers
 

@@ -174,7 +174,9 @@ def test_a_model_trains_and_evaluates_as_with_the_stock_head():
         np.testing.assert_allclose(ours_, whole, atol=2e-6)
 
 
-@pytest.mark.parametrize("heads", ["chunked to stock", "stock to chunked"])
+@pytest.mark.parametrize(
+    "heads", ["chunked to stock", pytest.param("stock to chunked", marks=pytest.mark.long)]
+)
 def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path, heads):
     wraps = [MaskedLMInChunks, lambda model: model]
     if heads == "stock to chunked":

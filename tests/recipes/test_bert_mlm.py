@@ -138,6 +138,7 @@ class TestModel:
         trained = {id(v) for v in tiny_run.model.trainable_variables}
         assert not trained & {id(v) for v in pooler.variables}
 
+    @pytest.mark.long
     def test_loads_elsewhere_and_predicts_the_same(self, tiny_run, tmp_path):
         generator = np.random.default_rng(0)
         inputs = {
@@ -193,6 +194,7 @@ def test_its_lines_fit_a_terminal(tiny_run):
 
 
 class TestWays:
+    @pytest.mark.long
     def test_lines_in_float64(self, run_bert, tmp_path):
         changes = dict(text_mode="lines", sequence_length=64, precision="float64")
         run = run_bert(tmp_path / "run", max_steps=3, **changes)
@@ -273,6 +275,7 @@ class TestEarlyStopping:
             assert again.results[name] == run.results[name], name
         assert checkpoint_files.read(tmp_path / "run" / "best").step == 20, "epoch 1 is the best"
 
+    @pytest.mark.long
     def test_trains_on_while_it_gets_better_and_copies_the_best_again(self, run_bert, tmp_path):
         changes = dict(keep_best="val_loss", early_stopping=1)
         run = run_bert(tmp_path / "run", **changes)

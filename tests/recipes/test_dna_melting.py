@@ -63,6 +63,7 @@ def test_results(run, table):
         assert f"{name} {value:.4f}" in beaten
 
 
+@pytest.mark.long
 def test_the_saved_model_answers_in_degrees(run, table, tmp_path):
     folder, results = run
     ids, tm = oligos.load_oligos(str(table), 0).splits["test"]

@@ -85,6 +85,7 @@ def environment():
     return {k: v for k, v in os.environ.items() if k not in hidden} | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.long
 def test_command_prints_lines_and_none_of_them_is_tensorflows(tmp_path):
     options = f"--dataset digits --max-steps 2 --log-every 1 --run-dir {tmp_path / 'run'}"
     ended = subprocess.run(

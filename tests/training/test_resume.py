@@ -111,7 +111,7 @@ def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
     ("run", "options"),
     [
         ("tiny", {"strategy": "mirrored", "replicas": 2}),
-        ("tiny_half", {}),
+        pytest.param("tiny_half", {}, marks=pytest.mark.long),
         pytest.param("bert_together", {}, marks=pytest.mark.long),
         pytest.param("dna", {}, marks=pytest.mark.long),
     ],
@@ -173,6 +173,7 @@ def test_asked_to_stop_before_training(at, folder):
     assert not [path for path in cache.rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.long
 def test_asked_to_stop_while_evaluating(folder, unbroken):
     """In the validation after an epoch, in that after the run's last step, and in the test."""
     run_dir = folder / "stopped-evaluating"
@@ -251,6 +252,7 @@ def test_a_damaged_checkpoint_is_named_and_set_aside(
         assert (checkpoints / "damaged-step-00000014").exists()
 
 
+@pytest.mark.long
 def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_end(stopped, folder, unbroken):
     run_dir = folder / "damaged"
     shutil.copytree(stopped, run_dir)
@@ -311,6 +313,7 @@ def test_a_bad_loss_stops_the_run_and_names_the_last_good_checkpoint(folder):
     assert "learning rate" in said
 
 
+@pytest.mark.long
 def test_a_checkpoint_loads_into_a_plain_keras_model(stopped, tmp_path):
     """The lines of docs/checkpoints.md, in a process without this package."""
     text = (processes.ROOT / "docs" / "checkpoints.md").read_text()
