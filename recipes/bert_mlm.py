@@ -83,7 +83,7 @@ class Options(SharedOptions):
     """AdamW's decay of the mean."""
     beta_2: float = 0.98
     """AdamW's decay of the variance."""
-    epochs: int = 10
+    epochs: int = 8
     """Passes over the training split."""
 
     def problems(self) -> list[str]:

@@ -19,7 +19,7 @@ CENTRAL = {"strategy": "central_storage", "replicas": 2}
 WORKERS = {"strategy": "multi_worker"}
 # All of the rest in `make check-long`. Four replicas trace each function four times: minutes each.
 QUICK = {
-    "mirrored x 2": (1, MIRRORED, ["bert_lines", "text_together"]),
+    "mirrored x 2": (1, MIRRORED, ["text_together"]),
     "central storage x 2": (1, CENTRAL, ["mnist_together"]),
     "2 workers x 1": (2, WORKERS, ["bert_together"]),
 }
@@ -32,7 +32,7 @@ LONG = {
 }
 SYNCHRONOUS = QUICK | LONG
 # What the custom loop trains in `make test`; the other runs in `make check-long`.
-QUICK_LOOPS = ["bert_together", "mnist_together", "dna"]
+QUICK_LOOPS = ["bert_together", "mnist_together"]
 
 
 @pytest.fixture(scope="module")

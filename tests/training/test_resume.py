@@ -173,7 +173,6 @@ def test_asked_to_stop_before_training(at, folder):
     assert not [path for path in cache.rglob("*") if path.name.startswith(".")]
 
 
-@pytest.mark.long
 def test_asked_to_stop_while_evaluating(folder, unbroken):
     """In the validation after an epoch, in that after the run's last step, and in the test."""
     run_dir = folder / "stopped-evaluating"
@@ -185,6 +184,7 @@ def test_asked_to_stop_while_evaluating(folder, unbroken):
     assert_identical(run_dir, unbroken("tiny"))
 
 
+@pytest.mark.long
 def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
     """After step 3; after 9, an epoch's last; in the second one after 12; after the last."""
     run_dir = folder / "stopped-in-mid-epoch"
