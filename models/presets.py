@@ -237,9 +237,12 @@ def load(kind, preset: str, **changes):
     if issubclass(kind, keras_nlp.models.Task):
         _trained_head(preset)
     try:
-        return kind.from_preset(preset, **changes)
+        made = kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
         raise DataError(f"preset {preset}: cannot be loaded ({_first_line(error)})") from error
+    if not isinstance(made, kind):  # of a JSON file that names nothing Keras returns a dict
+        raise DataError(f"preset {preset}: holds no {kind.__name__}")
+    return made
 
 
 def load_weights(model, source: Path) -> None:

@@ -72,7 +72,7 @@ class Options(SharedOptions):
         found += positive("oligos", self.oligos, most=10**7)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += fraction("dropout", self.dropout)
-        if 0 < self.num_heads <= self.hidden_dim <= 100_000 and self.hidden_dim % self.num_heads:
+        if not found and self.hidden_dim % self.num_heads:
             found.append(
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"

@@ -1,4 +1,5 @@
 import io
+import json
 import shutil
 import socket
 import types
@@ -174,6 +175,17 @@ class TestLoadWeights:
             with pytest.raises(DataError, match="^--init-from .*") as caught:
                 presets.load_weights(other, source)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("gone", ["class_name", "config"])
+def test_a_tokenizer_whose_json_lacks_something(gone, folder):
+    path = folder / "model" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    del content[gone]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="model: ") as caught:
+        presets.load(keras_nlp.models.BertTokenizer, str(folder / "model"))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 class TestLoadModel:

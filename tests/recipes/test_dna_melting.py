@@ -63,6 +63,12 @@ def test_results(run, table):
         assert f"{name} {value:.4f}" in beaten
 
 
+@pytest.mark.parametrize("hidden_dim", [1, 9])
+def test_fewer_numbers_than_heads_and_no_multiple(hidden_dim):
+    said = f"--hidden-dim {hidden_dim}: must be a multiple of --num-heads 2"
+    assert dna_melting.Options(hidden_dim=hidden_dim).problems() == [said]
+
+
 @pytest.mark.long
 def test_the_saved_model_answers_in_degrees(run, table, tmp_path):
     folder, results = run
