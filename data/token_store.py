@@ -82,7 +82,7 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     if not isinstance(sequences, np.memmap) or not _begins_its_file(sequences):
         return tf.constant(sequences)
     # "c", private pages: TensorFlow takes no array that cannot be written. Nobody writes to it.
-    mapped = np.memmap(sequences.filename, sequences.dtype, "c", shape=sequences.shape)
+    mapped = np.memmap(str(sequences.filename), sequences.dtype, "c", shape=sequences.shape)
     return tf.experimental.dlpack.from_dlpack(mapped.__dlpack__())
 
 
