@@ -72,7 +72,8 @@ class Options(SharedOptions):
         found += positive("oligos", self.oligos, most=10**7)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += fraction("dropout", self.dropout)
-        if not found and self.hidden_dim % self.num_heads:
+        usable = 0 < self.num_heads <= 1_000 and 0 < self.hidden_dim <= 100_000
+        if usable and self.hidden_dim % self.num_heads:
             found.append(
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"

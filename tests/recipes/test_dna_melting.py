@@ -67,6 +67,8 @@ def test_results(run, table):
 def test_fewer_numbers_than_heads_and_no_multiple(hidden_dim):
     said = f"--hidden-dim {hidden_dim}: must be a multiple of --num-heads 2"
     assert dna_melting.Options(hidden_dim=hidden_dim).problems() == [said]
+    together = dna_melting.Options(hidden_dim=hidden_dim, epochs=0).problems()
+    assert said in together and len(together) == 2
 
 
 @pytest.mark.long
