@@ -31,8 +31,7 @@ def measurements(chosen) -> dict[str, list[str]]:
         "quality": text,
         "workers": text,
         "costs": text,
-        "steps": [],
-        "steps at vocabulary 8,192": ["--vocabulary-size", "8192", "--pairs", "5"],
+        "steps": ["--pairs", "5"],
     }
 
 
@@ -77,8 +76,8 @@ def main() -> int:
         if chosen.only and not any(word in name for word in chosen.only):
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
-        output = chosen.folder / f"{name.replace(' ', '-')}.json"
-        script = str(HERE / f"{name.split()[0]}.py")
+        output = chosen.folder / f"{name}.json"
+        script = str(HERE / f"{name}.py")
         done = subprocess.run(
             [sys.executable, script, *words, "--json", str(output)],
             stdout=subprocess.DEVNULL,

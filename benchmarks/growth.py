@@ -6,7 +6,8 @@ Every row is a run of `recipes.bert_mlm` (2 layers of 128, vocabulary 8,192, bat
 float32, without XLA, which compiles one replica only) on synthetic text, with everything in the
 cache. Tokens a second leave the first step out; the seconds to the first step count from the
 command, imports and all; the memory is the largest resident part of one process, the mapped file
-included. The sides of a row take turns; medians are shown. `--turns 1` is a quick look.
+included; the traffic is what went through the loopback device, by step, with all that starting and
+saving send. The rows take turns; medians are shown. `--turns 1` is a quick look.
 """
 
 import argparse
@@ -43,15 +44,15 @@ def variants(megabytes: list[int]) -> dict[str, tuple[int, list[str], list[str]]
     return found
 
 
-def run(words: list[str], folder: Path, variant: tuple, index: int) -> dict:
-    """One training; what its results say, its peak memory and its seconds to the first step."""
+def run(words: list[str], folder: Path, variant: tuple, index: int, steps: int) -> dict:
+    """One training: what its results say, its memory, seconds to the first step and traffic."""
     megabytes, launcher, options = variant
     run_dir = folder / f"run-{index}"
     if launcher:
         words = ["-m", "distribution.launch", *launcher, *words]
     words = [sys.executable, *words, "--dataset", str(folder / f"text-{megabytes}.txt")]
-    words += [*options, "--run-dir", str(run_dir)]
-    begun = time.perf_counter()
+    words += [*options, "--run-dir", str(run_dir), "--max-steps", str(steps)]
+    begun, sent = time.perf_counter(), loopback()
     process = subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -69,7 +70,14 @@ def run(words: list[str], folder: Path, variant: tuple, index: int) -> dict:
         "tokens_per_second": results["tokens_per_second"],
         "seconds_to_first_step": first,
         "megabytes_of_memory": peak / 1e6,
+        "megabytes_sent_a_step": (loopback() - sent) / 1e6 / steps,
     }
+
+
+def loopback() -> int:
+    """Bytes that the loopback device has sent so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
 
 
 def family(pid: int) -> list[int]:
@@ -112,24 +120,27 @@ def main() -> None:
         words = ["-m", "recipes.bert_mlm", "--preset", "scratch", "--quiet", "--log-every", "1"]
         words += ["--cache-dir", str(folder / "cache"), "--jit", "off", "--epochs", "1000000"]
         words += ["--batch-size-per-replica", "32", "--checkpoint-every", "100000"]
-        words += ["--vocabulary-size", "8192", "--max-steps"]
-        for index, variant in enumerate(measured.values()):  # fills the cache
-            run([*words, "1"], folder, variant, -1 - index)
+        words += ["--vocabulary-size", "8192"]
+        lengths = [variant for variant in measured.values() if "--sequence-length" in variant[2]]
+        texts = {variant[0]: (variant[0], [], []) for variant in measured.values()}
+        for index, variant in enumerate([*texts.values(), *lengths]):  # fills the cache
+            run(words, folder, variant, -1 - index, 1)
         for turn in range(chosen.turns):
             for index, (name, variant) in enumerate(measured.items()):
                 number = turn * len(measured) + index
-                found[name].append(run([*words, str(chosen.steps)], folder, variant, number))
+                found[name].append(run(words, folder, variant, number, chosen.steps))
             print(f"turn {turn + 1} of {chosen.turns}", file=sys.stderr, flush=True)
     rows = [
         {"measure": name}
         | {key: round(statistics.median(each[key] for each in turns), 1) for key in turns[0]}
         for name, turns in found.items()
     ]
-    print(f"{'':28} {'tokens/s':>10} {'first step, s':>14} {'memory, MB':>11}")
+    print(f"{'':28} {'tokens/s':>10} {'first step, s':>14} {'memory, MB':>11} {'sent, MB':>9}")
     for row in rows:
         print(
             f"{row['measure']:28} {row['tokens_per_second']:10,.0f} "
-            f"{row['seconds_to_first_step']:14.1f} {row['megabytes_of_memory']:11,.0f}"
+            f"{row['seconds_to_first_step']:14.1f} {row['megabytes_of_memory']:11,.0f} "
+            f"{row['megabytes_sent_a_step']:9,.1f}"
         )
     if chosen.json:
         chosen.json.write_text(json.dumps({"rows": rows}, indent=2))

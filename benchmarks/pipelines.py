@@ -3,7 +3,7 @@
     python benchmarks/pipelines.py [--dataset FILE] [--vocabulary FILE] [--turns 5] [--json FILE]
 
 The same architecture, vocabulary, text, batch and threads on each side, each side a training as its
-users run it (`benchmarks/sides.py`). Two processes take turns, one stands still while the other
+users run it (`benchmarks/sides.py`). The processes take turns, the others stand still while one
 trains; a ratio is the median over the turns. The first steps, which trace and compile, are left
 out. The machine should do nothing else meanwhile.
 
@@ -99,30 +99,36 @@ class Side:
         self.log.close()
 
 
-def compare(folder: Path, other: str, pythons: dict[str, str], turns: int) -> dict:
-    """Recipe ÷ another side in tokens a second: median, smallest, largest."""
-    ours, theirs = (Side(name, pythons[name], folder) for name in ("recipe", other))
+def compare(folder: Path, others: list[str], pythons: dict[str, str], turns: int) -> list[dict]:
+    """Recipe ÷ each of the other sides in tokens a second: median, smallest, largest."""
+    sides = [Side(name, pythons[name], folder) for name in ("recipe", *others)]
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
     try:
-        rates = {ours: [], theirs: []}
-        for side in (ours, theirs):
+        for side in sides:
             side.steps(WARM_UP)
         for turn in range(turns):
-            # Who goes first changes with the turn.
-            for side in (ours, theirs) if turn % 2 else (theirs, ours):
+            for side in sides[:: -1 if turn % 2 else 1]:  # who goes first changes with the turn
                 found = side.steps(STEPS[side.name])
-                rates[side].append(found["tokens"] / found["seconds"])
-            print(f"recipe, {other}: turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
+                rates[side.name].append(found["tokens"] / found["seconds"])
+            print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
     finally:
-        ours.close()
-        theirs.close()
-    ratios = [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
-    return {
-        "measure": f"recipe ÷ {other}, tokens/s",
-        "median": round(statistics.median(ratios), 2),
-        "smallest": round(min(ratios), 2),
-        "largest": round(max(ratios), 2),
-        "tokens_per_second": [round(statistics.median(rates[side])) for side in (ours, theirs)],
-    }
+        for side in sides:
+            side.close()
+    rows = []
+    for other in others:
+        ratios = [a / b for a, b in zip(rates["recipe"], rates[other], strict=True)]
+        rows.append(
+            {
+                "measure": f"recipe ÷ {other}, tokens/s",
+                "median": round(statistics.median(ratios), 2),
+                "smallest": round(min(ratios), 2),
+                "largest": round(max(ratios), 2),
+                "tokens_per_second": [
+                    round(statistics.median(rates[x])) for x in ("recipe", other)
+                ],
+            }
+        )
+    return rows
 
 
 def main() -> None:
@@ -146,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pipelines-") as temporary:
         folder = Path(temporary) / "work"
         prepare(folder, chosen.dataset, chosen.vocabulary, sizes)
-        rows = [compare(folder, other, pythons, chosen.turns) for other in chosen.against]
+        rows = compare(folder, chosen.against, pythons, chosen.turns)
     print(
         f"\nBERT, 2 layers of 128, vocabulary {sizes['vocabulary_size']:,}, batches of "
         f"{chosen.batch_size} (median of {chosen.turns} turns)\n"

@@ -67,7 +67,6 @@ def test_one_table_as_json_and_as_a_plot(tmp_path, monkeypatch, capsys):
         "quality",
         "costs",
         "steps",
-        "steps at vocabulary 8,192",
     ]
     assert (tmp_path / "made" / "bench.png").stat().st_size > 5000
     said = capsys.readouterr().out
@@ -81,7 +80,7 @@ def test_without_a_python_for_the_trainer_it_is_left_out(name):
     assert (name in words) == (name == "tutorial")
 
 
-def test_a_rate_that_is_behind_at_a_third_of_the_way_is_stopped():
+def test_a_rate_that_is_behind_at_a_fifth_of_the_way_is_stopped():
     best = [[10, 9.0], [20, 8.0], [30, 7.0], [60, 6.0]]
     assert not quality.is_behind([[19, 9.5]], best), "too early to say"
     assert quality.is_behind([[21, 8.1]], best)
