@@ -17,12 +17,12 @@ from data import sentence_inputs
 from models import presets
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive, problems_of_types
 from training.run_folder import open_finished, require_keys
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class Options(ProgramOptions):
     """Options of `recipes.classify`."""
 
     run_dir: tyro.conf.Positional[Path] = tyro.MISSING
@@ -34,7 +34,10 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self) or positive("top", self.top)
+        found = problems_of_types(self)
+        if found:
+            return found
+        found = positive("top", self.top)
         if not self.texts:
             found.append("no text: give one or more, each in quotation marks")
         return found + ["an empty text" for text in self.texts if not text.strip()]

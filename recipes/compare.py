@@ -21,11 +21,11 @@ import tyro
 from training import comparison, curves
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import check, problems_of_types
+from training.options import ProgramOptions, check, problems_of_types
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class Options(ProgramOptions):
     """Options of `recipes.compare`."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]] = ()
@@ -38,6 +38,8 @@ class Options:
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = problems_of_types(self)
+        if found:
+            return found
         if not self.run_dirs:
             found.append("no run: give the folders of one or more, for instance runs/bert_mlm/*")
         if self.png is not None and self.png.suffix not in curves.SUFFIXES:

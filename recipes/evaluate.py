@@ -33,14 +33,14 @@ from training.artifacts import data_sha256, load_keras_file
 from training.checks import precision
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import check, fraction, positive, problems_of_types
+from training.options import ProgramOptions, check, fraction, positive, problems_of_types
 from training.run_folder import open_finished, require_keys, require_settings
 
 LARGEST_BATCH = 1024  # 20 predictions of 30,000 word pieces each: 2.5 GB of logits
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class Options(ProgramOptions):
     """Options of `recipes.evaluate`."""
 
     run_dir: tyro.conf.Positional[Path] = tyro.MISSING

@@ -23,12 +23,12 @@ from models import presets
 from models.masked_words import MASK, encode, predict
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.options import check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive, problems_of_types
 from training.run_folder import open_finished, read_run_file
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class Options(ProgramOptions):
     """Options of `recipes.fill_mask`."""
 
     run_dir: tyro.conf.Positional[Path] = tyro.MISSING
@@ -40,7 +40,10 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self) or positive("top", self.top)
+        found = problems_of_types(self)
+        if found:
+            return found
+        found = positive("top", self.top)
         if not self.texts:
             found.append(f"no text: give one or more with {MASK}, each in quotation marks")
         found += [f"no {MASK} in {text[:60]!r}" for text in self.texts if MASK not in text]

@@ -23,14 +23,14 @@ from data.images import DIGITS
 from training.artifacts import load_keras_file
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive, problems_of_types
 from training.run_folder import open_finished
 
 OTHERS = {"bert_mlm": "fill_mask", "text_classification": "classify"}
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class Options(ProgramOptions):
     """Options of `recipes.predict`."""
 
     run_dir: tyro.conf.Positional[Path] = tyro.MISSING
@@ -42,7 +42,10 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self) or positive("top", self.top)
+        found = problems_of_types(self)
+        if found:
+            return found
+        found = positive("top", self.top)
         if not self.inputs:
             found.append("no input: give one or more image files or oligos")
         return found

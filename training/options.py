@@ -20,7 +20,23 @@ LONGEST_PATH = 255  # letters of one name in a path
 
 
 @dataclasses.dataclass(kw_only=True)
-class SharedOptions:
+class ProgramOptions:
+    """Options of any program: texts where paths are meant, and lists, as a notebook gives them."""
+
+    def __post_init__(self):
+        hints = typing.get_type_hints(type(self))
+        for name in (field.name for field in dataclasses.fields(self)):
+            value, kind = getattr(self, name), hints[name]
+            if typing.get_origin(kind) is not tuple:
+                value = _as_path(value, kind)
+            elif isinstance(value, str | Path | list | tuple):
+                several = [value] if isinstance(value, str | Path) else value
+                value = tuple(_as_path(each, typing.get_args(kind)[0]) for each in several)
+            setattr(self, name, value)
+
+
+@dataclasses.dataclass(kw_only=True)
+class SharedOptions(ProgramOptions):
     """What every recipe takes; a recipe adds its own and sets its own defaults.
 
     Attributes:
@@ -94,14 +110,6 @@ class SharedOptions:
     """Prints warnings and the results only."""
     tracker: Literal["none", "wandb", "mlflow"] = "none"
     """Sends the metrics to Weights & Biases or to MLflow, too."""
-
-    def __post_init__(self):
-        """Takes strings where paths are meant, as a notebook gives them."""
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, str) and value and Path in _types(hints[field.name]):
-                setattr(self, field.name, Path(value))
 
     def problems(self) -> list[str]:
         """Everything that is wrong with the values, a line each; recipes add their own."""
@@ -335,6 +343,11 @@ def command(recipe: str, options: SharedOptions) -> str:
     return shlex.join(words)
 
 
+def _as_path(value, hint):
+    """A text as a path where one is meant; the empty one stays, for it is none."""
+    return Path(value) if isinstance(value, str) and value and Path in _types(hint) else value
+
+
 def _types(hint) -> tuple:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return typing.get_args(hint)
@@ -348,7 +361,7 @@ def _fits(value, hint) -> bool:
                 return True
         elif typing.get_origin(kind) is tuple:
             if isinstance(value, tuple):
-                return True
+                return all(_fits(each, typing.get_args(kind)[0]) for each in value)
         elif isinstance(value, bool):
             if kind is bool:
                 return True
@@ -367,6 +380,8 @@ def _in_words(hint) -> str:
     for kind in _types(hint):
         if typing.get_origin(kind) is Literal:
             words.append("one of " + ", ".join(map(str, typing.get_args(kind))))
+        elif typing.get_origin(kind) is tuple:
+            words.append(f"{_in_words(typing.get_args(kind)[0])}, or several")
         else:
             words.append(names.get(kind, str(kind)))
     return " or ".join(words)

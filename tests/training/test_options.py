@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from recipes import bert_mlm, classify, dna_melting, fill_mask, mnist, text_classification
+from recipes import (
+    bert_mlm,
+    classify,
+    compare,
+    dna_melting,
+    evaluate,
+    export,
+    fill_mask,
+    mnist,
+    predict,
+    text_classification,
+)
 from training import checks
 from training.command_line import parse
 from training.errors import OptionsError
@@ -266,6 +277,47 @@ class TestOptionsFile:
 def test_a_text_that_is_not_utf8(recipe):
     options = recipe.Options(run_dir=Path("run"), texts=("good [MASK]", "caf\udce9 [MASK]"))
     assert options.problems() == ["--texts caf\\udce9 [MASK]: is not UTF-8"]
+
+
+SEVERAL = {fill_mask: "texts", classify: "texts", predict: "inputs", compare: "run_dirs"}
+
+
+@pytest.mark.parametrize(
+    "program", [*SEVERAL, evaluate, export], ids=lambda each: each.__name__.split(".")[-1]
+)
+class TestAsANotebookGivesThem:
+    """Text for a path, and a list, or one value, for several."""
+
+    def given(self, program, **values):
+        if program is not compare:
+            values = {"run_dir": "run"} | values
+        if program is export:
+            values = {"to": "saved_model"} | values
+        return program.Options(**values)
+
+    def test_is_taken(self, program):
+        name = SEVERAL.get(program)
+        for value in (["a [MASK]"], "a [MASK]", ("a [MASK]",)):
+            options = self.given(program, **({name: value} if name else {}))
+            assert options.problems() == []
+            if name:
+                kind = Path if program is compare else str
+                assert getattr(options, name) == (kind("a [MASK]"),)
+            if program is not compare:
+                assert options.run_dir == Path("run")
+
+    def test_other_types_are_told(self, program):
+        """Of each option, also of one that is added tomorrow."""
+        for field in dataclasses.fields(program.Options):
+            for value in ({}, [{}]):
+                (found,) = self.given(program, **{field.name: value}).problems()
+                option = f"--{field.name.replace('_', '-')} "
+                assert found.startswith(option) and "must be" in found
+
+
+def test_a_picture_that_is_named_by_text():
+    assert compare.Options(run_dirs="run", png="curves.png").problems() == []
+    assert "must end in" in compare.Options(run_dirs="run", png="text").problems()[0]
 
 
 def fields_of(kind, wanted):
