@@ -82,7 +82,7 @@ def test_without_a_python_for_the_trainer_it_is_left_out(name):
 
 def test_a_rate_that_is_behind_at_a_fifth_of_the_way_is_stopped():
     best = [[10, 9.0], [20, 8.0], [30, 7.0], [60, 6.0]]
-    assert not quality.is_behind([[19, 9.5]], best), "too early to say"
-    assert quality.is_behind([[21, 8.1]], best)
-    assert not quality.is_behind([[21, 7.9]], best)
+    assert not quality.is_behind([[11, 9.5]], best), "too early to say"
+    assert quality.is_behind([[13, 9.1]], best)
+    assert not quality.is_behind([[13, 8.9]], best)
     assert not quality.is_behind([[99, 99.0]], [])

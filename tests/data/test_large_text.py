@@ -61,6 +61,7 @@ def pieces_of(words):
     return Pieces(np.array([len(w) for w in words], np.int32), np.ones(len(words), np.int32))
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)  # also where the shell lets it be ignored
 workers.run_jobs = counted
 files = folder / "ids.npy", folder / "offsets.npy"
 large_text.tokenize_to_files(lines, True, pieces_of, folder / "parts", *files, "x")
