@@ -33,7 +33,7 @@ from models.initial_weights import begin_at_unigram, look_at_neighbours
 from models.operations import of_masked_lm
 from models.optimizers import adamw
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive, problems_of_types
+from training.options import SharedOptions, fraction, positive
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -89,8 +89,6 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        if problems_of_types(self):
-            return found
         found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += presets.problems_of_sizes(self)
         found += positive("warmup_steps", self.warmup_steps, zero=True)

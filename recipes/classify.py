@@ -17,7 +17,7 @@ from data import sentence_inputs
 from models import presets
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive
 from training.run_folder import open_finished, require_keys
 
 
@@ -34,9 +34,6 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self)
-        if found:
-            return found
         found = positive("top", self.top)
         if not self.texts:
             found.append("no text: give one or more, each in quotation marks")

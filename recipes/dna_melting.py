@@ -33,7 +33,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive, problems_of_types
+from training.options import SharedOptions, fraction, positive
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -64,8 +64,6 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        if problems_of_types(self):
-            return found
         for name in ("num_layers", "num_heads"):
             found += positive(name, getattr(self, name), most=1_000)
         found += positive("hidden_dim", self.hidden_dim, most=100_000)

@@ -33,7 +33,7 @@ from training.artifacts import data_sha256, load_keras_file
 from training.checks import precision
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, fraction, positive, problems_of_types
+from training.options import ProgramOptions, check, fraction, positive
 from training.run_folder import open_finished, require_keys, require_settings
 
 LARGEST_BATCH = 1024  # 20 predictions of 30,000 word pieces each: 2.5 GB of logits
@@ -58,9 +58,7 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        return problems_of_types(self) or positive(
-            "batch_size", self.batch_size, most=LARGEST_BATCH
-        )
+        return positive("batch_size", self.batch_size, most=LARGEST_BATCH)
 
 
 @dataclasses.dataclass(frozen=True)

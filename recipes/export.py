@@ -23,7 +23,7 @@ from exports import trained
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.model_card import LOADING
-from training.options import ProgramOptions, check, is_installed, problems_of_types, usable_folder
+from training.options import ProgramOptions, check, is_installed, usable_folder
 from training.run_folder import open_finished
 
 # What a format needs that this package does not; all of it is in the extra.
@@ -48,9 +48,6 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self)
-        if found:
-            return found
         found = usable_folder("folder", self.folder)
         missing = [name for name in NEEDS.get(self.to, ()) if not is_installed(name)]
         if missing:

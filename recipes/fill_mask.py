@@ -23,7 +23,7 @@ from models import presets
 from models.masked_words import MASK, encode, predict
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.options import ProgramOptions, check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive
 from training.run_folder import open_finished, read_run_file
 
 
@@ -40,9 +40,6 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self)
-        if found:
-            return found
         found = positive("top", self.top)
         if not self.texts:
             found.append(f"no text: give one or more with {MASK}, each in quotation marks")

@@ -22,7 +22,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive, problems_of_types
+from training.options import SharedOptions, fraction, positive
 from training.run import start_run
 
 
@@ -43,10 +43,8 @@ class Options(SharedOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = super().problems()
-        if not problems_of_types(self):
-            found += fraction("dropout", self.dropout) + positive("l2", self.l2, zero=True)
-        return found
+        found = super().problems() + fraction("dropout", self.dropout)
+        return found + positive("l2", self.l2, zero=True)
 
 
 def build_model(options: Options) -> keras.Model:

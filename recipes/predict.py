@@ -23,7 +23,7 @@ from data.images import DIGITS
 from training.artifacts import load_keras_file
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, positive, problems_of_types
+from training.options import ProgramOptions, check, positive
 from training.run_folder import open_finished
 
 OTHERS = {"bert_mlm": "fill_mask", "text_classification": "classify"}
@@ -42,9 +42,6 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = problems_of_types(self)
-        if found:
-            return found
         found = positive("top", self.top)
         if not self.inputs:
             found.append("no input: give one or more image files or oligos")

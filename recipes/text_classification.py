@@ -30,7 +30,7 @@ from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive, problems_of_types
+from training.options import SharedOptions, fraction, positive
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -73,8 +73,6 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        if problems_of_types(self):
-            return found
         found += presets.problems_of_sizes(self)
         found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += positive("warmup_steps", self.warmup_steps, zero=True)

@@ -112,10 +112,11 @@ class SharedOptions(ProgramOptions):
     """Sends the metrics to Weights & Biases or to MLflow, too."""
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the values, a line each; recipes add their own."""
-        found = problems_of_types(self)
-        if found:
-            return found  # nothing else can be said of them
+        """Everything that is wrong with the values, a line each; recipes add their own.
+
+        Each value is of its field's type: `all_problems` looks at that first.
+        """
+        found = []
         for name in (
             *("batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
             *("max_examples", "validate_every", "test_every", "checkpoint_every"),
@@ -278,12 +279,17 @@ class Checked(typing.Protocol):
     """Options of any program."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, a line each."""
+        """What is wrong with values of the right types, a line each."""
+
+
+def all_problems(options: Checked) -> list[str]:
+    """What is wrong with the options, a line each; of wrong types nothing else can be said."""
+    return problems_of_types(options) or options.problems()
 
 
 def check(options: Checked) -> None:
     """Raises OptionsError with all problems at once."""
-    found = options.problems()
+    found = all_problems(options)
     if found:
         raise OptionsError("\n".join(found))
 

@@ -16,7 +16,7 @@ from data import checksums
 from data.paths import read_text
 from distribution.launch.plan import foreign
 from training.errors import RunError
-from training.options import SharedOptions, command, flag, to_json
+from training.options import SharedOptions, all_problems, command, flag, to_json
 
 log = logging.getLogger("recipes")
 
@@ -315,7 +315,7 @@ def require_settings(path: Path, saved: dict, *needed: str) -> None:
     missing = [name for name in needed if name not in saved]
     if missing:
         raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
-    found = SharedOptions(**(defaults | {name: saved[name] for name in needed})).problems()
+    found = all_problems(SharedOptions(**(defaults | {name: saved[name] for name in needed})))
     if found:
         raise RunError(f"{path}: damaged, {found[0]}")
 

@@ -19,9 +19,9 @@ CENTRAL = {"strategy": "central_storage", "replicas": 2}
 WORKERS = {"strategy": "multi_worker"}
 # All of the rest in `make check-long`. Four replicas trace each function four times: minutes each.
 QUICK = {
-    "mirrored x 2": (1, MIRRORED, ["text_together"]),
+    "mirrored x 2": (1, MIRRORED, ["bert_together"]),
     "central storage x 2": (1, CENTRAL, ["mnist_together"]),
-    "2 workers x 1": (2, WORKERS, ["bert_together"]),
+    "2 workers x 1": (2, WORKERS, ["mnist_together"]),
 }
 LONG = {
     f"{name}, the others": (workers, options, [run for run in ALL if run not in runs])

@@ -10,6 +10,7 @@ import pytest
 
 from distribution import strategies
 from distribution.errors import DistributionError
+from tests.support import processes
 
 
 def tf_config(kind="worker", index=0, **tasks):
@@ -88,9 +89,9 @@ for name, replicas in json.loads(sys.argv[1]):
         with strategy.scope():
             x = tf.Variable(1.0)
         total = strategy.reduce("SUM", strategy.run(lambda: x + 1.0), axis=None)
-        print("sum", total.numpy())
+        print("said: sum", total.numpy())
     except DistributionError as error:
-        print(error)
+        print("said:", error)
 """
 
 
@@ -119,14 +120,14 @@ for name, replicas in json.loads(sys.argv[1]):
         ),
     ],
 )  # fmt: skip
-def test_strategies_one_after_another_in_a_process(calls, expected):
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, json.dumps(calls)], capture_output=True, text=True
-    )
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == len(expected), done.stdout + done.stderr
+def test_strategies_one_after_another_in_a_process(calls, expected, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PROCESS)
+    output = processes.run_script(str(script), json.dumps(calls))
+    lines = [line for line in output.splitlines() if line.startswith("said:")]
+    assert len(lines) == len(expected), output
     for line, words in zip(lines, expected, strict=True):
-        assert words in line, done.stdout
+        assert words in line, output
 
 
 def test_several_workers_come_first_in_a_process():

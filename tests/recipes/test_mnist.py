@@ -160,14 +160,10 @@ def test_a_bad_folder_exits_with_2(images, tmp_path, command_line):
     assert "t10k-images" in err and "cut short" in err and "Traceback" not in err
 
 
-def test_bad_options_exit_with_2():
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.mnist", "--l2", "-1", "--dropout", "2"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--l2 -1.0: must be 0 or more" in done.stderr and "--dropout 2.0" in done.stderr
+def test_bad_options_exit_with_2(command_line):
+    status, _, err = command_line(mnist, "--l2", "-1", "--dropout", "2")
+    assert status == 2 and "Traceback" not in err
+    assert "--l2 -1.0: must be 0 or more" in err and "--dropout 2.0" in err
 
 
 def test_the_data_are_part_of_the_run():

@@ -35,10 +35,12 @@ def tumours(tmp_path_factory):
     assert len(code.splitlines()) <= 75
     package = tmp_path_factory.mktemp("package")
     (package / "tumours.py").write_text(code)
+    script = package / "script.py"
+    script.write_text(RUN)
 
     def run(folder, *options, kill="-", status=0):
-        words = ("-c", RUN, str(package), kill, *options, "--run-dir", str(folder))
-        said = processes.run(*words, status=status)
+        words = (str(package), kill, *options, "--run-dir", str(folder))
+        said = processes.run_script(str(script), *words, status=status)
         return folder, said
 
     return run

@@ -22,7 +22,7 @@ from recipes import (
 from training import checks
 from training.command_line import parse
 from training.errors import OptionsError
-from training.options import SharedOptions, check, command, from_json, to_json
+from training.options import SharedOptions, all_problems, check, command, from_json, to_json
 
 SHARED = """
 dataset strategy replicas precision batch-size-per-replica global-batch-size base-learning-rate
@@ -33,7 +33,7 @@ jit seed deterministic run-dir options cache-dir log-every quiet
 
 
 def problems(**values):
-    return bert_mlm.Options(**values).problems()
+    return all_problems(bert_mlm.Options(**values))
 
 
 class TestParse:
@@ -145,7 +145,7 @@ class TestProblems:
         assert problems(**{name: value})[0].startswith(f"--{name.replace('_', '-')} {value}: must ")
 
     def test_all_of_text_classification_are_reported_together(self):
-        found = text_classification.Options(epochs=0, token_dropout=2.0, num_layers=0).problems()
+        found = all_problems(text_classification.Options(epochs=0, token_dropout=2.0, num_layers=0))
         assert [line.split()[0] for line in found] == [
             "--epochs",
             "--num-layers",
@@ -276,7 +276,7 @@ class TestOptionsFile:
 @pytest.mark.parametrize("recipe", [classify, fill_mask])
 def test_a_text_that_is_not_utf8(recipe):
     options = recipe.Options(run_dir=Path("run"), texts=("good [MASK]", "caf\udce9 [MASK]"))
-    assert options.problems() == ["--texts caf\\udce9 [MASK]: is not UTF-8"]
+    assert all_problems(options) == ["--texts caf\\udce9 [MASK]: is not UTF-8"]
 
 
 SEVERAL = {fill_mask: "texts", classify: "texts", predict: "inputs", compare: "run_dirs"}
@@ -299,7 +299,7 @@ class TestAsANotebookGivesThem:
         name = SEVERAL.get(program)
         for value in (["a [MASK]"], "a [MASK]", ("a [MASK]",)):
             options = self.given(program, **({name: value} if name else {}))
-            assert options.problems() == []
+            assert all_problems(options) == []
             if name:
                 kind = Path if program is compare else str
                 assert getattr(options, name) == (kind("a [MASK]"),)
@@ -310,14 +310,14 @@ class TestAsANotebookGivesThem:
         """Of each option, also of one that is added tomorrow."""
         for field in dataclasses.fields(program.Options):
             for value in ({}, [{}]):
-                (found,) = self.given(program, **{field.name: value}).problems()
+                (found,) = all_problems(self.given(program, **{field.name: value}))
                 option = f"--{field.name.replace('_', '-')} "
                 assert found.startswith(option) and "must be" in found
 
 
 def test_a_picture_that_is_named_by_text():
-    assert compare.Options(run_dirs="run", png="curves.png").problems() == []
-    assert "must end in" in compare.Options(run_dirs="run", png="text").problems()[0]
+    assert all_problems(compare.Options(run_dirs="run", png="curves.png")) == []
+    assert "must end in" in all_problems(compare.Options(run_dirs="run", png="text"))[0]
 
 
 def fields_of(kind, wanted):
@@ -341,33 +341,33 @@ class TestClassesOfWrongValues:
     def test_whole_numbers_of_any_size(self, kind):
         for name in fields_of(kind, int):
             for value in NEGATIVE_OR_HUGE:
-                found = kind(**{name: value}).problems()
+                found = all_problems(kind(**{name: value}))
                 assert found and f"--{name.replace('_', '-')}" in found[0], (name, value)
                 assert len(found[0]) < 200, name
 
     def test_numbers_of_any_size(self, kind):
         for name in fields_of(kind, float):
             for value in (-1, -1e300, float("nan"), float("inf"), 10**400, -(10**5000)):
-                found = kind(**{name: value}).problems()
+                found = all_problems(kind(**{name: value}))
                 assert found and f"--{name.replace('_', '-')}" in found[0], (name, value)
                 assert len(found[0]) < 200, name
 
     @pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 300, "a/" * 3000, "\udcff", "a\0b"])
     def test_paths_that_cannot_be(self, kind, path):
         for name in fields_of(kind, Path):
-            found = kind(**{name: path}).problems()
+            found = all_problems(kind(**{name: path}))
             assert found and found[0].startswith(f"--{name.replace('_', '-')} "), name
             assert len(found[0]) < 200
             found[0].encode()  # it can be printed
 
     def test_an_empty_path_is_none(self, kind):
         for name in fields_of(kind, Path):
-            found = kind(**{name: ""}).problems()
+            found = all_problems(kind(**{name: ""}))
             assert found == [f"--{name.replace('_', '-')} '': must be a path or nothing"]
 
     def test_other_types(self, kind):
         for field in dataclasses.fields(kind):
-            found = kind(**{field.name: [1, 2]}).problems()
+            found = all_problems(kind(**{field.name: [1, 2]}))
             assert len(found) == 1 and found[0].startswith(f"--{field.name.replace('_', '-')} [1,")
 
     def test_the_command_line_says_so_too(self, kind, capsys):

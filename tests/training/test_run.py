@@ -451,7 +451,14 @@ class TestFullDisk:
         assert as_command(*line)[0] == 0
         assert_as_unbroken(folder, finished)
 
-    @pytest.mark.parametrize("spare", [0, 16384, 65536])
+    @pytest.mark.parametrize(
+        "spare",
+        [
+            pytest.param(0, marks=pytest.mark.long),
+            16384,
+            pytest.param(65536, marks=pytest.mark.long),
+        ],
+    )
     def test_of_a_preset(self, spare, small_disk, monkeypatch, tiny_run, run_bert):
         """KerasHub writes it: JSON, word pieces, the weights, the head."""
         stock, folder = artifacts._save_preset, small_disk / "run"
