@@ -270,7 +270,7 @@ def main() -> None:
             compare_tokenizers(folder, chosen.turns),
             compare_start(folder, chosen.turns),
             compare_input(folder, chosen.turns),
-            compare_mapping(folder, min(chosen.turns, 3)),
+            compare_mapping(folder, min(chosen.turns, 2)),
         ]
     rows += compare_memory(min(chosen.turns, 3))
     print()

@@ -32,7 +32,12 @@ TINY_RUN = dict(
 
 
 # Processes share the files; one that begins a long file last would keep the others waiting.
-LONGEST = ("test_equality.py", "test_resume.py", "test_lost_worker.py", "test_bert_mlm.py")
+LONGEST = (
+    *("test_equality.py", "test_lost_worker.py", "test_run.py", "test_resume.py"),
+    *("test_bert_mlm.py", "test_what_is_trained.py", "test_chunked_head.py", "test_large_text.py"),
+    *("test_evaluate.py", "test_trained_runs.py", "test_model_card.py", "test_errors.py"),
+    "test_kernel.py",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -80,9 +80,11 @@ def test_without_a_python_for_the_trainer_it_is_left_out(name):
     assert (name in words) == (name == "tutorial")
 
 
-def test_a_rate_that_is_behind_at_a_tenth_of_the_way_is_stopped():
-    best = [[5, 9.5], [10, 9.0], [20, 8.0], [30, 7.0], [60, 6.0]]
-    assert not quality.is_behind([[5.5, 9.9]], best), "too early to say"
-    assert quality.is_behind([[13, 9.1]], best)
-    assert not quality.is_behind([[13, 8.9]], best)
+def test_a_rate_that_is_behind_at_a_fifth_of_the_way_is_stopped():
+    best = [[10, 9.5], [100, 9.0], [200, 8.0], [300, 7.0], [600, 6.0]]
+    assert not quality.is_behind([[110, 9.9]], best), "too early to say"
+    assert quality.is_behind([[130, 9.1]], best)
+    assert not quality.is_behind([[130, 8.9]], best)
     assert not quality.is_behind([[99, 99.0]], [])
+    short = [[10, 9.0], [40, 8.0]]
+    assert not quality.is_behind([[29, 9.1]], short) and quality.is_behind([[31, 9.1]], short)

@@ -207,6 +207,7 @@ class TestWays:
         assert " 0.0% padding" not in plan and "100.0% of the 10" not in plan
         assert np.isfinite(run.results["test"]["cross_entropy"])
 
+    @pytest.mark.long
     def test_whole_words_are_recorded_and_evaluated_alike(self, run_bert, tmp_path):
         run = run_bert(tmp_path / "run", whole_word_masking=True, max_steps=1)
         found = evaluate.main(evaluate.Options(run_dir=run.folder, batch_size=8))

@@ -175,13 +175,10 @@ class TestFolder:
     "arguments, expected",
     [
         (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known dataset"),
-        pytest.param(
-            ["--epochs", "0"],
-            "bert_mlm: --epochs 0: must be more than 0",
-            marks=pytest.mark.long,
-        ),
+        (["--epochs", "0"], "bert_mlm: --epochs 0: must be more than 0"),
     ],
 )
+@pytest.mark.long
 def test_as_a_process(tmp_path, arguments, expected):
     ended = subprocess.run(
         [sys.executable, "-m", "recipes.bert_mlm", *SMALL, *arguments],

@@ -412,7 +412,10 @@ def fill(disk, spare=0):
 # What HDF5 says from within a destructor, pytest would take away.
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 class TestFullDisk:
-    @pytest.mark.parametrize("when", [0, 1, 5, 9, 17])
+    @pytest.mark.parametrize(
+        "when",
+        [0, 5, 9, *(pytest.param(when, marks=pytest.mark.long) for when in (1, 17))],
+    )
     def test_one_message_and_the_same_end(self, when, small_disk, at_step, finished, as_command):
         """Full before the first file, at the first event file, at a record, at an epoch's end."""
         folder = small_disk / "run"
