@@ -25,7 +25,7 @@ from callbacks.records import perplexity
 from data import arrays, cache, images, masked_lm, oligos, sentence_inputs, sentences, word_pieces
 from data import text as text_sources
 from data.errors import DataError
-from data.sequences import cut as cut_sequences
+from data.sequences import cut, sequences_once
 from distribution.global_loss import GlobalMean
 from models import presets
 from models.metrics import MacroF1
@@ -151,7 +151,7 @@ def evaluate_masked_lm(question: Question) -> dict:
     text = text_sources.load_text(question.dataset, question.cache_dir)
     preset = str(question.model_dir)
     tokenizer = presets.load(keras_nlp.models.BertTokenizer, preset)
-    sequences = cut(text, tokenizer, question.cache_dir, split, settings)
+    sequences = sequences_of(text, tokenizer, question.cache_dir, split, settings)
     if not len(sequences):
         raise DataError(
             f"{text.name}: the {split} split gives no sequence of "
@@ -165,7 +165,7 @@ def evaluate_masked_lm(question: Question) -> dict:
     )
     if training_text is None:
         training_text, whose = text, "this text's train split"
-    counted = cut(training_text, tokenizer, question.cache_dir, "train", settings)
+    counted = sequences_of(training_text, tokenizer, question.cache_dir, "train", settings)
     masking = masked_lm.Masking.of(
         tokenizer,
         settings["mlm_probability"],
@@ -344,17 +344,20 @@ def refuse_damaged_text(path: Path, settings: dict, facts: dict) -> None:
         raise RunError(f"{path}: damaged, {found[0]}")
 
 
-def cut(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:
-    """Sequences of one split, or of all, as the run cut them; int32 of shape (n, length)."""
-    lines = settings["text_mode"] == "lines"
-    tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short=lines)
-    chosen = [tokens[name] for name in (text_sources.SPLITS if split == "all" else (split,))]
-    ids = np.concatenate([ids for ids, _ in chosen])
-    lengths = np.concatenate([np.diff(offsets) for _, offsets in chosen])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    special = masked_lm.SpecialTokens.of(tokenizer)
+def sequences_of(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:
+    """Token ids of shape (sequences, length) of a split, or of all lines.
+
+    Those of a split are a file that is mapped into memory, the run's own where it is still there;
+    those of all lines lie in memory.
+    """
     mode, length = settings["text_mode"], settings["sequence_length"]
-    return cut_sequences(mode, ids, offsets, length, special)
+    if split != "all":
+        return sequences_once(text, tokenizer, cache_dir, text_mode=mode, length=length)[split]
+    tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short=mode == "lines")
+    ids = np.concatenate([tokens[name][0] for name in text_sources.SPLITS])
+    lengths = np.concatenate([np.diff(tokens[name][1]) for name in text_sources.SPLITS])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return cut(mode, ids, offsets, length, masked_lm.SpecialTokens.of(tokenizer))
 
 
 COUNTED = ("sequences", "sentences", "images", "oligos")
