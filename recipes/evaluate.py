@@ -347,15 +347,14 @@ def refuse_damaged_text(path: Path, settings: dict, facts: dict) -> None:
 def sequences_of(text, tokenizer, cache_dir: Path, split: str, settings: dict) -> np.ndarray:
     """Token ids of shape (sequences, length) of a split, or of all lines.
 
-    Those of a split are a file that is mapped into memory, the run's own where it is still there;
-    those of all lines lie in memory.
+    Those of a split are mapped into memory, from the run's file where it is still there.
     """
     mode, length = settings["text_mode"], settings["sequence_length"]
     if split != "all":
         return sequences_once(text, tokenizer, cache_dir, text_mode=mode, length=length)[split]
     tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short=mode == "lines")
-    ids = np.concatenate([tokens[name][0] for name in text_sources.SPLITS])
-    lengths = np.concatenate([np.diff(tokens[name][1]) for name in text_sources.SPLITS])
+    all_ids, all_offsets = zip(*(tokens[name] for name in text_sources.SPLITS), strict=True)
+    ids, lengths = np.concatenate(all_ids), np.concatenate([np.diff(each) for each in all_offsets])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return cut(mode, ids, offsets, length, masked_lm.SpecialTokens.of(tokenizer))
 
