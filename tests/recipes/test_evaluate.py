@@ -7,7 +7,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import text
+from data import text, word_pieces
 from recipes import evaluate
 from training.errors import RunError
 
@@ -39,6 +39,12 @@ class TestItsOwnText:
         printed = capsys.readouterr().out
         assert f"cross-entropy  {found['cross_entropy']:.4f}\n" in printed
         assert f"{found['sequences']} sequences of 16 tokens" in printed
+
+    def test_the_sequences_are_those_that_the_run_has_cut(self, tiny_run, monkeypatch):
+        """So a text beyond memory is evaluated as it was trained, and not tokenised again."""
+        monkeypatch.setattr(word_pieces, "tokenize_once", lambda *_, **__: pytest.fail("again"))
+        found = run(tiny_run.folder, batch_size=8)
+        assert found["cross_entropy"] == tiny_run.results["test"]["cross_entropy"]
 
     def test_the_valid_split_gives_the_last_validation(self, tiny_run):
         found = run(tiny_run.folder, split="valid", batch_size=8)
