@@ -13,8 +13,8 @@
   number of lines whose ids differ.
 - Mapping: anonymous memory (RssAnon) of a process that has read a whole token store through
   `tf.data`, 1 GB of it, less that of one that has read 100 MB.
-- Input: processor time that one of four workers takes to gather and mask its part of the global
-  batches, over that of the whole batches.
+- Input: the examples that one of four workers gathers and masks for a global batch, over all of
+  it, and the processor time that both take.
 """
 
 import argparse
@@ -173,9 +173,10 @@ def compare_mapping(folder: Path, turns: int) -> dict:
     return row("RssAnon after reading a store of 1 GB, less of 100 MB, in MB", differences)
 
 
-def compare_input(folder: Path, turns: int, workers: int = 4, steps_of_a_turn: int = 300) -> dict:
-    """The row of the table: a worker's part ÷ the whole global batch."""
+def compare_input(folder: Path, turns: int, workers: int = 4, batches: int = 300) -> list[dict]:
+    """The rows of the table: a worker's part ÷ the whole global batch."""
     import numpy as np
+    import tensorflow as tf
 
     from data import masked_lm
 
@@ -183,17 +184,20 @@ def compare_input(folder: Path, turns: int, workers: int = 4, steps_of_a_turn: i
     special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
     masking = masked_lm.Masking(special, sizes["vocabulary_size"], 0.15, 19, 0)
     data = masked_lm.training_data(np.load(folder / "train.npy"), masking, batch_size=32 * workers)
-    parts = [data.part_of_worker(0, count).take(steps_of_a_turn) for count in (workers, 1)]
-    ratios = []
+    parts = [data.part_of_worker(0, count).take(batches) for count in (workers, 1)]
+    examples, seconds = [], []
     for turn in range(turns + 1):
-        seconds = []
+        found, begun = [], [time.process_time()]
         for part in parts:
-            begun = time.process_time()
-            int(part.reduce(0, lambda count, *batch: count + 1))
-            seconds.append(time.process_time() - begun)
+            found.append(int(part.reduce(0, lambda count, batch: count + tf.shape(batch[1])[0])))
+            begun.append(time.process_time())
         if turn:  # the first one warms up
-            ratios.append(seconds[0] / seconds[1])
-    return row(f"processor time of the input of one of {workers} workers ÷ of all of it", ratios)
+            examples.append(found[0] / found[1])
+            seconds.append((begun[1] - begun[0]) / (begun[2] - begun[1]))
+    return [
+        row(f"examples that one of {workers} workers gathers and masks ÷ global batch", examples),
+        row(f"processor time of the input of one of {workers} workers ÷ of all of it", seconds),
+    ]
 
 
 def compare_tokenizers(folder: Path, turns: int) -> dict:
@@ -269,7 +273,7 @@ def main() -> None:
         rows = [
             compare_tokenizers(folder, chosen.turns),
             compare_start(folder, chosen.turns),
-            compare_input(folder, chosen.turns),
+            *compare_input(folder, chosen.turns),
             compare_mapping(folder, min(chosen.turns, 2)),
         ]
     rows += compare_memory(min(chosen.turns, 3))

@@ -35,8 +35,8 @@ from benchmarks import pipelines, sides  # noqa: E402
 RATES = {"recipe": (3e-3, 1e-3, 3e-4), "tutorial": (1e-3, 3e-3, 3e-4)}
 SOON = 30  # seconds in which no training is judged
 BELOW_UNIGRAM = 0.5  # nats
-EVERY = 1.5  # seconds of training between two evaluations, or this share of the time so far:
-SHARE = 0.05
+EVERY = 3  # seconds of training between two evaluations, or this share of the time so far:
+SHARE = 0.1
 EVALUATED = 192  # validation sequences
 
 
@@ -114,22 +114,40 @@ class Goal:
 
     def end(self) -> None:
         """Prints what was found and ends this process."""
-        reached = self.found[-1][1] <= self.wanted
-        answer = {"seconds": self.seconds if reached else None, "curve": self.found}
+        answer = {"seconds": reached_after(self.found, self.wanted), "curve": self.found}
         self.answers.write(json.dumps(answer))
         self.answers.flush()
         os._exit(0)
 
 
+def reached_after(found: list, wanted: float) -> float | None:
+    """The seconds after which the last cross-entropy's way down passed the one that is wanted.
+
+    Args:
+        found: seconds and cross-entropies so far, of which only the last one may be good enough.
+        wanted: nats.
+
+    Returns:
+        None if even the last one is not good enough.
+    """
+    seconds, value = found[-1]
+    if value > wanted:
+        return None
+    if len(found) == 1:
+        return seconds
+    before, above = found[-2]
+    return before + (seconds - before) * (above - wanted) / (above - value)
+
+
 def is_behind(found: list, best: list) -> bool:
-    """Whether a training is behind another one that had a fifth of its way behind it.
+    """Whether a training is behind another one that had an eighth of its way behind it.
 
     Args:
         found: seconds and cross-entropies so far.
         best: those of the other one, to its end; empty if there is none.
     """
     seconds, value = found[-1]
-    if not best or seconds < max(SOON, best[-1][0] / 5):
+    if not best or seconds < max(SOON, best[-1][0] / 8):
         return False
     return value > min([value for then, value in best if then <= seconds], default=math.inf)
 

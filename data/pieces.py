@@ -4,6 +4,7 @@ Both are meant to give the same. The second is thirty times as quick, and takes 
 for which a test compares them one by one; the others may depend on the Unicode versions of the two.
 """
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ PLAIN_WORD = re.compile(r"[!-~\u00a1-\u00ac\u00ae-\u02af\u0400-\u0481\u048a-\u05
 MANY_WORDS = 10_000  # fewer are done before the graph is traced
 
 
+@functools.lru_cache(maxsize=1)  # tracing the graph takes as long as some megabytes of text
 def pieces_by(tokenizer) -> Callable[[list[str]], Pieces]:
     """A function that gives the pieces of words.
 

@@ -56,3 +56,11 @@ def test_no_words_and_no_plain_ones(many, monkeypatch):
     of = pieces.pieces_by(tokenizer)
     for words, expected in (([], []), (["東"], [1]), (["<unk>"], [1]), (["a"], [5])):
         assert of(words).ids.tolist() == expected
+
+
+def test_the_graph_is_traced_once_for_a_tokenizer_and_again_for_another():
+    one, other = (make_tokenizer([*word_pieces.SPECIAL_TOKENS, piece]) for piece in "ab")
+    of_one = pieces.pieces_by(one)
+    assert pieces.pieces_by(one) is of_one
+    assert of_one(["a", "b"]).ids.tolist() == [5, 1]
+    assert pieces.pieces_by(other)(["a", "b"]).ids.tolist() == [1, 5]
