@@ -157,13 +157,15 @@ def main(options: Options) -> dict:
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )
+        batch_size = plan.global_batch_size
         train_data = masked_lm.training_data(sequences["train"], masking, **plan.batches)
-        valid_data, test_data = (
-            masked_lm.evaluation_data(
-                sequences[split], masking, batch_size=plan.global_batch_size, split=split
-            )
-            for split in ("valid", "test")
+        valid_data = masked_lm.evaluation_data(
+            sequences["valid"], masking, batch_size=batch_size, split="valid"
         )
+        test_data = masked_lm.evaluation_data(
+            sequences["test"], masking, batch_size=batch_size, split="test"
+        )
+        baseline = masked_lm.baselines(sequences["train"], sequences["test"], masking)
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
@@ -173,25 +175,33 @@ def main(options: Options) -> dict:
             model = MaskedLMInChunks(bert) if options.head == "chunked" else bert
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            betas = options.beta_1, options.beta_2
+            optimizer = adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)
             model.compile(
-                optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay), *betas)),
+                optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
-                **run.compile_options,
+                **plan.compile_options,
             )
-        run.build(model, train_data, of_masked_lm(bert, masking, options.sequence_length))
-        extra = [MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=bert)]
-        callbacks = run.callbacks(valid_data, test_data, extra=extra, perplexity_of="cross_entropy")
-        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        # Training and test; TensorBoard shows what the model fills in.
+        fills = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=bert)
+        fit_options = plan.fit_options(
+            model,
+            train_data,
+            validation=valid_data,
+            test=test_data,
+            extra=[fills],
+            perplexity_of="cross_entropy",
+            operations_per_example=of_masked_lm(bert, masking, options.sequence_length),
+        )
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
             bert,
-            test={name: test[name] for name in ("cross_entropy", "accuracy")},
-            baseline=masked_lm.baselines(sequences["train"], sequences["test"], masking),
+            test={"cross_entropy": test["cross_entropy"], "accuracy": test["accuracy"]},
+            baseline=baseline,
             preprocessor=presets.preprocessor(tokenizer, masking, options.sequence_length),
         )
 

@@ -128,7 +128,8 @@ def main(options: Options) -> dict:
         splits = {name: (ids, tm[:, np.newaxis]) for name, (ids, tm) in data.splits.items()}
         splits = arrays.first_examples(splits, options.max_examples)
         train_ids, train_tm = splits["train"]
-        mean, deviation = (float(f(train_tm, dtype=np.float64)) for f in (np.mean, np.std))
+        mean = float(np.mean(train_tm, dtype=np.float64))
+        deviation = float(np.std(train_tm, dtype=np.float64))
         if not deviation > 0:
             raise DataError(f"{data.name}: all training oligos melt at {mean:g} degrees C")
         counts = ", ".join(f"{len(tm):,} {split}" for split, (_, tm) in splits.items())
@@ -141,11 +142,15 @@ def main(options: Options) -> dict:
             dataset=data.name,
             data_sha256=data_sha256(splits),
         )
+        batch_size = plan.global_batch_size
         train_data = arrays.training_data(*splits["train"], seed=options.seed, **plan.batches)
-        valid_data, test_data = (
-            arrays.evaluation_data(*splits[split], batch_size=plan.global_batch_size)
-            for split in ("valid", "test")
-        )
+        valid_data = arrays.evaluation_data(*splits["valid"], batch_size=batch_size)
+        test_data = arrays.evaluation_data(*splits["test"], batch_size=batch_size)
+        baseline = {
+            "nearest_neighbour_rmse": nearest_neighbour_baseline(data.splits),
+            "linear_rmse": linear_baseline(data.splits),
+            "mean_rmse": float(np.sqrt(np.mean((splits["test"][1] - mean) ** 2))),
+        }
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             model = build_model(options, mean, deviation)
@@ -162,21 +167,17 @@ def main(options: Options) -> dict:
                     keras.metrics.MeanMetricWrapper(keras.losses.huber, name="huber", delta=1.0),
                     keras.metrics.RootMeanSquaredError("rmse"),
                 ],
-                **run.compile_options,
+                **plan.compile_options,
             )
-        run.build(model, train_data)
+        # Training and test; TensorBoard shows predicted and true temperatures.
         scatter = RegressionSummaries(run.tensorboard, *splits["test"], unit="°C")
-        callbacks = run.callbacks(valid_data, test_data, extra=[scatter])
-        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        fit_options = plan.fit_options(
+            model, train_data, validation=valid_data, test=test_data, extra=[scatter]
+        )
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
-            model,
-            test={"huber": test["huber"], "rmse": test["rmse"]},
-            baseline={
-                "nearest_neighbour_rmse": nearest_neighbour_baseline(data.splits),
-                "linear_rmse": linear_baseline(data.splits),
-                "mean_rmse": float(np.sqrt(np.mean((splits["test"][1] - mean) ** 2))),
-            },
+            model, test={"huber": test["huber"], "rmse": test["rmse"]}, baseline=baseline
         )
 
 

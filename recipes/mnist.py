@@ -84,6 +84,7 @@ def main(options: Options) -> dict:
         images = load_images(run.dataset, run.cache_dir)
         run.note(images.note)
         splits = arrays.first_examples(images.splits, options.max_examples)
+        test_images, test_labels = splits["test"]
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         plan = run.plan(
             examples=len(splits["train"][1]),
@@ -92,11 +93,11 @@ def main(options: Options) -> dict:
             dataset=images.name,
             data_sha256=data_sha256(splits),
         )
+        batch_size = plan.global_batch_size
         train_data = arrays.training_data(*splits["train"], seed=options.seed, **plan.batches)
-        valid_data, test_data = (
-            arrays.evaluation_data(*splits[split], batch_size=plan.global_batch_size)
-            for split in ("valid", "test")
-        )
+        valid_data = arrays.evaluation_data(*splits["valid"], batch_size=batch_size)
+        test_data = arrays.evaluation_data(*splits["test"], batch_size=batch_size)
+        most_frequent = np.bincount(splits["train"][1]).argmax()
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = build_model(options)
@@ -112,19 +113,19 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
-                **run.compile_options,
+                **plan.compile_options,
             )
-        run.build(model, train_data)
         # Training and test; TensorBoard shows what the model confuses.
-        confused = ImageSummaries(run.tensorboard, *splits["test"], images.classes)
-        callbacks = run.callbacks(valid_data, test_data, extra=[confused])
-        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        most_frequent = np.bincount(splits["train"][1]).argmax()
+        confused = ImageSummaries(run.tensorboard, test_images, test_labels, images.classes)
+        fit_options = plan.fit_options(
+            model, train_data, validation=valid_data, test=test_data, extra=[confused]
+        )
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
-            baseline={"most_frequent_accuracy": float(np.mean(splits["test"][1] == most_frequent))},
+            baseline={"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))},
             classes=images.classes,
             confusion_matrix=confused.confusion_matrix.tolist(),
         )

@@ -136,16 +136,17 @@ def main(options: Options) -> dict:
         train_data = sentence_inputs.training_data(
             inputs["train"], labels["train"], dropped, seed=options.seed, **plan.batches
         )
-        valid_data, test_data = (
-            arrays.evaluation_data(inputs[split], labels[split], batch_size=plan.global_batch_size)
-            for split in ("valid", "test")
-        )
+        batch_size = plan.global_batch_size
+        valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)
+        test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
+        baseline = sentences.baselines(splits)
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sentence_inputs.naive_bayes_evidence(
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
-            model, macro_f1 = build_model(options, evidence, preset), MacroF1(len(data.classes))
+            model = build_model(options, evidence, preset)
+            macro_f1 = MacroF1(len(data.classes))
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
@@ -153,17 +154,19 @@ def main(options: Options) -> dict:
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy"), macro_f1],
-                **run.compile_options,
+                **plan.compile_options,
             )
-        run.build(model, train_data)
+        # Training and test; TensorBoard shows how some sentences are classified.
         shown = SentenceSamples(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
-        callbacks = run.callbacks(valid_data, test_data, extra=[shown])
-        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        fit_options = plan.fit_options(
+            model, train_data, validation=valid_data, test=test_data, extra=[shown]
+        )
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
             model,
-            test={name: test[name] for name in ("accuracy", "macro_f1")},
-            baseline=sentences.baselines(splits),
+            test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},
+            baseline=baseline,
             confusion_matrix=macro_f1.confusion_matrix().tolist(),
             classes=data.classes,
             preprocessor=preprocessor,

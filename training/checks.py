@@ -229,7 +229,7 @@ def require_callbacks(info: CheckpointInfo | None, callbacks: dict) -> None:
     if missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
-            "to run.callbacks(extra=[...]) as the run began with"
+            "to plan.fit_options(extra=[...]) as the run began with"
         )
 
 

@@ -62,8 +62,8 @@ class Plan:
         """The steps of a warm-up: as many as wanted, at most a tenth of the run."""
         return min(wanted, self.total_steps // 10)
 
-    def in_words(self) -> dict[str, str]:
-        """Lines for a person, by title."""
+    def lines(self) -> dict[str, str]:
+        """Returns the plan as lines, by title."""
         several = f" x {self.accumulate_steps} accumulated" if self.accumulate_steps > 1 else ""
         steps = f"{self.total_steps:,} in {self.epochs} epoch(s) of {self.steps_per_epoch:,}"
         if self.total_steps < FEW_STEPS:

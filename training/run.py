@@ -1,8 +1,7 @@
-"""One run: where it works, what it resumes from, what it leaves. A companion, not a trainer.
+"""Opens, plans and finishes a run: the companion of a recipe's `main`, not a trainer.
 
 A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself.
-The run knows what every recipe does alike: devices, folder, plan, callbacks, results. This file has
-more than 400 lines because a run is one story, told in the order in which a recipe calls it.
+`run.plan()` returns what `compile()`, `fit()` and `evaluate()` need of the run.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from training import artifacts, checks
-from training.callback_order import RunCallbacks
+from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.model_card import model_card
@@ -121,11 +120,11 @@ class Run:
         self.folder = RunFolder(run_dir, recipe, options, self.is_chief)
         self._begun = time.perf_counter()
         self._notes: list[str] = []
-        self._plan: Plan  # made by plan()
+        self._plan: TrainingPlan  # made by plan()
         self._facts: dict = {}
         self._usual_rate = 0.0
-        self._adam_bound: float | None = None
-        self._callbacks = RunCallbacks(
+        self.adam_bound: float | None = None
+        self.callbacks = RunCallbacks(
             self.folder.path,
             options,
             self.is_chief,
@@ -133,7 +132,7 @@ class Run:
             self.workers,
             lambda: self.agreement.any_worker(signals.asked),
         )
-        self.tensorboard = self._callbacks.tensorboard
+        self.tensorboard = self.callbacks.tensorboard
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
@@ -165,9 +164,9 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
-        self._callbacks.tracker.close()
+        self.callbacks.tracker.close()
         self.folder.close()
-        self._callbacks.close()
+        self.callbacks.close()
 
     @property
     def results(self) -> dict:
@@ -213,7 +212,7 @@ class Run:
         tokens_per_example: float | None = None,
         about: dict[str, str] | None = None,
         **facts,
-    ) -> Plan:
+    ) -> "TrainingPlan":
         """Plans batches, learning rate and steps; prints the plan, and writes `options.json`.
 
         Args:
@@ -227,7 +226,7 @@ class Run:
 
         Raises:
             OptionsError: the replicas cannot share the batch, or the data have no full step.
-            RunError: the run that is there came to something else.
+            RunError: the run in the folder was planned differently.
         """
         info = self.folder.checkpoint
         made = make_plan(
@@ -240,156 +239,36 @@ class Run:
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
-        self._plan, self._facts = made, facts
+        plan = TrainingPlan(**vars(made), run=self)
+        self._plan, self._facts = plan, facts
         default = type(self.options)().base_learning_rate  # None leaves it to the recipe
         self._usual_rate = base_learning_rate if default is None else default
-        self._steps_per_execution()  # refuses what does not divide
-        checks.refuse_steps_outside(self.options.profile, made)
+        plan.steps_per_execution()  # refuses what does not divide
+        checks.refuse_steps_outside(self.options.profile, plan)
         self.folder.keep_facts(
-            facts | made.fixed(), replicas_per_worker=made.replicas // self.workers
+            facts | plan.fixed(), replicas_per_worker=plan.replicas // self.workers
         )
-        self._callbacks.throughput.examples_per_step = (
-            made.global_batch_size * made.accumulate_steps
-        )
-        self._callbacks.throughput.tokens_per_example = tokens_per_example
-        self._print_plan(made, about or {})
-        return made
+        throughput = self.callbacks.throughput
+        throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
+        throughput.tokens_per_example = tokens_per_example
+        if self.is_chief:
+            self._print_plan(plan, about or {})
+        return plan
 
-    def _print_plan(self, made: Plan, about: dict[str, str]) -> None:
-        if not self.is_chief:
-            return
-        name = type(self.strategy).__name__ if made.replicas > 1 else "one device"
+    def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
+        name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
         replicas = (
-            f"{made.replicas} in {self.workers} worker(s): {name}; all-reduce: "
+            f"{plan.replicas} in {self.workers} worker(s): {name}; all-reduce: "
             f"{strategies.all_reduce_in_use(self.strategy)}"
         )
-        lines = {"run": str(self.folder.path), **about, "replicas": replicas} | made.in_words()
-        for title, line in lines.items():
-            width = WIDEST - 15  # beside the title
-            for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False):
-                log.info("%-14s %s", title, part)
-                title = ""
+        print_lines({"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines())
         info = self.folder.checkpoint
         if info is not None:
             log.info("resumes at step %d from %s", info.step, info.folder)
 
-    def _steps_per_execution(self) -> int:
-        """Steps of one call of the training function: with parameter servers, of a window."""
-        steps = self.options.steps_per_execution
-        if strategies.name_of(self.strategy) == "parameter_server":
-            return steps if steps > 1 else parameter_server.WINDOW
-        checks.refuse_executions_across_epochs(steps, self._plan)
-        return steps
-
-    @property
-    def compile_options(self) -> dict:
-        """For `model.compile()`: XLA, and the steps of one execution."""
-        return {
-            "jit_compile": checks.jit_compile(self.options, self.strategy, self._plan.total_steps),
-            "steps_per_execution": self._steps_per_execution(),
-        }
-
-    def build(
-        self,
-        model: keras.Model,
-        train_data: tf.data.Dataset,
-        operations_per_example: int | None = None,
-    ) -> None:
-        """Builds a compiled model's optimizer and metrics, and refuses what would go wrong.
-
-        With `--accumulate-steps` and with parameter servers the model gets a training function.
-
-        Args:
-            model: compiled, under the strategy.
-            train_data: global batches.
-            operations_per_example: floating-point operations that training on one example needs,
-                for the share of the device's peak that the run reaches.
-
-        Raises:
-            RunError: the loss is no `GlobalMean`, the optimizer did not go through
-                `reduce_before_clipping()`, a metric ignores weights, or the disk is too small.
-            OptionsError: the model has no metric `--keep-best`.
-        """
-        checks.refuse_unwrapped(model)
-        keras_compat.build(model, train_data)
-        checks.require_metric(model, self.options.keep_best)
-        if self._plan.accumulate_steps > 1:
-            with self.strategy.scope():
-                accumulate(model, self._plan.accumulate_steps)
-        self._adam_bound = parameter_server.use_coordinator(
-            model,
-            self.strategy,
-            window=self._steps_per_execution(),
-            steps_per_epoch=self._plan.steps_per_epoch,
-            total_steps=self._plan.total_steps,
-            steps_done=self._plan.steps_done,
-        )
-        throughput, replicas = self._callbacks.throughput, strategies.replicas(self.strategy)
-        if strategies.name_of(self.strategy) != "parameter_server":  # others do the work there
-            throughput.operations_per_example = operations_per_example
-            throughput.devices = peak.devices_like_it(replicas, self.workers)
-        if self.is_chief:
-            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
-            if self._adam_bound is not None:
-                log.info(
-                    "%-14s no step of Adam is longer than %.3g learning rates",
-                    *("bound", self._adam_bound),
-                )
-            checks.require_space(model, self.folder.path, self.options.keep_checkpoints)
-
-    def callbacks(
-        self,
-        validation: tf.data.Dataset,
-        test: tf.data.Dataset,
-        *,
-        extra: Sequence[keras.callbacks.Callback] = (),
-        perplexity_of: str | None = None,
-    ) -> list[keras.callbacks.Callback]:
-        """What `fit()` gets, in the order that makes a resumed run identical.
-
-        Args:
-            validation: for `--validate-every`.
-            test: for `--test-every`.
-            extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
-                is kept in each checkpoint and handed back when the run resumes.
-            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
-
-        Raises:
-            RunError: a callback holds state that no checkpoint keeps, two have the same name, or
-                the checkpoint holds the state of one that is not there.
-        """
-        self._callbacks.records.perplexity_of = perplexity_of
-        in_order = self._callbacks.in_order(
-            self._plan, self.folder.checkpoint, validation, test, extra
-        )
-        signals.training = True  # from here on a signal is noted, and the run saved
-        return in_order
-
-    @property
-    def fit_options(self) -> dict:
-        """For `model.fit()`: where it begins and ends, how long an epoch is."""
-        info = self.folder.checkpoint
-        done = 0
-        if info is not None:
-            done = info.epochs_done
-            if info.state["finished"] and self.options.resume != "extend":
-                done = self._plan.epochs
-        return {
-            "initial_epoch": done,
-            "epochs": self._plan.epochs,
-            "steps_per_epoch": self._plan.steps_per_epoch,
-            "verbose": 0,  # the callbacks tell
-            "shuffle": False,  # the data are shuffled already
-        }
-
-    @property
-    def evaluate_options(self) -> dict:
-        """For `model.evaluate()`: it ends when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self._callbacks.checkpoint]}
-
     def save_stopped(self) -> None:
         """Saves what was trained when the run was asked to stop; all workers together."""
-        self._callbacks.checkpoint.save_stopped(self._callbacks.records.step)
+        self.callbacks.checkpoint.save_stopped(self.callbacks.records.step)
 
     def _training(self, steps: int) -> Training:
         return Training(
@@ -400,7 +279,7 @@ class Run:
                 strategies.planned_replicas(self.strategy),
                 self.options.lr_scaling,
             ),
-            history=self._callbacks.records.history,
+            history=self.callbacks.records.history,
         )
 
     def finish(
@@ -425,12 +304,12 @@ class Run:
             BadLoss: a test metric is not a number; nothing is written.
             RunError: the folder is gone or the disk is full.
         """
-        steps, records = self._callbacks.checkpoint.step, self._callbacks.records
+        steps, records = self.callbacks.checkpoint.step, self.callbacks.records
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
-        self._callbacks.tracker.finish()
+        self.callbacks.tracker.finish()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "to be beaten", simpler)
@@ -445,25 +324,25 @@ class Run:
             "strategy": strategies.name_of(self.strategy),
             "replicas": strategies.replicas(self.strategy),
             "workers": self.workers,
-            "workers_by_step": self._callbacks.workers_by_step.parts,
+            "workers_by_step": self.callbacks.workers_by_step.parts,
             "global_batch_size": self._plan.global_batch_size,
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
             "seed": self.options.seed,
             "steps": steps,  # fewer than planned after --early-stopping
-            "epochs": self._callbacks.checkpoint.epochs_done,
+            "epochs": self.callbacks.checkpoint.epochs_done,
             "history": records.history,
             "test": test,
             "baseline": baseline,
             **more,
             "notes": self._notes,
-            "adam_bound": self._adam_bound,
+            "adam_bound": self.adam_bound,
             **(
                 {"tokens_per_second": None, "share_of_peak": None}
-                | self._callbacks.throughput.total()
+                | self.callbacks.throughput.total()
             ),
             "seconds": time.perf_counter() - self._begun,
-            "time_to_first_step": self._callbacks.throughput.time_to_first_step,
+            "time_to_first_step": self.callbacks.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),
@@ -499,3 +378,124 @@ class Run:
             self.tensorboard, results["steps"], trained_by | came_to, str(self.folder.path)
         )
         self.tensorboard.flush()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingPlan(Plan):
+    """A run's plan, and what `compile()`, `fit()` and `evaluate()` take because of it."""
+
+    run: Run = dataclasses.field(repr=False, compare=False)
+
+    def steps_per_execution(self) -> int:
+        """Returns the steps of one call of the training function.
+
+        Raises:
+            OptionsError: executions of so many steps run over the end of an epoch.
+        """
+        steps = self.run.options.steps_per_execution
+        if strategies.name_of(self.run.strategy) == "parameter_server":
+            return steps if steps > 1 else parameter_server.WINDOW
+        checks.refuse_executions_across_epochs(steps, self)
+        return steps
+
+    @property
+    def compile_options(self) -> dict:
+        """For `model.compile()`: XLA, and the steps of one execution."""
+        options, strategy = self.run.options, self.run.strategy
+        return {
+            "jit_compile": checks.jit_compile(options, strategy, self.total_steps),
+            "steps_per_execution": self.steps_per_execution(),
+        }
+
+    def fit_options(
+        self,
+        model: keras.Model,
+        train_data: tf.data.Dataset,
+        *,
+        validation: tf.data.Dataset,
+        test: tf.data.Dataset,
+        extra: Sequence[keras.callbacks.Callback] = (),
+        perplexity_of: str | None = None,
+        operations_per_example: int | None = None,
+    ) -> dict:
+        """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
+
+        With `--accumulate-steps` and with parameter servers the model gets a training function.
+
+        Args:
+            model: compiled, under the strategy.
+            train_data: global batches, from the run's next one on.
+            validation: batches of the validation split.
+            test: batches of the test split, for `--test-every`.
+            extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
+                is kept in each checkpoint and handed back when the run resumes.
+            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
+            operations_per_example: floating-point operations that training on one example needs,
+                for the share of the device's peak that the run reaches.
+
+        Raises:
+            RunError: the loss is no `GlobalMean`, the optimizer did not go through
+                `reduce_before_clipping()`, a metric ignores weights, a callback holds state that no
+                checkpoint keeps, or the disk is too small.
+            OptionsError: the model has no metric `--keep-best`.
+        """
+        run = self.run
+        checks.refuse_unwrapped(model)
+        keras_compat.build(model, train_data)
+        checks.require_metric(model, run.options.keep_best)
+        if self.accumulate_steps > 1:
+            with run.strategy.scope():
+                accumulate(model, self.accumulate_steps)
+        adam_bound = parameter_server.use_coordinator(
+            model,
+            run.strategy,
+            window=self.steps_per_execution(),
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+            steps_done=self.steps_done,
+        )
+        run.adam_bound = adam_bound
+        throughput = run.callbacks.throughput
+        if strategies.name_of(run.strategy) != "parameter_server":  # others do the work there
+            throughput.operations_per_example = operations_per_example
+            throughput.devices = peak.devices_like_it(self.replicas, run.workers)
+        if run.is_chief:
+            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
+            if adam_bound is not None:
+                log.info(
+                    "%-14s no step of Adam is longer than %.3g learning rates", "bound", adam_bound
+                )
+            checks.require_space(model, run.folder.path, run.options.keep_checkpoints)
+        info = run.folder.checkpoint
+        run.callbacks.records.perplexity_of = perplexity_of
+        callbacks = run.callbacks.in_order(self, info, validation, test, extra)
+        epochs_done = 0
+        if info is not None:
+            epochs_done = info.epochs_done
+            if info.state["finished"] and run.options.resume != "extend":
+                epochs_done = self.epochs
+        signals.training = True  # from here on a signal is noted, and the run saved
+        return {
+            "validation_data": validation,
+            "callbacks": callbacks,
+            "initial_epoch": epochs_done,
+            "epochs": self.epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "verbose": 0,  # the callbacks print
+            "shuffle": False,  # the data are shuffled already
+        }
+
+    @property
+    def evaluate_options(self) -> dict:
+        """For `model.evaluate()`: it ends when the run is asked to stop."""
+        return {"verbose": 0, "callbacks": [self.run.callbacks.checkpoint]}
+
+
+def print_lines(lines: dict[str, str]) -> None:
+    """Logs lines by title, wrapped to the width of the log."""
+    for title, line in lines.items():
+        for part in textwrap.wrap(
+            line, WIDEST - 15, break_long_words=False, break_on_hyphens=False
+        ):
+            log.info("%-14s %s", title, part)
+            title = ""

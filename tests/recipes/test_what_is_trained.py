@@ -146,18 +146,18 @@ def test_each_split_is_its_own_and_a_part_of_the_run(at_fit, monkeypatch):
     And a run that resumes must find the same data.
     """
     kept, facts = {}, {}
-    stock_plan, stock_callbacks = run_module.Run.plan, run_module.Run.callbacks
+    stock_plan, stock_options = run_module.Run.plan, run_module.TrainingPlan.fit_options
 
     def plan(self, **named):
         facts.update(named)
         return stock_plan(self, **named)
 
-    def callbacks(self, validation, test, **more):
-        kept.update(validation=validation, test=test)
-        return stock_callbacks(self, validation, test, **more)
+    def fit_options(self, model, train_data, **named):
+        kept.update(validation=named["validation"], test=named["test"])
+        return stock_options(self, model, train_data, **named)
 
     monkeypatch.setattr(run_module.Run, "plan", plan)
-    monkeypatch.setattr(run_module.Run, "callbacks", callbacks)
+    monkeypatch.setattr(run_module.TrainingPlan, "fit_options", fit_options)
     found = at_fit(global_batch_size=8)
     splits = {"train": found.train_data, **kept}
     first = {

@@ -120,13 +120,14 @@ def main(options: Options, data=None, arguments=compile_arguments, extra=(), ins
         )
         with run.strategy.scope():
             model = build_model(options)
-            model.compile(**arguments(options, plan.learning_rate), **run.compile_options)
-        run.build(model, train_data)
-        callbacks = run.callbacks(valid_data, test_data, extra=list(extra))
+            model.compile(**arguments(options, plan.learning_rate), **plan.compile_options)
+        fit_options = plan.fit_options(
+            model, train_data, validation=valid_data, test=test_data, extra=list(extra)
+        )
         if inside is not None:
             inside(run, model)
-        model.fit(train_data, validation_data=valid_data, callbacks=callbacks, **run.fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(model, test=test, baseline={"accuracy": 0.5})
 
 

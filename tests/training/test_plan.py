@@ -141,5 +141,5 @@ class TestPlan:
 
 @pytest.mark.parametrize(("steps", "warned"), [(49, True), (50, False)])
 def test_a_run_of_few_steps_is_told_before_it_starts(steps, warned):
-    words = plan(examples=32 * 30, max_steps=steps).in_words()["steps"]
+    words = plan(examples=32 * 30, max_steps=steps).lines()["steps"]
     assert ("so few teach a model little" in words) == warned

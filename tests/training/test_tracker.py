@@ -9,7 +9,7 @@ from callbacks.errors import Stopped
 from callbacks.stop_at_step import StopAtStep
 from callbacks.tracker import Tracker
 from tests.support import tiny_recipe
-from training import callback_order, options
+from training import build_callbacks, options
 from training.errors import OptionsError
 
 
@@ -31,7 +31,7 @@ def sent(monkeypatch):
         def close_run(self, finished):
             there.append(("close", finished))
 
-    monkeypatch.setattr(callback_order, "WandbTracker", Fake)
+    monkeypatch.setattr(build_callbacks, "WandbTracker", Fake)
     monkeypatch.setattr(options, "is_installed", lambda package: package == "wandb")
     return there
 
