@@ -9,6 +9,7 @@ import keras
 from callbacks import checkpoint_files
 from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.errors import Stopped
+from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution.metric_states import MetricStates
 
@@ -18,11 +19,6 @@ log = logging.getLogger("recipes")
 def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
     """The states of the model's seed generators, which Keras's weights file does not hold."""
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether a metric is to be large: accuracies and F1 are, losses and errors are not."""
-    return "accuracy" in metric or "f1" in metric
 
 
 class Checkpoint(StepCallback):
@@ -38,6 +34,7 @@ class Checkpoint(StepCallback):
         asked_to_stop: tells, on all workers alike, whether the run shall stop.
         stateful_callbacks: callbacks whose `get_state()` belongs into a checkpoint, by name.
         best: metric of the validation split by which the best checkpoint is kept too, or None.
+        best_mode: "min" or "max", or "auto" where the metric tells which is better.
         patience: epochs without a better one after which the run ends, or None.
         restored: the checkpoint that this run resumes from, or None.
     """
@@ -52,6 +49,7 @@ class Checkpoint(StepCallback):
         asked_to_stop: Callable[[], bool] = lambda: False,
         stateful_callbacks: dict[str, StepCallback] | None = None,
         best: str | None = None,
+        best_mode: str = "auto",
         patience: int | None = None,
         restored: CheckpointInfo | None = None,
     ):
@@ -62,7 +60,7 @@ class Checkpoint(StepCallback):
         self.is_chief = is_chief
         self.asked_to_stop = asked_to_stop
         self.stateful_callbacks = stateful_callbacks or {}
-        self.best = best
+        self.best, self.best_mode = best, best_mode
         self.patience = patience
         self.best_value: float | None = None
         self.best_epoch = 0
@@ -138,8 +136,9 @@ class Checkpoint(StepCallback):
         better = False
         if self.best is not None and self.best in (logs or {}):
             value = float(logs[self.best])
+            is_max = direction(self.best, self.model, self.best_mode) == "max"
             better = self.best_value is None or (
-                value > self.best_value if higher_is_better(self.best) else value < self.best_value
+                value > self.best_value if is_max else value < self.best_value
             )
             if better:
                 self.best_value, self.best_epoch = value, epoch + 1

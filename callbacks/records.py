@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from callbacks.learning_rate import used_learning_rate
-from callbacks.steps import StepCallback, StepLoss
+from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution.optimizers import gradient_norm
 
@@ -41,21 +41,21 @@ class Records(StepCallback):
         self._loss = StepLoss()
 
     def get_state(self) -> dict:
-        """The history and the open window of the step loss."""
-        return {"history": self.history, "loss": [self._loss.steps, self._loss.mean]}
+        """Returns the history, and the losses since the last record."""
+        return {"history": self.history, "loss": vars(self._loss)}
 
     def set_state(self, state: dict) -> None:
         """Takes them back."""
         self.history = {name: list(values) for name, values in state["history"].items()}
-        self._loss.steps, self._loss.mean = state["loss"]
+        vars(self._loss).update(state["loss"])
 
     def on_step_end(self, step, logs):
         """Records a step where it is due."""
+        self._loss.add(self.epoch, step - self.epoch * self.steps_per_epoch, float(logs["loss"]))
         if not (self.is_due(self.log_every) or step == self.total_steps):
             return
-        into_epoch = step - self.epoch * self.steps_per_epoch
         numbers = {
-            "loss": self._loss.since_last(into_epoch, float(logs["loss"])),
+            "loss": self._loss.since_last(),
             "learning_rate": used_learning_rate(self.model.optimizer),
         }
         norm = gradient_norm(self.model.optimizer)
@@ -92,6 +92,45 @@ class Records(StepCallback):
             if self.perplexity_of and f"{prefix}{self.perplexity_of}" in logs:
                 found[f"{prefix}perplexity"] = perplexity(logs[f"{prefix}{self.perplexity_of}"])
         return found
+
+
+class StepLoss:
+    """Computes the mean loss of the steps since the last record, from the running means of Keras.
+
+    Keras tells the mean over the epoch so far, in which each step counts the same: `n` steps of
+    mean `m` have the sum `n * m`, and a step adds the difference of two such sums. A step whose
+    loss is not finite (half precision skipped it, and `StopOnBadLoss` began the epoch's metrics
+    again) counts in no mean.
+    """
+
+    def __init__(self):
+        self.total, self.steps = 0.0, 0  # since the last record
+        self.epoch = self.begin = self.done = 0  # where the running mean begins, and stands
+        self.sum = 0.0  # of the losses from `begin` to `done`
+
+    def add(self, epoch: int, done: int, mean: float) -> None:
+        """Adds the steps of an execution.
+
+        Args:
+            epoch: the epoch, counted from 0.
+            done: steps of the epoch that are done.
+            mean: the epoch's running mean.
+        """
+        if epoch != self.epoch:
+            self.epoch, self.begin, self.done, self.sum = epoch, 0, 0, 0.0
+        if not math.isfinite(mean):
+            self.begin, self.done, self.sum = done, done, 0.0
+            return
+        before, self.sum = self.sum, (done - self.begin) * mean
+        self.total += self.sum - before
+        self.steps += done - self.done
+        self.done = done
+
+    def since_last(self) -> float:
+        """Returns the mean since the last call; NaN where no step counts."""
+        mean = self.total / self.steps if self.steps else math.nan
+        self.total, self.steps = 0.0, 0
+        return mean
 
 
 def perplexity(cross_entropy: float) -> float:

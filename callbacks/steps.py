@@ -63,27 +63,3 @@ class StepCallback(keras.callbacks.Callback):
 
     def set_state(self, state: dict) -> None:
         """Takes back what `get_state()` returned."""
-
-
-class StepLoss:
-    """The loss of the steps since the last call, out of Keras's running mean over the epoch.
-
-    Each step counts the same in the loss tracker, so the mean of the steps (a, b] is
-    (b * mean_b - a * mean_a) / (b - a).
-    """
-
-    def __init__(self):
-        self.steps, self.mean = 0, 0.0
-
-    def since_last(self, steps: int, mean: float) -> float:
-        """The mean loss since the last call.
-
-        Args:
-            steps: steps of the epoch so far; an epoch's first call starts anew.
-            mean: the epoch's running mean.
-        """
-        if steps <= self.steps:
-            self.steps, self.mean = 0, 0.0
-        loss = (steps * mean - self.steps * self.mean) / (steps - self.steps)
-        self.steps, self.mean = steps, mean
-        return loss

@@ -391,6 +391,19 @@ def has_unweighted_metrics(model: keras.Model) -> bool:
     return bool(compiled is not None and keras.tree.flatten(compiled._user_metrics or []))
 
 
+def metric_direction(model: keras.Model, name: str) -> str | None:
+    """Returns which way a compiled metric improves; None where Keras does not mark it.
+
+    Lacks: the mark by which Keras's own `EarlyStopping` decides has no public name.
+    """
+    metrics = [m for group in model.metrics for m in getattr(group, "metrics", [group])]
+    for metric in sorted(metrics, key=lambda metric: len(metric.name), reverse=True):
+        if f"_{name}".endswith(f"_{metric.name}"):  # the name of an output may stand before it
+            marks = {"up": "max", "down": "min"}
+            return marks.get(getattr(metric, "_direction", None))
+    return None
+
+
 def transform_of(head) -> list[keras.layers.Layer]:
     """What a `keras_nlp.layers.MaskedLMHead` does before the logits: a dense layer and a norm.
 

@@ -109,6 +109,7 @@ class RunCallbacks:
             is_chief=self.is_chief,
             asked_to_stop=self.asked_to_stop,
             best=options.keep_best,
+            best_mode=options.keep_best_mode,
             patience=options.early_stopping,
             restored=info,
         )

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.errors import BadLoss
+from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
 from distribution.global_loss import is_global
@@ -149,11 +150,11 @@ def refuse_steps_outside(profile: str | None, plan: Plan) -> None:
         )
 
 
-def require_metric(model: keras.Model, keep_best: str | None) -> None:
-    """Refuses a `--keep-best` that the model does not measure.
+def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto") -> None:
+    """Refuses a `--keep-best` that the model does not measure, or whose direction is not known.
 
     Raises:
-        OptionsError: names the metrics that there are.
+        OptionsError: names the metrics that there are, or the option that tells the direction.
     """
     if keep_best is None:
         return
@@ -161,6 +162,11 @@ def require_metric(model: keras.Model, keep_best: str | None) -> None:
     measured = [f"val_{name}" for name in model.get_metrics_result()]
     if keep_best not in measured:
         raise OptionsError(f"--keep-best {keep_best}: must be one of {', '.join(measured)}")
+    if direction(keep_best, model, mode) is None:
+        raise OptionsError(
+            f"--keep-best {keep_best}: unknown whether a smaller or a larger value is better: add "
+            "--keep-best-mode min or --keep-best-mode max"
+        )
 
 
 def require_space(model: keras.Model, folder: Path, keep: int) -> None:

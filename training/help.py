@@ -38,6 +38,7 @@ GROUPS = {
     ),
     "saving and showing": (
         *("run_dir", "resume", "options", "checkpoint_every", "keep_checkpoints", "keep_best"),
+        "keep_best_mode",
         *("log_every", "quiet", "tracker", "profile"),
     ),
 }

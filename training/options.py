@@ -80,6 +80,8 @@ class SharedOptions(ProgramOptions):
     """How many checkpoints are kept."""
     keep_best: str | None = None
     """Metric of the validation split, for instance val_loss, by which the best is kept too."""
+    keep_best_mode: Literal["auto", "min", "max"] = "auto"
+    """Whether a smaller or a larger --keep-best metric is better; auto knows the usual ones."""
     early_stopping: int | None = None
     """Ends the run after so many epochs without a better --keep-best metric."""
     resume: Literal["auto", "never", "extend"] = "auto"

@@ -442,7 +442,7 @@ class TrainingPlan(Plan):
         run = self.run
         checks.refuse_unwrapped(model)
         keras_compat.build(model, train_data)
-        checks.require_metric(model, run.options.keep_best)
+        checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
         if self.accumulate_steps > 1:
             with run.strategy.scope():
                 accumulate(model, self.accumulate_steps)

@@ -23,7 +23,8 @@ log = logging.getLogger("recipes")
 # Options that change neither data, model, schedule nor order of the steps.
 OPTIONS_FREE_TO_CHANGE = {
     *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
-    *("keep_checkpoints", "keep_best", "early_stopping", "resume", "steps_per_execution", "jit"),
+    *("keep_checkpoints", "keep_best", "keep_best_mode", "early_stopping", "resume"),
+    *("steps_per_execution", "jit"),
     *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
     *("profile", "tracker"),
 }

@@ -2,11 +2,9 @@
 
 import dataclasses
 
+from callbacks.metric_direction import direction
 from training.plan import FEW_STEPS
 
-# Metrics by what is better; of others nothing is said.
-HIGHER = ("accuracy", "f1", "precision", "recall", "auc")
-LOWER = ("loss", "cross_entropy", "perplexity", "rmse", "mae", "huber", "error")
 # A name as `results.json` has it, in words: the rest is read as it stands.
 IN_WORDS = {
     "unigram": "the unigram model",
@@ -56,9 +54,9 @@ def verdict(test: dict[str, float], baseline: dict[str, float], training: Traini
     others: dict[str, list[str]] = {}
     for name, number in baseline.items():
         metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), None)
-        if metric is None or not direction(metric):
+        if metric is None or direction(metric) is None:
             continue
-        sign = direction(metric)
+        sign = 1 if direction(metric) == "max" else -1
         words = name.removesuffix(metric).strip("_")
         words = IN_WORDS.get(words, words.replace("_", " ") or "what is simpler")
         margin = MARGIN * (1 if sign > 0 else abs(number))
@@ -75,13 +73,6 @@ def verdict(test: dict[str, float], baseline: dict[str, float], training: Traini
     if others:
         lines.append("try " + "; ".join(advice(training)))
     return lines
-
-
-def direction(metric: str) -> int:
-    """1 where a larger number is better, -1 where a smaller one is, 0 where that is not known."""
-    if metric.endswith(LOWER):
-        return -1
-    return 1 if metric.endswith(HIGHER) or metric.startswith(HIGHER) else 0
 
 
 def advice(training: Training) -> list[str]:

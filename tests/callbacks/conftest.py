@@ -27,7 +27,7 @@ class FakeModel:
         self.optimizer = types.SimpleNamespace()
         self.non_trainable_variables = []
         self.metrics_were_reset = 0
-        self.evaluations = []
+        self.metrics = []
 
     def get_metrics_result(self):
         return self.metrics_result

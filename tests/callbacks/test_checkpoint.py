@@ -4,7 +4,7 @@ import pytest
 
 from callbacks import checkpoint as checkpoint_module
 from callbacks import checkpoint_files
-from callbacks.checkpoint import Checkpoint, higher_is_better
+from callbacks.checkpoint import Checkpoint
 from callbacks.errors import Stopped
 
 
@@ -40,27 +40,14 @@ def epoch(callback, number, **logs):
 
 
 @pytest.mark.parametrize(
-    "name, higher",
-    [
-        ("val_accuracy", True),
-        ("val_macro_f1", True),
-        ("val_loss", False),
-        ("val_cross_entropy", False),
-        ("val_rmse", False),
-        ("val_perplexity", False),
-    ],
-)
-def test_the_direction_of_a_metric(name, higher):
-    assert higher_is_better(name) == higher
-
-
-@pytest.mark.parametrize(
     "best, values, expected",
     [
         ("val_accuracy", [0.5, 0.7, 0.6], 2),
         ("val_loss", [0.5, 0.4, 0.6], 2),
         ("val_accuracy", [0.5, 0.5, 0.5], 1),
         ("val_loss", [0.9, 0.8, 0.7], 3),
+        ("val_auc", [0.6, 0.9, 0.8], 2),
+        ("val_accuracy_loss", [0.6, 0.9, 0.5], 3),
     ],
 )
 def test_the_best_is_kept(made, tmp_path, best, values, expected):

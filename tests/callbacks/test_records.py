@@ -1,53 +1,135 @@
+"""The records of a run, held against a plain list of every step's loss."""
+
+import json
 import math
+import random
+import re
 
 import keras
 import pytest
 
 from callbacks.records import Records, perplexity
 from callbacks.throughput import Throughput
+from tests.support import processes, tiny_recipe
 
 
 @pytest.fixture
-def records(listener, fake_model):
+def made(listener, fake_model):
     fake_model.optimizer = keras.optimizers.SGD(0.5)
 
-    def make(**arguments):
+    def make(steps_per_epoch=3, total_steps=5, **arguments):
         made = Records([listener], Throughput(examples_per_step=8), **arguments)
-        made.count_steps(steps_per_epoch=3, total_steps=5)
+        made.count_steps(steps_per_epoch, total_steps)
         made.set_model(fake_model)
         return made
 
     return make
 
 
-def steps(records, epoch, losses):
-    """An epoch's steps of these losses, as Keras shows them: as a running mean."""
-    records.on_epoch_begin(epoch)
-    for batch in range(len(losses)):
-        mean = sum(losses[: batch + 1]) / (batch + 1)
-        records.on_train_batch_end(batch, {"loss": mean})
+def train(records, losses, executions, resume_after=(), batches=1, skipped=()):
+    """Calls the callback as `fit()` does, with the running mean over the epoch.
+
+    Args:
+        records: returns the callback of one process.
+        losses: of each step of the run.
+        executions: the last step of each execution.
+        resume_after: steps after which another process resumes.
+        batches: that each step accumulates.
+        skipped: steps whose loss overflowed, after which the epoch's metrics begin again.
+    """
+    callback, done, epoch = records(), 0, -1
+    length = callback.steps_per_epoch
+    for step in executions:
+        if (step - 1) // length != epoch:
+            epoch, tracked = (step - 1) // length, []
+            callback.on_epoch_begin(epoch)
+        for loss in losses[done:step]:  # the batches of a step differ, their mean is its loss
+            tracked += [loss + offset - (batches - 1) / 2 for offset in range(batches)]
+        mean, done = sum(tracked) / len(tracked), step
+        if step in skipped:
+            tracked = []
+        callback.on_train_batch_end(step - epoch * length - 1, {"loss": mean})
+        if step % length == 0 or step == callback.total_steps:
+            callback.on_epoch_end(epoch, {"loss": mean})
+        if step in resume_after:
+            state = json.loads(json.dumps(callback.get_state()))
+            callback = records()
+            callback.step, callback.epoch = step, epoch  # as Restore does
+            callback.set_state(state)
+            if step % length:
+                callback.on_epoch_begin(epoch)
+    return callback
 
 
-def test_a_record_every_so_many_steps_and_of_the_last_one(records, listener):
-    made = records(log_every=2)
-    steps(made, 0, [6.0, 2.0, 1.0])
-    steps(made, 1, [3.0, 7.0])
-    assert [(r["event"], r["step"], r["epoch"]) for r in listener.records] == [
-        ("step", 2, 1),
-        ("step", 4, 2),
-        ("step", 5, 2),
-    ]
-    # Of the steps since the last record; a new epoch begins anew.
-    assert [r["loss"] for r in listener.records] == pytest.approx([4.0, 3.0, 7.0])
-    assert {r["learning_rate"] for r in listener.records} == {0.5}
+@pytest.mark.parametrize("seed", range(60))
+def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_log(seed, made, listener):
+    """Whatever the lengths of epochs, log intervals, executions, accumulation and parts."""
+    chance = random.Random(seed)
+    length, total, log_every = (chance.randint(1, n) for n in (12, 60, 20))
+    losses = [chance.uniform(0.1, 9.0) for _ in range(total)]
+    execution = chance.choice([n for n in range(1, length + 1) if length % n == 0])
+    executions = {min(step, total) for step in range(execution, total + execution, execution)}
+    executions = sorted(executions | {step for step in range(length, total, length)})
+    resumed = chance.sample(executions, min(3, len(executions)))
+    train(
+        lambda: made(length, total, log_every=log_every),
+        losses,
+        executions,
+        resumed,
+        batches=chance.randint(1, 3),
+    )
+    logged = [record for record in listener.records if record["event"] == "step"]
+    assert logged[-1]["step"] == total
+    before = 0
+    for record in logged:
+        expected = losses[before : record["step"]]
+        assert record["loss"] == pytest.approx(sum(expected) / len(expected)), record
+        before = record["step"]
+    due = [s for s in range(log_every, total + 1, log_every)]
+    due = [min(step for step in executions if step >= multiple) for multiple in due]
+    assert [record["step"] for record in logged] == sorted({*due, total})
 
 
-def test_epochs_go_into_the_history(records, listener):
-    made = records(perplexity_of="cross_entropy")
+def test_in_a_run_whose_epochs_are_shorter_than_a_log(tmp_path, capsys):
+    """The terminal, `metrics.jsonl` and TensorBoard show the same right number."""
+    found = {}
+    for log_every in (1, 12):
+        folder = tmp_path / str(log_every)
+        options = tiny_recipe.Options(run_dir=folder, epochs=4, log_every=log_every, quiet=False)
+        tiny_recipe.main(options)
+        found[log_every] = [r["loss"] for r in tiny_recipe.records(folder, "step")]
+    each = found[1]
+    expected = [sum(part) / 12 for part in (each[:12], each[12:24], each[24:])]
+    assert found[12] == pytest.approx(expected, rel=1e-5)
+    lines = re.findall(r"step \d+/36  loss (\S+)", capsys.readouterr().out)
+    assert lines[-3:] == [f"{loss:.4f}" for loss in found[12]]
+    events = processes.events(tmp_path / "12")
+    points = [event for event in events if event[:2] == ("train", "1_loss/loss")]
+    assert [value for *_, value in points] == pytest.approx(found[12], rel=1e-6)
+
+
+def test_a_skipped_step_counts_in_no_mean(made, listener):
+    """Half precision: the loss of step 3 overflowed, and the epoch's metrics began again."""
+    losses = [6.0, 2.0, math.inf, 1.0, 3.0, 8.0]
+    train(lambda: made(6, 6, log_every=5), losses, range(1, 7), (3, 4), skipped=(3,))
+    logged = [r["loss"] for r in listener.records if r["event"] == "step"]
+    assert logged == pytest.approx([(6 + 2 + 1 + 3) / 4, 8.0])
+
+
+def test_a_record_every_so_many_steps_and_of_the_last_one(made, listener):
+    train(lambda: made(3, 5, log_every=2), [6.0, 2.0, 1.0, 3.0, 7.0], range(1, 6))
+    steps = [record for record in listener.records if record["event"] == "step"]
+    assert [(r["step"], r["epoch"]) for r in steps] == [(2, 1), (4, 2), (5, 2)]
+    assert {r["learning_rate"] for r in steps} == {0.5}
+
+
+def test_epochs_go_into_the_history(made, listener):
+    records = made(perplexity_of="cross_entropy")
     for epoch, value in enumerate((2.0, 1.0)):
-        steps(made, epoch, [1.0])
-        made.on_epoch_end(epoch, {"loss": 9.0, "cross_entropy": value, "val_cross_entropy": 0.0})
-    assert made.history == {
+        records.on_epoch_begin(epoch)
+        records.on_train_batch_end(0, {"loss": 1.0})
+        records.on_epoch_end(epoch, {"loss": 9.0, "cross_entropy": value, "val_cross_entropy": 0.0})
+    assert records.history == {
         "loss": [9.0, 9.0],
         "cross_entropy": [2.0, 1.0],
         "val_cross_entropy": [0.0, 0.0],
@@ -60,32 +142,11 @@ def test_epochs_go_into_the_history(records, listener):
     ]
 
 
-def test_evaluations(records, listener):
-    made = records()
-    made.record_evaluation("test", 7, {"loss": 0.5})
+def test_evaluations(made, listener):
+    made().record_evaluation("test", 7, {"loss": 0.5})
     assert listener.records == [
         {"event": "evaluation", "step": 7, "epoch": 1, "split": "test", "loss": 0.5}
     ]
-
-
-def test_its_state_is_all_that_it_needs(records, listener):
-    """Stopped after the first of two steps, the second one's record is the same."""
-    whole = records(log_every=2)
-    steps(whole, 0, [6.0, 2.0, 1.0])
-    whole.on_epoch_end(0, {"loss": 3.0})
-    expected = listener.records[:]
-    listener.records.clear()
-    first = records(log_every=2)
-    steps(first, 0, [6.0, 2.0])
-    second = records(log_every=2)
-    second.set_state(first.get_state())
-    second.step = 2
-    second.on_train_batch_end(2, {"loss": 3.0})
-    second.on_epoch_end(0, {"loss": 3.0})
-    assert listener.records == expected and second.history == whole.history
-    third = records()
-    third.set_state(whole.get_state())
-    assert third.history == {"loss": [3.0]}
 
 
 def test_perplexity():

@@ -1,6 +1,4 @@
-import pytest
-
-from callbacks.steps import StepCallback, StepLoss
+from callbacks.steps import StepCallback
 
 
 class Seen(StepCallback):
@@ -41,13 +39,3 @@ def test_never_is_never_due():
     callback = Seen().count_steps(3, 3)
     callback.on_train_batch_end(0)
     assert not callback.is_due(None) and callback.is_due(1)
-
-
-def test_the_loss_of_the_steps_since_the_last_call():
-    losses = [4.0, 2.0, 9.0, 1.0, 6.0]
-    means = [sum(losses[:n]) / n for n in range(1, 6)]
-    found = StepLoss()
-    assert found.since_last(2, means[1]) == pytest.approx(3.0)
-    assert found.since_last(3, means[2]) == pytest.approx(9.0)
-    assert found.since_last(5, means[4]) == pytest.approx(3.5)
-    assert found.since_last(1, 7.0) == pytest.approx(7.0)  # another epoch

@@ -128,6 +128,20 @@ class TestOptions:
             tmp_path, OptionsError, keep_best=name
         )
 
+    def test_a_best_whose_direction_is_not_known(self, tmp_path, monkeypatch):
+        """A metric of one's own, whose name tells nothing."""
+
+        def arguments(options, rate):
+            wings = keras.metrics.MeanMetricWrapper(lambda y, p: y, name="wings")
+            made = tiny_recipe.compile_arguments(options, rate)
+            return made | {"weighted_metrics": [wings]}
+
+        options = dict(keep_best="val_wings", run_dir=tmp_path / "run")
+        with pytest.raises(OptionsError, match="val_wings: .*--keep-best-mode min or"):
+            tiny_recipe.main(tiny_recipe.Options(**options), arguments=arguments)
+        options |= dict(keep_best_mode="max", early_stopping=1, epochs=3)
+        assert tiny_recipe.main(tiny_recipe.Options(**options), arguments=arguments)["epochs"] == 2
+
     def test_what_does_not_go_with_accumulation(self, tmp_path, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
         for options, part in (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.verdict import Training, advice, direction, verdict
+from training.verdict import Training, advice, verdict
 
 
 def training(**changes):
@@ -41,11 +41,6 @@ def test_a_recipe_of_ones_own():
     assert lines == ["better than the old model, what is simpler"]
     assert verdict({"wingspan": 1.0}, {"mean_wingspan": 2.0}, training()) == []
     assert verdict({"accuracy": 1.0}, {}, training()) == []
-
-
-def test_metrics_and_their_directions():
-    names = ("accuracy", "macro_f1", "auc", "cross_entropy", "rmse", "val_loss", "wings")
-    assert [direction(name) for name in names] == [1, 1, 1, -1, -1, -1, 0]
 
 
 class TestAdvice:

@@ -1,0 +1,35 @@
+"""Tells which way a metric improves; `--keep-best`, `--early-stopping` and the verdict ask here."""
+
+import keras
+
+from distribution import keras_compat
+
+MAX = {"acc", "accuracy", "auc", "f1", "precision", "recall", "sensitivity", "specificity"}
+MAX |= {"r2", "iou", "dice"}
+MIN = {"loss", "error", "entropy", "crossentropy", "perplexity", "divergence", "huber", "hinge"}
+MIN |= {"rmse", "mse", "mae", "mape", "msle", "poisson", "logcosh"}
+
+
+def direction(name: str, model: keras.Model | None = None, mode: str = "auto") -> str | None:
+    """Returns whether a metric should be small ("min") or large ("max").
+
+    Args:
+        name: of the metric, also with `val_` before it.
+        model: compiled with the metric: Keras marks the direction of its own metrics. Where there
+            is no mark, the last word of the name that is known decides: `val_accuracy_loss` is a
+            loss.
+        mode: "min" or "max" where a person has said it, otherwise "auto".
+
+    Returns:
+        None where it is not known.
+    """
+    if mode in ("min", "max"):
+        return mode
+    name = name.removeprefix("val_")
+    marked = model and keras_compat.metric_direction(model, name)
+    if marked:
+        return marked
+    for word in reversed(name.lower().replace("io_u", "iou").split("_")):
+        if word in MIN | MAX:
+            return "min" if word in MIN else "max"
+    return None
