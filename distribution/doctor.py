@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import Any
 
 from distribution import cluster
-from distribution.launch.cluster import usable_cores, visible_gpus
+from distribution.launch import usable_cores, visible_gpus
 from distribution.version import version_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

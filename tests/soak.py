@@ -10,10 +10,6 @@ history, records and TensorBoard logs. Before some kills a process stands still 
 (SIGSTOP, SIGCONT), or the disk is full for a while; between some kills and the restart a bit is
 flipped in a file of the checkpoints or of the caches, or the newest checkpoint is cut; in some
 rounds the clock jumps.
-
-Some rounds are of runs that continue by themselves: one to two workers, of which some are killed,
-and two hosts (network namespaces), one of which is switched off and on, or whose link is cut for a
-while. They are compared in float64, and must be equal.
 """
 
 import argparse
@@ -32,15 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests.support import (  # noqa: E402
-    elastic_rounds,
-    killed_run,
-    namespaces,
-    processes,
-    small_disk,
-    strategy_run,
-)
-from tests.support.elastic_rounds import Failed  # noqa: E402
+from tests.support import killed_run, processes, small_disk, strategy_run  # noqa: E402
 
 STRATEGIES = {
     "none": (1, {"strategy": "none"}),
@@ -51,12 +39,15 @@ STRATEGIES = {
 # How often each is drawn, in this order: a launcher's workers import TensorFlow anew at each start,
 # the others are forks of a process that has.
 SHARES = (3, 3, 2, 1)
-ELASTIC_SHARE = 0.1  # of the rounds; these last minutes
 RUNS = [name for name in killed_run.RUNS if not name.endswith("_exact")]
 # How often the tests' tiny recipe is drawn: it is quick, and has all that a run looks after.
 TINY_SHARE = 0.8
 KILLS_IN_A_ROUND = 4  # at most, so that each round ends
 STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
+
+
+class Failed(Exception):
+    """A run ended as none may, or differs from the unbroken one."""
 
 
 def command(workers: int, chosen: dict, output: Path) -> list[str]:
@@ -173,29 +164,6 @@ def broken_run(
             done.append(cut_the_newest(choice, output / "checkpoints"))
 
 
-def elastic_round(folder: Path, state: dict, choice: random.Random) -> None:
-    """A run that loses workers or hosts continues by itself, and is equal to an unbroken one."""
-    ways = {"1:2 workers": elastic_rounds.lose_workers, "2 hosts": elastic_rounds.lose_hosts}
-    if namespaces.why_not():
-        del ways["2 hosts"]
-    name, lose = choice.choice(list(ways.items()))
-    run = choice.choice(elastic_rounds.RUNS)
-    chosen = {"run": run} | elastic_rounds.EXACT
-    whole, broken = folder / f"whole-{run}-exact", folder / f"broken-{state['rounds']}"
-    for left in folder.glob(f"{broken.name}*"):
-        remove(left)
-    make_whole(whole, 1, chosen | {"strategy": "none", "seconds_per_step": 0.0}, state)
-    try:
-        done = lose(choice, broken, chosen)
-        elastic_rounds.compare(broken, whole)
-    except Failed as failed:
-        raise Failed(f"round {state['rounds']}, {run} {name}: {failed}\nkept: {broken}") from None
-    parts = [part["workers"] for part in processes.results(broken)["workers_by_step"]]
-    print(f"{run} {name}: {done}; workers {parts}: equal", flush=True)
-    for left in folder.glob(f"{broken.name}*"):
-        remove(left)
-
-
 def remove(path: Path) -> None:
     """Removes a file or a folder."""
     if path.is_dir():
@@ -215,12 +183,9 @@ def make_whole(whole: Path, workers: int, chosen: dict, state: dict) -> None:
         state["seconds"][whole.name] = time.time() - begun
 
 
-def one_round(folder: Path, state: dict, only: str | None = None) -> int:
+def one_round(folder: Path, state: dict) -> int:
     """Draws a run and a strategy, and compares; returns the number of kills."""
     choice = random.Random(f"{state['seed']}/{state['rounds']}")
-    if only == "elastic" or (only is None and choice.random() < ELASTIC_SHARE):
-        elastic_round(folder, state, choice)
-        return 0
     name = choice.choices(list(STRATEGIES), SHARES)[0]
     workers, where = STRATEGIES[name]
     # Central storage refuses half precision, and several replicas XLA.
@@ -258,7 +223,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=None, help="ends after so many (default: 50)")
     parser.add_argument("--rounds", type=int, default=None, help="ends after so many, instead")
     parser.add_argument("--seed", type=int, default=None, help="repeats a soak's choices")
-    parser.add_argument("--only", choices=["elastic", "kills"], help="rounds of one kind")
     parser.add_argument("--folder", type=Path, default=None, help="kept; a soak there resumes")
     options = parser.parse_args()
     if options.kills is None and options.rounds is None:
@@ -274,13 +238,11 @@ def main() -> int:
         state = {"seed": seed, "kills": 0, "rounds": 0, "seconds": {}}
         strategy_run.write_data(folder)
     print(f"--seed {state['seed']} --folder {folder}", flush=True)
-    if namespaces.why_not() and options.only != "kills":
-        print(f"no rounds of two hosts: {namespaces.why_not()}")
     while (options.kills is not None and state["kills"] < options.kills) or (
         options.rounds is not None and state["rounds"] < options.rounds
     ):
         try:
-            state["kills"] += one_round(folder, state, options.only)
+            state["kills"] += one_round(folder, state)
         except Failed as failed:
             print(failed)
             return 1
@@ -288,7 +250,7 @@ def main() -> int:
         temporary = state_path.with_suffix(".tmp")
         temporary.write_text(json.dumps(state))
         os.replace(temporary, state_path)
-    print(f"{state['kills']} kills in {state['rounds']} rounds: every run identical or equal")
+    print(f"{state['kills']} kills in {state['rounds']} rounds: every run identical")
     if options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -14,7 +14,7 @@ from typing import TextIO
 from callbacks import checkpoint_files
 from data import checksums
 from data.paths import read_text
-from distribution.launch.plan import foreign
+from distribution.launch import not_a_run
 from training.errors import RunError
 from training.options import SharedOptions, all_problems, command, flag, to_json
 
@@ -91,8 +91,7 @@ class RunFolder:
         self._find_run()
 
     def _refuse_foreign(self) -> None:
-        problem = foreign(self.path)
-        if problem:
+        for problem in not_a_run(self.path):
             raise RunError(problem)
 
     def _find_run(self) -> None:

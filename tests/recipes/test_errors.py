@@ -154,7 +154,7 @@ class TestFolder:
         arguments = ["--dataset", tiny_text, "--run-dir", tmp_path]
         status, _, errors = command_line(bert_mlm, *SMALL, *arguments)
         assert status == 2
-        assert "holds no run, but kept.txt; name a new or an empty folder" in errors
+        assert "not a run directory (contains kept.txt); pass a new or empty one" in errors
         assert list(tmp_path.iterdir()) == [tmp_path / "kept.txt"]
 
     def test_a_run_of_other_options_is_refused_and_kept(self, tiny_run, command_line):

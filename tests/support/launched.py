@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from distribution.launch import ports
+from distribution import launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -63,8 +63,8 @@ class Runs:
         paths = os.pathsep.join([str(ROOT), str(self.folder)])
         program = ["-m", "distribution.launch"]
         if patch:
-            modules = "from distribution.launch import __main__ as launch, processes, supervision"
-            program = ["-c", f"import sys; {modules}; {patch}; sys.exit(launch.main())"]
+            code = f"import sys; from distribution import launch; {patch}; sys.exit(launch.main())"
+            program = ["-c", code]
         process = subprocess.Popen(
             [sys.executable, *program, *options, "-m", "fake", *arguments],
             cwd=self.folder,
@@ -101,6 +101,12 @@ class Runs:
     def alive(self) -> list[int]:
         return [pid for pid in self.pids() if is_running(pid)]
 
+    def wait_until_gone(self, seconds=5) -> None:
+        end = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not self.alive()
+
     def close(self) -> None:
         for process in self.started:
             if process.poll() is None:
@@ -131,7 +137,7 @@ def find_ports(count: int) -> int:
     own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
     for first in NEVER_GIVEN:
         base = first + 400 * own
-        if all(ports.can_listen("", base + i) for i in range(count)):
+        if all(launch.can_listen("", base + i) for i in range(count)):
             return base
     raise AssertionError("no free ports")
 

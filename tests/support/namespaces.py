@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.wire import Wire
-
 
 @dataclasses.dataclass
 class Host:
@@ -60,17 +58,11 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def joined_hosts(delay: float | None = None, loss: float = 0.0) -> Iterator[tuple]:
+def joined_hosts() -> Iterator[tuple[Host, Host]]:
     """Makes two hosts that reach each other and nothing else, and removes them afterwards.
 
     Names and addresses hold the process id, so that two test runs do not meet.
-
-    Args:
-        delay: seconds that a packet takes; then a `Wire` joins them, which is the third of what is
-            made. None: a link of the kernel's own.
-        loss: share of the packets that get lost on a `Wire`.
     """
-    wire = None
     pid = os.getpid()
     net = f"10.77.{pid % 256}"
     hosts = tuple(Host(f"recipes-{pid}-{i}", f"{net}.{i + 1}") for i in range(2))
@@ -83,24 +75,19 @@ def joined_hosts(delay: float | None = None, loss: float = 0.0) -> Iterator[tupl
         for host in hosts:
             ip("netns", "add", host.name)
         first, second = (host.name for host in hosts)
-        if delay is None:
-            peer = ["type", "veth", "peer", "name", "wire", "netns", second]
-            ip("link", "add", "name", "wire", "netns", first, *peer)
-        else:
-            wire = Wire((first, second), delay, loss)
+        peer = ["type", "veth", "peer", "name", "wire", "netns", second]
+        ip("link", "add", "name", "wire", "netns", first, *peer)
         for host in hosts:
             ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "wire")
             ip("-n", host.name, "link", "set", "lo", "up")
             ip("-n", host.name, "link", "set", "wire", "up")
-        yield hosts if wire is None else (*hosts, wire)
+        yield hosts
     finally:
         for host in hosts:
             for process in host.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, 9)
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True)
-        if wire is not None:
-            wire.close()
 
 
 @pytest.fixture

@@ -374,7 +374,7 @@ class TestFolder:
         (tmp_path / "model" / "mine.txt").write_text("mine")
         (tmp_path / "results.json").write_text("{}")
         before = files_below(tmp_path)
-        with pytest.raises(RunError, match="holds no run, but model, results.json"):
+        with pytest.raises(RunError, match="not a run directory .contains model, results.json"):
             start(tmp_path)
         assert files_below(tmp_path) == before
 

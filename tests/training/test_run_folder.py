@@ -73,7 +73,7 @@ class TestForeignFolders:
         file.write_text("mine")
         with pytest.raises(RunError) as caught:
             opened()
-        assert f"holds no run, but {name.split('/')[0]}; name a new or an empty" in str(
+        assert f"not a run directory (contains {name.split('/')[0]}); pass a new or empty" in str(
             caught.value
         )
         assert file.read_text() == "mine" and sorted(os.listdir(tmp_path / "run")) == [

@@ -1,1 +1,0 @@
-"""Starts a recipe in several processes, on one machine or many: `python -m distribution.launch`."""

@@ -1,0 +1,601 @@
+"""The launcher: its options, and what it does while processes run and end. No TensorFlow here."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from distribution import launch
+from tests.support.launched import COUNTS_SIGNALS, ROOT, find_ports
+
+SLEEPS = "ready()\ntime.sleep(60)"
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Leaves no cluster in the environment of this process."""
+    for name in ("TF_CONFIG", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def read(*words, tmp_path):
+    return launch.read_options([*words, "-m", "fake", "--run-dir", str(tmp_path)])
+
+
+# --- Options ---
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--nproc-per-node", "0"], "--nproc-per-node: expected a whole number from 1 to 1024"),
+        (["--ps", "x"], "found 'x'"),
+        (["--base-port", "80"], "from 1024 to 65535"),
+        (["--max-restarts", "1" + "0" * 400], "found '1000"),
+        (["--nonsense"], "--nonsense"),
+        (["--hosts", "a,a", "--node-rank", "0"], "found 'a'"),
+        (["--hosts", "a,b:1", "--node-rank", "0"], "found 'b:1'"),
+        (["--hosts", "a,b"], "--hosts needs --node-rank"),
+        (["--hosts", "a,b", "--node-rank", "2"], "--node-rank 2: --hosts has 2 names"),
+        (["--node-rank", "1"], "--node-rank 1: --hosts has 1 names"),
+        (["--hosts", "a,b", "--node-rank", "1", "--ps", "1"], "--ps runs on one machine"),
+        (["--nproc-per-node", "2", "--base-port", "65535"], "ports 65535 to 65536"),
+        (["--nproc-per-node", "3"], "only 2 GPUs"),
+    ],
+)
+def test_problems(words, named, tmp_path, capsys, bare):
+    bare.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(SystemExit) as error:
+        read(*words, tmp_path=tmp_path / "run")
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert named in said and max(map(len, said.splitlines())) < 250
+    assert not (tmp_path / "run").exists()
+
+
+def test_problems_that_belong_together_are_named_at_once(capsys, bare):
+    bare.setenv("TF_CONFIG", "{}")
+    with pytest.raises(SystemExit):
+        launch.read_options(["--hosts=a,b", "--ps=1", "-m", "fake"])
+    said = capsys.readouterr().err
+    for part in ("--node-rank", "--ps runs", "--run-dir ...", "TF_CONFIG is set", "python -m fake"):
+        assert part in said
+    with pytest.raises(SystemExit):
+        launch.read_options([])
+    assert "-m MODULE is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "refused"),
+    [
+        ({"SLURM_NTASKS": "4"}, True),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "1"}, False),
+    ],
+)
+def test_where_slurm_starts_the_tasks(variables, refused, tmp_path, capsys, bare):
+    for name, value in variables.items():
+        bare.setenv(name, value)
+    if not refused:
+        assert read(tmp_path=tmp_path).log_dir == tmp_path
+        return
+    with pytest.raises(SystemExit):
+        read(tmp_path=tmp_path)
+    assert "SLURM runs 4 tasks" in capsys.readouterr().err
+
+
+def test_a_port_in_use(tmp_path, capsys, bare):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(SystemExit):
+            read("--base-port", str(port), tmp_path=tmp_path)
+    assert f"localhost:{port} is in use" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_else(tmp_path, capsys, bare):
+    """It is left alone by a recipe; another module may have there what it likes."""
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(SystemExit) as error:
+        launch.read_options(["-m", "recipes.mnist", "--run-dir", str(tmp_path)])
+    assert error.value.code == 2
+    assert "not a run directory (contains notes.txt)" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["notes.txt"]
+    assert read(tmp_path=tmp_path).run_dir == tmp_path
+
+
+def test_help_needs_no_tensorflow():
+    code = "import sys, distribution.launch; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# --- What each process gets ---
+
+
+def test_hosts_share_ports_and_count_workers_on(tmp_path, bare):
+    bare.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    words = ["--hosts=127.0.0.1,a", "--nproc-per-node=2", "--base-port=1500"]
+    options = read(*words, "--node-rank=1", tmp_path=tmp_path)
+    cluster = launch.build_cluster(options)
+    assert cluster == {"worker": ["127.0.0.1:1500", "127.0.0.1:1501", "a:1500", "a:1501"]}
+    assert launch.own_tasks(options) == [("worker", 2), ("worker", 3)]
+    found = [launch.environment_of(options, cluster, *t) for t in launch.own_tasks(options)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["0,1", "2,3"]  # the last one stays idle
+    assert json.loads(found[1]["TF_CONFIG"])["task"] == {"type": "worker", "index": 3}
+
+
+def test_hardware_threads_of_a_core_stand_together(tmp_path, monkeypatch):
+    # As Linux numbers them: 0 to 3 the first threads of four cores, 4 to 7 the second ones.
+    for number in range(8):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text("0\n")
+        (topology / "core_id").write_text(f"{number % 4}\n")
+    monkeypatch.setattr(launch, "CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert launch.usable_cores() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "gpus", "expected"),
+    [
+        ([], 5, "-1", [[0, 1], [2, 3]]),  # equally many; the last one is left over
+        (["--no-pin-cores"], 5, "-1", [[], []]),
+        ([], 1, "-1", [[], []]),  # fewer cores than workers
+        ([], 5, "0,1", [[], []]),
+        (["--ps=1"], 5, "-1", [[], [0, 1], [2, 3], []]),  # nor servers, nor the coordinator
+    ],
+)
+def test_cores(words, cores, gpus, expected, tmp_path, bare):
+    bare.setattr(launch, "CPUS", tmp_path)
+    bare.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    bare.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    bare.setenv("OMP_NUM_THREADS", "7")
+    bare.delenv("TF_NUM_INTEROP_THREADS", raising=False)
+    options = read("--nproc-per-node=2", *words, tmp_path=tmp_path)
+    tasks = launch.own_tasks(options)
+    assert [launch.share_of(options.cores, options, *task) for task in tasks] == expected
+    environment = launch.environment_of(options, {}, "worker", 0)
+    assert environment["OMP_NUM_THREADS"] == "7"  # what the user has set stays
+    if expected[-1] == [2, 3]:
+        assert environment["TF_NUM_INTEROP_THREADS"] == "2"
+    if "--ps=1" in words:  # one thread waits for the servers
+        assert environment["TF_NUM_INTEROP_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [("", []), ("-1", []), ("0,1", ["0", "1"]), ("2,-1,3", ["2"]), ("GPU-ab", ["GPU-ab"])],
+)
+def test_visible_gpus(listed, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert launch.visible_gpus() == expected
+
+
+def test_gpus_are_counted_by_the_driver_tool(tmp_path, bare):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: A100 (UUID: GPU-x)'\necho 'GPU 1: A100'\n")
+    tool.chmod(0o755)
+    bare.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert launch.visible_gpus() == ["0", "1"]
+
+
+# --- Processes on one machine ---
+
+
+def test_workers_get_their_tasks_and_logs(runs):
+    status, out, err = runs.run(
+        "ready()\nprint('hello from', name)",
+        "--nproc-per-node",
+        "3",
+        arguments=["--run-dir", "here", "--", "-x", "-m", "a b"],
+    )
+    assert status == 0, err
+    notes = [runs.note(f"worker-{i}.0") for i in range(3)]
+    clusters = [note["config"]["cluster"] for note in notes]
+    assert clusters[0] == clusters[1] == clusters[2]
+    addresses = clusters[0]["worker"]
+    assert len(set(addresses)) == 3
+    assert all(re.fullmatch(r"localhost:\d+", address) for address in addresses)
+    assert [note["config"]["task"]["index"] for note in notes] == [0, 1, 2]
+    assert notes[2]["arguments"] == ["--run-dir", "here", "--", "-x", "-m", "a b"]
+    assert notes[0]["launched"] == "1" and notes[0]["gpus"] is None
+    logs = runs.folder / "here"
+    assert sorted(path.name for path in logs.iterdir()) == [f"worker-{i}.log" for i in range(3)]
+    assert (logs / "worker-2.log").read_text() == "hello from worker-2\n"
+    assert out == "hello from worker-0\n"  # the chief's output alone
+    cores = [set(note["cores"]) for note in notes]
+    assert len(launch.usable_cores()) < 3 or not cores[0] & cores[1]
+
+
+def test_parameter_servers(runs):
+    # The coordinator ends; servers and workers never do by themselves.
+    code = """
+ready()
+print("I am", name)
+if task == "chief":
+    wait_for("ps-0.0", "worker-0.0", "worker-1.0")
+else:
+    time.sleep(60)
+"""
+    options = ["--nproc-per-node=2", "--ps=1", "--log-dir", "logs"]
+    status, out, err = runs.run(code, *options, CUDA_VISIBLE_DEVICES="4,7")
+    assert status == 0, err
+    assert out == "I am chief-0\n"
+    cluster = runs.note("chief-0.0")["config"]["cluster"]
+    assert [len(cluster[task]) for task in ("worker", "chief", "ps")] == [2, 1, 1]
+    assert len({address for found in cluster.values() for address in found}) == 4
+    gpus = {n: runs.note(f"{n}.0")["gpus"] for n in ("worker-0", "worker-1", "ps-0", "chief-0")}
+    assert gpus == {"worker-0": "4", "worker-1": "7", "ps-0": "-1", "chief-0": "-1"}
+    names = ["chief.log", "ps-0.log", "worker-0.log", "worker-1.log"]
+    assert sorted(path.name for path in (runs.folder / "logs").iterdir()) == names
+
+
+def test_default_run_dir(runs):
+    status, _, err = runs.run("ready()", "--nproc-per-node", "2")
+    assert status == 0
+    given = [runs.note(f"worker-{i}.0")["arguments"] for i in range(2)]
+    assert given[0] == given[1] and given[0][0] == "--run-dir"
+    assert re.fullmatch(r"runs/fake/\d{8}-\d{6}", given[0][1])
+    assert (runs.folder / given[0][1] / "worker-1.log").exists()
+    assert given[0][1] in err
+
+
+def test_output_arrives_while_the_run_continues(runs):
+    process = runs.start("ready()\nprint('first')\nwait_for('go', kind='txt')\nprint('last')")
+    assert process.stdout.readline() == "first\n"
+    (runs.notes / "go.txt").touch()
+    assert runs.end(process)[:2] == (0, "last\n")
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(runs):
+    code = "ready()\nfor i in range(20):\n    print(i)\n    time.sleep(0.05)"
+    process = runs.start(code, arguments=["--run-dir", "r"])
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert (runs.folder / "r" / "worker-0.log").read_text().splitlines()[-1] == "19"
+
+
+# --- Failures ---
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("print('disk full'); sys.exit(7)", 7, "worker 1 ended with exit status 7 (disk full)"),
+        ("os.kill(os.getpid(), 9)", 137, "worker 1 was killed by SIGKILL"),
+    ],
+)
+def test_a_death_is_one_line_without_the_survivors_traceback(runs, end, status, said):
+    """The survivor notices the death by itself, and complains before it is stopped."""
+    code = f"""
+if index == 0:
+    ready()
+    print("epoch 1")
+    wait_for("dies", kind="txt")
+    dead = json.loads((here / "worker-1.0.json").read_text())["pid"]
+    while pathlib.Path(f"/proc/{{dead}}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)
+    print("Traceback: connection lost", flush=True)
+    time.sleep(0.5)  # TensorFlow takes longer to end
+    sys.exit(1)
+ready()
+wait_for("worker-0.0")
+time.sleep(0.5)
+note("dies.txt", "")
+{end}
+"""
+    found, out, err = runs.run(code, "--nproc-per-node=2", arguments=["--run-dir", "r"])
+    assert (found, out) == (status, "epoch 1\n")
+    (line,) = [line for line in err.splitlines() if "worker 1" in line]
+    assert line == f"launch: {said}; its log: r/worker-1.log"
+    assert "Traceback" not in err
+    assert "connection lost" in (runs.folder / "r" / "worker-0.log").read_text()
+
+
+def test_the_shown_worker_s_error_is_shown_once(runs):
+    """All workers refuse the same options, and one of them is faster."""
+    code = """
+ready()
+if index == 0: time.sleep(0.7)
+print("first problem\\nsecond problem")
+sys.exit(2)
+"""
+    status, out, _ = runs.run(code, "--nproc-per-node=2", "--max-restarts=5")
+    assert status == 2 and out == "first problem\nsecond problem\n"
+    assert len(runs.pids()) == 2  # no restart
+
+
+def test_survivors_that_do_not_listen_are_killed(runs):
+    code = """
+if index == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    time.sleep(60)
+wait_for("worker-0.0")
+sys.exit(3)
+"""
+    status, _, _ = runs.run(code, "--nproc-per-node=2", patch="launch.STOP_SECONDS = 0.5")
+    assert status == 3
+    assert not runs.alive()
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "named"),
+    [
+        ("a-file", "a-file"),
+        ("d" * 300, "File name too long"),
+        ("has-a-folder", "has-a-folder/worker-1.log"),
+    ],
+)
+def test_logs_that_cannot_be_written(runs, log_dir, named):
+    (runs.folder / "a-file").touch()
+    (runs.folder / "has-a-folder" / "worker-1.log").mkdir(parents=True)
+    status, out, err = runs.run("ready()", "--nproc-per-node=2", "--log-dir", log_dir)
+    assert (status, out) == (2, "")
+    assert named in err and "Traceback" not in err
+    assert not runs.alive()
+
+
+def test_nothing_outlives_a_killed_launcher(runs):
+    process = runs.start(SLEEPS, "--nproc-per-node", "2", "--ps", "1")
+    runs.wait_for(*[f"{n}.0.json" for n in ("worker-0", "worker-1", "ps-0", "chief-0")])
+    assert len(runs.alive()) == 4
+    process.kill()
+    process.wait()
+    runs.wait_until_gone()
+
+
+def test_children_of_children_end_too(runs):
+    code = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "fake"])
+ready()
+note("child.0.json", json.dumps({"pid": child.pid}))
+"""
+    assert runs.run(code)[0] == 0
+    runs.wait_until_gone()
+
+
+# --- Restarts ---
+
+
+def test_restart_after_a_death(runs):
+    code = """
+server = listen()
+print("turn", turn)
+ready()
+if turn == 0:
+    if index == 1:
+        wait_for("worker-0.0")
+        time.sleep(0.5)
+        os.kill(os.getpid(), 9)
+    time.sleep(60)
+"""
+    status, out, err = runs.run(
+        code, "--nproc-per-node=2", "--max-restarts=2", arguments=["--run-dir=r", "--steps=3"]
+    )
+    assert status == 0, err
+    assert "restart 1 of 2" in err and "restart 2" not in err
+    assert out == "turn 0\nturn 1\n"
+    assert (runs.folder / "r" / "worker-1.log").read_text() == "turn 0\nturn 1\n"  # appended
+    first, second = runs.note("worker-0.0"), runs.note("worker-0.1")
+    assert first["arguments"] == second["arguments"] == ["--run-dir=r", "--steps=3"]
+    assert first["config"]["cluster"] != second["config"]["cluster"]  # new ports
+
+
+def test_restarts_end(runs):
+    assert runs.run("ready()\nsys.exit(4)", "--max-restarts", "2")[0] == 4
+    assert len(runs.pids()) == 3
+
+
+def test_no_restart_after_a_save(runs):
+    code = "ready()\nprint('why')\nsys.exit(75)"
+    status, _, err = runs.run(code, "--max-restarts", "5")
+    assert status == 75 and len(runs.pids()) == 1
+    assert re.search(r"--max-restarts 5 -m fake --run-dir runs/fake/\S+$", err.strip())
+
+
+# --- Requests to stop ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_is_passed_on_once(runs, number):
+    code = COUNTS_SIGNALS + "time.sleep(index)\nnote(f'{name}.saved', '')\nsys.exit(75)"
+    process = runs.start(code, "--nproc-per-node", "2", "--max-restarts", "3")
+    runs.wait_for("worker-0.0.json", "worker-1.0.json")
+    process.send_signal(number)
+    process.send_signal(number)  # the same request, delivered twice
+    status, _, err = runs.end(process)
+    assert status == 75 and "saved and stopped. Resume with:" in err
+    got = [json.loads((runs.notes / f"worker-{i}.got").read_text()) for i in range(2)]
+    assert got == [[number]] * 2
+    assert (runs.notes / "worker-1.saved").exists()  # the slower one was waited for
+    assert len(runs.pids()) == 2  # nothing was started again
+
+
+def test_a_second_request_kills(runs):
+    code = "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+    patch = "launch.STOP_SECONDS = 600"
+    process = runs.start(code + SLEEPS, "--nproc-per-node", "2", "--max-restarts", "3", patch=patch)
+    runs.wait_for("worker-0.0.json", "worker-1.0.json")
+    process.send_signal(signal.SIGINT)
+    time.sleep(launch.SAME_REQUEST_SECONDS + 0.3)
+    assert process.poll() is None and len(runs.alive()) == 2
+    process.send_signal(signal.SIGINT)
+    assert runs.end(process, seconds=120)[0] == 128 + signal.SIGINT
+    assert not runs.alive()
+
+
+def test_only_the_coordinator_is_asked(runs):
+    # A parameter server would die of it, and the coordinator could save nothing.
+    code = (
+        'if task == "chief":' + COUNTS_SIGNALS.replace("\n", "\n    ") + f"sys.exit(75)\n{SLEEPS}"
+    )
+    process = runs.start(code, "--ps", "1")
+    runs.wait_for("chief-0.0.json", "ps-0.0.json", "worker-0.0.json")
+    process.send_signal(signal.SIGTERM)
+    status, _, err = runs.end(process)
+    assert status == 75, err
+    assert "ps 0" not in err
+
+
+IMPORTS_FOR_LONG = f"signal.signal(signal.SIGINT, signal.SIG_DFL)\n{SLEEPS}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_request_before_the_workers_handle_signals(runs, number, servers):
+    process = runs.start(IMPORTS_FOR_LONG, f"--ps={servers}", "--max-restarts=3")
+    runs.wait_for("worker-0.0.json", *["chief-0.0.json", "ps-0.0.json"][: 2 * servers])
+    process.send_signal(number)
+    status, _, err = runs.end(process)
+    assert status == 75, err
+    assert "stopped before training began. Resume with:\n  python -m distribution.launch" in err
+    assert len(runs.pids()) == 1 + 2 * servers
+
+
+def test_a_request_after_the_run_has_finished(runs):
+    """Its results are written, and the process is about to end."""
+    code = "pathlib.Path('r', 'results.json').write_text('{}')\n" + IMPORTS_FOR_LONG
+    process = runs.start(code, arguments=["--run-dir", "r"])
+    runs.wait_for("worker-0.0.json")
+    process.send_signal(signal.SIGTERM)
+    status, _, err = runs.end(process)
+    assert status == 0 and "stopped" not in err and "Resume" not in err
+    # An older run's results say nothing about this one.
+    process = runs.start(IMPORTS_FOR_LONG, arguments=["--run-dir", "r"])
+    runs.wait_for("worker-0.1.json")
+    process.send_signal(signal.SIGTERM)
+    assert runs.end(process)[0] == 75
+
+
+@pytest.mark.parametrize(
+    ("end", "expected", "said"),
+    [
+        ("sys.exit(75)", 75, "saved and stopped. Resume with:"),
+        ("time.sleep(60)", 75, "Resume with:"),  # waits for the other worker, and is killed
+        ("sys.exit(4)", 4, "worker 0 ended with exit status 4"),
+    ],
+)
+def test_a_request_when_only_some_handle_signals(runs, end, expected, said):
+    code = f"""
+if index == 0:
+    got = []
+    signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+    ready()
+    while not got: time.sleep(0.02)
+    time.sleep(0.5)  # the other one is dead by now
+    {end}
+{SLEEPS}
+"""
+    wait = 2 if "sleep" in end else 20
+    patch = f"launch.SAVE_SECONDS = {wait}; launch.STOP_SECONDS = 0.5"
+    process = runs.start(code, "--nproc-per-node=2", patch=patch)
+    runs.wait_for("worker-0.0.json", "worker-1.0.json")
+    process.send_signal(signal.SIGTERM)
+    status, _, err = runs.end(process)
+    assert status == expected, err
+    assert said in err
+    assert ("Resume with:" in err) == (expected == 75)
+
+
+def test_a_worker_that_somebody_else_killed_did_not_stop_early(runs):
+    code = f"if index == 1:\n    wait_for('worker-0.0')\n    os.kill(os.getpid(), 15)\n{SLEEPS}"
+    status, _, err = runs.run(code, "--nproc-per-node=2")
+    assert status == 143 and "Resume" not in err
+
+
+# --- Several hosts ---
+
+
+def test_two_hosts(runs):
+    # Loopback has many addresses: two launchers, each with an address of its own.
+    code = """
+server = listen()
+ready()
+wait_for(*[f"worker-{i}.0" for i in range(4)])
+time.sleep(1)
+"""
+    base = find_ports(2)
+    options = ["--hosts=127.0.0.1,127.0.0.2", "--nproc-per-node=2", f"--base-port={base}"]
+    launchers = [
+        runs.start(code, *options, f"--node-rank={rank}", arguments=["--run-dir=shared"])
+        for rank in range(2)
+    ]
+    assert [runs.end(process)[0] for process in launchers] == [0, 0]
+    notes = [runs.note(f"worker-{i}.0")["config"] for i in range(4)]
+    expected = [f"127.0.0.{host}:{base + i}" for host in (1, 2) for i in (0, 1)]
+    assert all(note["cluster"] == {"worker": expected} for note in notes)
+    logs = sorted(path.name for path in (runs.folder / "shared").iterdir())
+    assert logs == [f"worker-{i}.log" for i in range(4)]
+
+
+def test_a_host_that_does_not_come_is_named(runs):
+    base = find_ports(1)
+    options = ["--hosts=127.0.0.1,127.0.0.2", "--node-rank=0", f"--base-port={base}"]
+    options += ["--start-timeout=2", "--max-restarts=3"]
+    code = f"server = listen()\n{SLEEPS}"
+    status, _, err = runs.run(code, *options, arguments=["--run-dir=r"])
+    assert status == 2
+    assert f"no answer within 2 s from 127.0.0.2:{base}" in err
+    assert f"127.0.0.1:{base}" not in err
+    assert len(runs.pids()) <= 1  # and no restart
+
+
+# --- Workers beside parameter servers ---
+
+
+WORKER_DIES = """
+if task == "worker":
+    server = listen()
+ready()
+if task == "worker" and index == 0 and turn == 0:
+    wait_for("chief-0.0", "ps-0.0")
+    os.kill(os.getpid(), 9)
+if task == "chief":
+    wait_for(*EXPECTED)
+    time.sleep(0.5)
+    print("trained")
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_run_with_servers_continues_without_a_worker(runs):
+    code = WORKER_DIES.replace("EXPECTED", "['worker-0.0', 'worker-1.0']")
+    status, out, err = runs.run(code, "--ps=1", "--nproc-per-node=2")
+    assert status == 0, err
+    assert "worker 0 was killed by SIGKILL" in err and "continues without worker 0" in err
+    assert out == "trained\n"
+
+
+def test_a_worker_beside_servers_is_started_again_alone(runs):
+    code = WORKER_DIES.replace("EXPECTED", "['worker-0.1', 'ps-0.0']")
+    status, _, err = runs.run(code, "--ps=1", "--nproc-per-node=1", "--max-restarts=1")
+    assert status == 0, err
+    assert "worker 0 is started again" in err
+    first, second = runs.note("worker-0.0"), runs.note("worker-0.1")
+    assert first["config"] == second["config"]  # the same port
+    assert len(runs.pids()) == 4
+
+
+def test_without_any_worker_the_run_ends(runs):
+    status, _, err = runs.run(WORKER_DIES.replace("EXPECTED", "['never']"), "--ps=1")
+    assert status == 128 + signal.SIGKILL
+    assert "worker 0 was killed by SIGKILL" in err
+
+
+@pytest.mark.parametrize("task", ["ps", "chief"])
+def test_no_run_survives_its_server_or_coordinator(runs, task):
+    code = f"if task == {task!r}:\n    wait_for('worker-0.0')\n    sys.exit(9)\n{SLEEPS}"
+    status, _, err = runs.run(code, "--ps=1")
+    assert status == 9
+    assert f"{'chief' if task == 'chief' else 'ps 0'} ended with exit status 9" in err
