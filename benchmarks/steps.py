@@ -82,7 +82,8 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
 
     from data import masked_lm
     from distribution import keras_compat, peak
-    from models.operations import per_example
+    from models.bert import training_operations
+    from recipes import bert_mlm
 
     ids = np.random.default_rng(0).integers(5, vocabulary_size, (2000, LENGTH)).astype(np.int32)
     special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
@@ -111,14 +112,8 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
                 seconds.setdefault(name, []).append((time.perf_counter() - begun) / repeats / steps)
             print(f"turn {turn + 1} of {pairs}", file=sys.stderr)
     # As the time that the step's operations would take at the product's rate.
-    operations = batch_size * per_example(
-        num_layers=LAYERS,
-        hidden_dim=WIDTH,
-        intermediate_dim=4 * WIDTH,
-        vocabulary_size=vocabulary_size,
-        length=LENGTH,
-        predictions=masking.max_predictions,
-    )
+    backbone = bert_mlm.build_model(bert_mlm.Options(), vocabulary_size).backbone
+    operations = batch_size * training_operations(backbone, LENGTH, masking.max_predictions)
     share = operations / (2 * peak.SIDE**3)
     seconds["matrix product"] = [share * value for value in seconds["matrix product"]]
     return seconds

@@ -18,7 +18,7 @@ import numpy as np
 from exports import compare
 from exports.trained import Trained
 from exports.word_piece_json import tokenizer_json
-from models.masked_words import encode
+from models.bert import encode
 
 ENCODER_EPSILON = 1e-12
 HEAD_EPSILON = 1e-5

@@ -11,7 +11,7 @@ import tensorflow_text  # noqa: F401 (its ops are in the graph of a BERT)
 from data import oligos
 from exports import compare
 from exports.trained import Trained
-from models.masked_words import SPECIAL, probabilities
+from models.bert import special_ids
 
 FILLS = 5
 
@@ -56,7 +56,7 @@ def write(trained: Trained, folder: Path) -> dict[str, float]:
 def _fills(trained: Trained):
     tokenizer, model, longest = trained.tokenizer, trained.model, trained.longest
     pieces = tf.constant(tokenizer.get_vocabulary())
-    no_fill = tf.constant([tokenizer.token_to_id(token) for token in SPECIAL])
+    no_fill = tf.constant(special_ids(tokenizer))
     forbidden = tf.reduce_max(tf.one_hot(no_fill, tokenizer.vocabulary_size()), 0) * -1e9
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="texts")])
@@ -155,7 +155,9 @@ def _compare(trained: Trained, loaded) -> dict[str, float]:
         return {"celsius": compare.require_same_logits(what, trained.outputs[:, 0], found)}
     found = {k: v.numpy() for k, v in loaded(texts=tf.constant(trained.sources)).items()}
     if trained.recipe == "bert_mlm":
-        expected = probabilities(trained.outputs[:, 0], trained.tokenizer)
+        logits = trained.outputs[:, 0].copy()
+        logits[:, special_ids(trained.tokenizer)] = -np.inf
+        expected = _softmax(logits)
         ids = _numbers(found["fills"][:, 0], trained.tokenizer.get_vocabulary())
         scores = found["scores"][:, 0]
     else:

@@ -13,8 +13,8 @@ import numpy as np
 from data import cache, images, oligos, sentence_inputs, sentences, text
 from data.errors import DataError
 from data.paths import expand
-from models import presets
-from models.masked_words import MASK, encode
+from models import bert
+from models.bert import MASK, encode
 
 EXAMPLES = 16  # real inputs on which an export is compared with the Keras model
 
@@ -100,7 +100,7 @@ def load(folder: Path, run: dict, results: dict) -> Trained:
 
 def _masked_lm(folder: Path, facts: dict, cache_dir: Path, results: dict) -> Trained:
     kind = keras_nlp.models.BertMaskedLM
-    model = presets.load(kind, str(folder), dtype="float32", compile=False)
+    model = bert.load(kind, str(folder), dtype="float32", compile=False)
     tokenizer = _tokenizer(folder)
     longest = min(model.preprocessor.sequence_length, model.backbone.max_sequence_length)
     lines, whose = _lines(facts, cache_dir, lambda: _test_lines(facts, cache_dir))
@@ -126,7 +126,7 @@ def _masked_lm(folder: Path, facts: dict, cache_dir: Path, results: dict) -> Tra
 
 def _classifier(folder: Path, facts: dict, cache_dir: Path, results: dict) -> Trained:
     kind = keras_nlp.models.BertTextClassifier
-    model = presets.load(kind, str(folder), dtype="float32", compile=False)
+    model = bert.load(kind, str(folder), dtype="float32", compile=False)
 
     def own():
         data = sentences.load_sentences(facts["dataset"], cache_dir, facts["seed"])
@@ -172,7 +172,7 @@ def _tokenizer(folder: Path):
     """The run's tokenizer, which takes [MASK] and [UNK] in strings for what they are."""
     kind = keras_nlp.models.BertTokenizer
     options = dict(special_tokens_in_strings=True, special_tokens=["[UNK]"])
-    return presets.load(kind, str(folder), **options)
+    return bert.load(kind, str(folder), **options)
 
 
 def _in_float32(folder: Path) -> keras.Model:

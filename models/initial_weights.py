@@ -17,7 +17,7 @@ EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERTS
 POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
 
 
-def look_at_neighbours(model, seed: int) -> None:
+def init_local_attention(model, seed: int) -> None:
     """Sets position embeddings and kernels of a new `BertMaskedLM`.
 
     Positions are sinusoids, p(t) = (cos wt, sin wt), as in "Attention Is All You Need" (arXiv
@@ -64,7 +64,7 @@ def look_at_neighbours(model, seed: int) -> None:
         key.assign(key_value)
 
 
-def begin_at_unigram(model, log_frequency: np.ndarray) -> None:
+def init_unigram_bias(model, log_frequency: np.ndarray) -> None:
     """Sets the output bias of a new `BertMaskedLM`: it begins as the unigram model.
 
     Its first predictions are then the word pieces' shares in the training text, which it would
@@ -78,7 +78,7 @@ def begin_at_unigram(model, log_frequency: np.ndarray) -> None:
     bias.assign(log_frequency)
 
 
-def begin_at_naive_bayes(model, evidence: np.ndarray) -> None:
+def init_naive_bayes(model, evidence: np.ndarray) -> None:
     """Lets a new `BertTextClassifier` begin as the naive Bayes classifier of its training text.
 
     With BERT's small random weights the pooled [CLS] of a small model hardly depends on the words,

@@ -27,10 +27,9 @@ from data.sequences import sequences_once
 from data.text import load_text, text_sha256
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
-from models import presets
+from models import bert
 from models.chunked_head import MaskedLMInChunks
-from models.initial_weights import begin_at_unigram, look_at_neighbours
-from models.operations import of_masked_lm
+from models.initial_weights import init_local_attention, init_unigram_bias
 from models.optimizers import adamw
 from training.command_line import command_line
 from training.options import SharedOptions, fraction, positive
@@ -90,7 +89,9 @@ class Options(SharedOptions):
         """What is wrong with the values."""
         found = super().problems()
         found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
-        found += presets.problems_of_sizes(self)
+        found += bert.problems_of_sizes(
+            self, None if self.preset in ("auto", "scratch") else f"the preset {self.preset}"
+        )
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += positive("weight_decay", self.weight_decay, zero=True)
         for name in ("beta_1", "beta_2"):
@@ -98,8 +99,6 @@ class Options(SharedOptions):
         if self.dropout is not None:
             found += fraction("dropout", self.dropout)
         found += fraction("mlm_probability", self.mlm_probability, one=True)
-        if self.vocabulary is not None and self.preset not in ("auto", "scratch"):
-            found.append(f"--vocabulary: the preset {self.preset} has its own")
         return found
 
 
@@ -122,15 +121,12 @@ def build_model(
         frozen.
     """
     if preset is not None:
-        model = presets.load_model(preset, options.dropout)
-        presets.refuse_longer(model.backbone, options.sequence_length, preset)
+        model = bert.load_masked_lm(preset, options.dropout, options.sequence_length)
     else:
-        model = keras_nlp.models.BertMaskedLM(
-            backbone=presets.new_backbone(options, vocabulary_size)
-        )
-        look_at_neighbours(model, options.seed)
+        model = keras_nlp.models.BertMaskedLM(backbone=bert.new_backbone(options, vocabulary_size))
+        init_local_attention(model, options.seed)
         if log_frequency is not None:
-            begin_at_unigram(model, log_frequency)
+            init_unigram_bias(model, log_frequency)
     model.backbone.pooled_dense.trainable = False
     return model
 
@@ -142,16 +138,16 @@ def main(options: Options) -> dict:
             return run.results
         # Text: word pieces by split, and the sequences that are cut from them.
         text = load_text(run.dataset, run.cache_dir)
-        preset, why = presets.choose(options, text.english_wikitext, run.fact("preset"))
+        preset, why = bert.choose_preset(options, text.english_wikitext, run.fact("preset"))
         run.note(text.note, why)
-        tokenizer = presets.make_tokenizer(options, preset, text, run.cache_dir)
+        tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir)
         words, tokens_per_example = describe(sequences["train"], masking)
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset or options.init_from else 1.5e-3,
             tokens_per_example=tokens_per_example,
-            about={"text": f"{text.name}: {words}", "model": presets.origin(options, preset)},
+            about={"text": f"{text.name}: {words}", "model": bert.origin(options, preset)},
             dataset=text.name,
             text_sha256=text_sha256(text),
             preset=preset or "scratch",
@@ -169,10 +165,10 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
-            bert = build_model(options, masking.vocabulary_size, preset, log_frequency)
+            network = build_model(options, masking.vocabulary_size, preset, log_frequency)
             if options.init_from is not None and not run.resumes:
-                presets.load_weights(bert, options.init_from)
-            model = MaskedLMInChunks(bert) if options.head == "chunked" else bert
+                bert.load_weights(network, options.init_from)
+            model = MaskedLMInChunks(network) if options.head == "chunked" else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)
@@ -186,7 +182,7 @@ def main(options: Options) -> dict:
                 **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model fills in.
-        fills = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=bert)
+        fills = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=network)
         fit_options = plan.fit_options(
             model,
             train_data,
@@ -194,15 +190,17 @@ def main(options: Options) -> dict:
             test=test_data,
             extra=[fills],
             perplexity_of="cross_entropy",
-            operations_per_example=of_masked_lm(bert, masking, options.sequence_length),
+            operations_per_example=bert.training_operations(
+                network.backbone, options.sequence_length, masking.max_predictions
+            ),
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
-            bert,
+            network,
             test={"cross_entropy": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline=baseline,
-            preprocessor=presets.preprocessor(tokenizer, masking, options.sequence_length),
+            preprocessor=bert.preprocessor(tokenizer, masking, options.sequence_length),
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 from data import sentence_inputs
-from models import presets
+from models import bert
 from training.command_line import command_line
 from training.errors import RunError
 from training.options import ProgramOptions, check, positive
@@ -54,7 +54,7 @@ def main(options: Options) -> list[dict]:
     if not (preset / "preprocessor.json").is_file():  # KerasHub would take another length
         raise RunError(f"{preset}: damaged, it lacks preprocessor.json")
     kind = keras_nlp.models.BertTextClassifier
-    model = presets.load(kind, str(preset), dtype="float32", compile=False)
+    model = bert.load(kind, str(preset), dtype="float32", compile=False)
     if model.num_classes != len(results["classes"]):
         raise RunError(
             f"{results_file}: damaged, it has {len(results['classes'])} classes and the model "

@@ -27,7 +27,7 @@ from data import text as text_sources
 from data.errors import DataError
 from data.sequences import cut, sequences_once
 from distribution.global_loss import GlobalMean
-from models import presets
+from models import bert
 from models.metrics import MacroF1
 from training.artifacts import data_sha256, load_keras_file
 from training.checks import precision
@@ -150,7 +150,7 @@ def evaluate_masked_lm(question: Question) -> dict:
     # The text, tokenised with the run's word pieces.
     text = text_sources.load_text(question.dataset, question.cache_dir)
     preset = str(question.model_dir)
-    tokenizer = presets.load(keras_nlp.models.BertTokenizer, preset)
+    tokenizer = bert.load(keras_nlp.models.BertTokenizer, preset)
     sequences = sequences_of(text, tokenizer, question.cache_dir, split, settings)
     if not len(sequences):
         raise DataError(
@@ -177,7 +177,7 @@ def evaluate_masked_lm(question: Question) -> dict:
     masked_lm.require_predictions({split: sequences}, masking)
 
     # The model, and the metrics that the run reported.
-    model = presets.load_model(preset, dropout=None)
+    model = bert.load_masked_lm(preset, None, settings["sequence_length"])
     batch_size = question.batch_size(len(sequences))
     data = masked_lm.evaluation_data(sequences, masking, batch_size=batch_size, split=split)
     found = evaluate_classes(model, data)
@@ -200,7 +200,7 @@ def evaluate_sentences(question: Question) -> dict:
     require_keys(results_file, question.results, classes=list)
     known = [str(name) for name in question.results["classes"]]
     kind, policy = keras_nlp.models.BertTextClassifier, keras.config.dtype_policy()
-    model = presets.load(kind, str(question.model_dir), dtype=policy, compile=False)
+    model = bert.load(kind, str(question.model_dir), dtype=policy, compile=False)
     if model.num_classes != len(known):
         raise RunError(
             f"{results_file}: damaged, it has {len(known)} classes and the model "
@@ -333,10 +333,10 @@ def refuse_damaged_text(path: Path, settings: dict, facts: dict) -> None:
     require_keys(path, {"whole_word_masking": False} | settings, whole_word_masking=bool)
     require_keys(path, facts, text_sha256=str)
     found = fraction("mlm_probability", settings["mlm_probability"], one=True)
-    if not 4 <= settings["sequence_length"] <= presets.MAX_LENGTH:
+    if not 4 <= settings["sequence_length"] <= bert.MAX_LENGTH:
         found.append(
             f"--sequence-length {settings['sequence_length']}: must lie between 4 and "
-            f"{presets.MAX_LENGTH}"
+            f"{bert.MAX_LENGTH}"
         )
     if settings["text_mode"] not in ("packed", "lines"):
         found.append(f"--text-mode {settings['text_mode']!r}: must be packed or lines")

@@ -19,8 +19,8 @@ import tyro
 
 from data import checksums
 from data.paths import kind_of
-from models import presets
-from models.masked_words import MASK, encode, predict
+from models import bert
+from models.bert import MASK, encode, fill_masks
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.options import ProgramOptions, check, positive
@@ -57,8 +57,8 @@ def main(options: Options) -> list[dict]:
     check(options)
     folder = preset_folder(options.run_dir)
     # The precision of the training is of no use here.
-    model = presets.load(keras_nlp.models.BertMaskedLM, str(folder), dtype="float32", compile=False)
-    tokenizer = presets.load(
+    model = bert.load(keras_nlp.models.BertMaskedLM, str(folder), dtype="float32", compile=False)
+    tokenizer = bert.load(
         keras_nlp.models.BertTokenizer, str(folder), special_tokens_in_strings=True
     )
     # After the length that the model was trained on its positions are noise.
@@ -74,7 +74,7 @@ def main(options: Options) -> list[dict]:
 
     filled = []
     for text, ids in zip(options.texts, token_ids, strict=True):
-        probabilities = predict(model, tokenizer, ids)
+        probabilities = fill_masks(model, tokenizer, ids)
         masks = [
             best_fills(text, place, row, tokenizer, options.top)
             for place, row in enumerate(probabilities)

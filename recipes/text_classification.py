@@ -24,8 +24,8 @@ from callbacks.sentence_samples import SentenceSamples
 from data import arrays, sentence_inputs, sentences, word_pieces
 from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
-from models import presets
-from models.initial_weights import begin_at_naive_bayes
+from models import bert
+from models.initial_weights import init_naive_bayes
 from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
@@ -73,7 +73,9 @@ class Options(SharedOptions):
     def problems(self) -> list[str]:
         """What is wrong with the values."""
         found = super().problems()
-        found += presets.problems_of_sizes(self)
+        taken_from = "--init-from" if self.init_from else f"the preset {self.preset}"
+        new = self.init_from is None and self.preset == "scratch"
+        found += bert.problems_of_sizes(self, None if new else taken_from)
         found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += positive("warmup_steps", self.warmup_steps, zero=True)
         found += positive("weight_decay", self.weight_decay, zero=True)
@@ -99,12 +101,11 @@ def build_model(
     """
     pieces, classes = evidence.shape
     if preset is not None:
-        backbone = presets.load_backbone(preset, dropout=options.dropout)
-        presets.refuse_longer(backbone, options.sequence_length, preset)
+        backbone = bert.load_backbone(preset, options.dropout, options.sequence_length)
         return BertTextClassifier(backbone, classes, dropout=options.dropout)
-    backbone = presets.new_backbone(options, pieces)
+    backbone = bert.new_backbone(options, pieces)
     model = BertTextClassifier(backbone, classes, dropout=options.dropout)
-    begin_at_naive_bayes(model, evidence)
+    init_naive_bayes(model, evidence)
     return model
 
 
@@ -117,8 +118,8 @@ def main(options: Options) -> dict:
         data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
         run.note(data.note)
         splits = arrays.first_examples(data.splits, options.max_examples)
-        preset = presets.encoder_of(options.init_from, options.preset)
-        tokenizer = presets.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
+        preset = bert.encoder_of(options.init_from, options.preset)
+        tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
         inputs, labels = sentence_inputs.encode_splits(splits, preprocessor)
         plan = run.plan(
@@ -126,7 +127,7 @@ def main(options: Options) -> dict:
             base_learning_rate=2e-4 if preset else 5e-4,
             batch_size_per_replica=64,
             tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
-            about={"sentences": data.in_words(), "model": presets.origin(options, preset)},
+            about={"sentences": data.in_words(), "model": bert.origin(options, preset)},
             dataset=data.name,
             preset=preset or "scratch",
             data_sha256=data_sha256(splits),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exports import huggingface, word_piece_json
-from models.masked_words import encode
+from models.bert import encode
 
 REAL = (
     "Née in Zürich, the naïve café-owner didn't pay $1,234.50 (or 80 %) for it!",

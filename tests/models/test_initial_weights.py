@@ -5,8 +5,14 @@ import pytest
 
 from data import masked_lm
 from data.text import load_text
-from models import presets
-from models.initial_weights import BERTS, OFFSETS, POSITIONS, begin_at_unigram, look_at_neighbours
+from models import bert
+from models.initial_weights import (
+    BERTS,
+    OFFSETS,
+    POSITIONS,
+    init_local_attention,
+    init_unigram_bias,
+)
 from recipes import bert_mlm
 from tests.conftest import TINY_RUN
 
@@ -23,7 +29,7 @@ def make_model(width, heads, num_layers=2, length=40, seed=3):
         max_sequence_length=length,
     )
     model = keras_nlp.models.BertMaskedLM(backbone=backbone)
-    look_at_neighbours(model, seed=seed)
+    init_local_attention(model, seed=seed)
     return model
 
 
@@ -105,7 +111,7 @@ def test_a_new_model_predicts_as_the_unigram_model(tiny_text, tmp_path):
     """Its cross-entropy on the test split, all tokens predicted, before any training."""
     options = bert_mlm.Options(**(TINY_RUN | {"mlm_probability": 1.0, "max_examples": None}))
     text = load_text(str(tiny_text), tmp_path)
-    tokenizer = presets.make_tokenizer(options, None, text, tmp_path)
+    tokenizer = bert.make_tokenizer(options, None, text, tmp_path)
     sequences, masking = bert_mlm.make_sequences(options, text, tokenizer, tmp_path)
     unigram = masked_lm.baselines(sequences["train"], sequences["test"], masking)
     expected = unigram["unigram_cross_entropy"]
@@ -132,7 +138,7 @@ def test_the_bias_alone_is_set():
     model = make_model(16, 2)
     before = weights_of(model)
     log_frequency = np.log(np.random.default_rng(0).dirichlet(np.ones(50)))
-    begin_at_unigram(model, log_frequency)
+    init_unigram_bias(model, log_frequency)
     for path, value in weights_of(model).items():
         if path.endswith("output_bias"):
             np.testing.assert_allclose(value, log_frequency, rtol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from callbacks import checkpoint_files
 from callbacks.learning_rate import used_learning_rate
 from data import word_pieces
+from models import bert
 from recipes import bert_mlm, evaluate
 from tests.support import processes
 from training.errors import RunError
@@ -86,7 +87,7 @@ class TestResults:
 
     def test_it_learns(self, run_bert, tmp_path, monkeypatch):
         """From where Keras begins: 40 steps teach the words' shares, and no more than that."""
-        monkeypatch.setattr(bert_mlm, "begin_at_unigram", lambda *arguments: None)
+        monkeypatch.setattr(bert_mlm, "init_unigram_bias", lambda *arguments: None)
         run = run_bert(tmp_path / "run")
         losses = [r["loss"] for r in run.records if r["event"] == "step"]
         assert losses[0] == pytest.approx(np.log(run.model.backbone.vocabulary_size), abs=0.5)
@@ -240,6 +241,7 @@ class TestWays:
         pieces = save_preset(str(tmp_path / "preset"), tiny_text)
         run = run_bert(
             tmp_path / "run",
+            **{name: getattr(bert_mlm.Options(), name) for name in bert.FROM_SCRATCH},
             preset=str(tmp_path / "preset"),
             dropout=None,
             max_steps=1,

@@ -90,7 +90,7 @@ class TestFiles:
 class TestLimits:
     def test_a_sequence_longer_than_the_model_takes(self, refused, tiny_text):
         errors = refused("--dataset", tiny_text, "--sequence-length", "513")
-        assert errors == "bert_mlm: --sequence-length 513: the model takes at most 512 tokens\n"
+        assert errors == "bert_mlm: --sequence-length: must lie between 4 and 512\n"
 
     def test_a_sequence_longer_than_a_preset_takes(self, refused, tiny_text, tmp_path):
         preset = tmp_path / "preset"

@@ -9,6 +9,7 @@ from keras_nlp.models import BertTextClassifier
 
 from data import sentence_inputs
 from data.errors import DataError
+from models import bert
 from recipes import classify, text_classification
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError, RunError
@@ -131,7 +132,7 @@ def test_classify_refuses_a_damaged_run(finished, tmp_path, damage):
 @pytest.mark.long
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
-    options = {k: v for k, v in options.items() if k not in ("num_layers", "hidden_dim")}
+    options = {k: v for k, v in options.items() if k not in bert.FROM_SCRATCH}
     results = text_classification.main(
         text_classification.Options(**options, dataset=str(folder), run_dir=tmp_path / "run")
     )
@@ -142,7 +143,6 @@ def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        (dict(init_from="nowhere"), "--init-from nowhere: holds no model"),
         (dict(init_from="a", preset="b"), "--init-from and --preset: give one of them"),
         (dict(hidden_dim=15), "--hidden-dim 15: must be a multiple of --num-heads 2"),
         (dict(token_dropout=1.0), "--token-dropout 1.0: must lie in [0, 1)"),

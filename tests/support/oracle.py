@@ -19,7 +19,7 @@ import strategy_run
 import tensorflow as tf
 
 from data import arrays, images, masked_lm, oligos, sentence_inputs, sentences, text
-from models import presets
+from models import bert as bert_model
 from recipes import bert_mlm, dna_melting, mnist, text_classification
 
 
@@ -89,7 +89,7 @@ def warmed_up(options, warmup: int):
 
 def bert(options, strategy):
     source = text.load_text(options.dataset, options.cache_dir)
-    tokenizer = presets.make_tokenizer(options, None, source, options.cache_dir)
+    tokenizer = bert_model.make_tokenizer(options, None, source, options.cache_dir)
     sequences, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
     dataset = masked_lm.training_data(sequences["train"], masking, **batches(options))
     frequency = masked_lm.log_frequency(sequences["train"], masking)
@@ -108,7 +108,7 @@ def bert(options, strategy):
 def classification(options, strategy):
     data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
     texts, labels = data.splits["train"]
-    tokenizer = presets.make_tokenizer(options, None, data.as_text(), options.cache_dir)
+    tokenizer = bert_model.make_tokenizer(options, None, data.as_text(), options.cache_dir)
     inputs = sentence_inputs.encode(
         texts,
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),

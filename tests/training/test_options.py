@@ -106,7 +106,7 @@ class TestProblems:
             "--hidden-dim 128: must be a multiple of --num-heads 3",
             "--batch-size-per-replica 4 and --global-batch-size 8: give one of them",
             "--mlm-probability 0.0: must lie above 0 and at most at 1",
-            "--sequence-length 3: must be 4 or more",
+            "--sequence-length: must lie between 4 and 512",
             "--early-stopping needs --keep-best, for instance val_loss",
         ):
             assert part in lines
@@ -128,9 +128,8 @@ class TestProblems:
     @pytest.mark.parametrize("name", ["num_layers", "num_heads", "hidden_dim"])
     def test_sizes_have_limits(self, name):
         option = "--" + name.replace("_", "-")
-        for value in (0, -1, 100_001):
-            found = problems(**{name: value})
-            assert found[0].startswith(f"{option} {value}: must lie between 1 and 1")
+        for value in (0, -1):
+            assert problems(**{name: value})[0].startswith(f"{option}: must lie between 1 and 1")
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
     @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ class TestProblems:
 
     def test_all_of_text_classification_are_reported_together(self):
         found = all_problems(text_classification.Options(epochs=0, token_dropout=2.0, num_layers=0))
-        assert [line.split()[0] for line in found] == [
+        assert [line.split()[0].rstrip(":") for line in found] == [
             "--epochs",
             "--num-layers",
             "--token-dropout",
@@ -156,9 +155,7 @@ class TestProblems:
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
 
     def test_a_length_over_the_models_limit(self):
-        assert problems(sequence_length=513) == [
-            "--sequence-length 513: the model takes at most 512 tokens"
-        ]
+        assert problems(sequence_length=513) == ["--sequence-length: must lie between 4 and 512"]
         assert not problems(sequence_length=512)
 
     def test_a_run_dir_that_is_a_file(self, tmp_path):

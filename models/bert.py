@@ -1,0 +1,321 @@
+"""What a BERT is built from: sizes, presets, tokenizer, weights; and how it fills in masks."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import keras
+import keras_nlp
+import numpy as np
+
+from data import checksums, word_pieces
+from data.errors import DataError
+from data.paths import kind_of
+
+TINY = "bert_tiny_en_uncased"
+MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
+# What only a new model reads.
+FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
+MASK = "[MASK]"
+
+
+def problems_of_sizes(options, taken_from: str | None = None) -> list[str]:
+    """Returns what is wrong with the sizes of a BERT, a line each.
+
+    Args:
+        options: with `FROM_SCRATCH` and `sequence_length`.
+        taken_from: the option that names an existing model, which has sizes and word pieces of its
+            own; None for a new model.
+    """
+    if taken_from is not None:
+        return [f"{flag}: {taken_from} has its own" for flag in given_sizes(options)]
+    found = []
+    for name, most in (("num_layers", 1_000), ("num_heads", 1_000), ("hidden_dim", 100_000)):
+        if not 1 <= getattr(options, name) <= most:
+            found.append(f"{_flag(name)}: must lie between 1 and {most:,}")
+    if not found and options.hidden_dim % options.num_heads:
+        found.append(
+            f"--hidden-dim {options.hidden_dim}: must be a multiple of --num-heads "
+            f"{options.num_heads}"
+        )
+    if not 4 <= options.sequence_length <= MAX_LENGTH:
+        found.append(f"--sequence-length: must lie between 4 and {MAX_LENGTH}")
+    return found
+
+
+def given_sizes(options) -> list[str]:
+    """Returns the flags among `FROM_SCRATCH` that differ from the recipe's defaults."""
+    default = type(options)()
+    return [
+        _flag(name) for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)
+    ]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def choose_preset(
+    options, english_wikitext: bool, known: str | None
+) -> tuple[str | None, str | None]:
+    """Chooses the preset: the named one; for `auto` the tiny one where the text and sizes suit it.
+
+    Args:
+        options: with `preset`, `init_from` and `FROM_SCRATCH`.
+        english_wikitext: whether the text is what the tiny preset was trained on.
+        known: the preset of an earlier part of this run, or None.
+
+    Returns:
+        The preset, or None for a model from scratch; and a line that says what is used instead of
+        the first choice, and why, or None.
+    """
+    asked = known or options.preset
+    if asked != "auto":
+        return (None if asked == "scratch" else asked), None
+    if not english_wikitext or options.init_from is not None or given_sizes(options):
+        return None, None
+    reason = _unreachable(TINY)
+    if reason is None:
+        return TINY, None
+    return None, f"preset {TINY}: {reason}; the same architecture from scratch is used instead"
+
+
+def _unreachable(name: str) -> str | None:
+    """Returns why a preset of Kaggle cannot be had, or None; gives up after some seconds."""
+    root = Path(os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")).expanduser()
+    if list(root.glob(f"models/keras/bert/keras/{name}/*/config.json")):
+        return None
+    try:
+        socket.create_connection(("www.kaggle.com", 443), timeout=5).close()
+    except OSError:
+        return "no network"
+    try:
+        keras_nlp.models.BertTokenizer.from_preset(name)
+    except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        return re.sub(r"\S*://\S+", "...", _first_line(error))[:80]
+    return None
+
+
+def origin(options, preset: str | None) -> str:
+    """Describes where the weights come from."""
+    if options.init_from is not None:
+        return f"starts from {options.init_from}"
+    return f"preset {preset}" if preset else "from scratch"
+
+
+def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
+    """Loads the tokenizer of a preset or run, or makes one of a given or learned vocabulary.
+
+    Raises:
+        DataError: the preset or the vocabulary cannot be loaded.
+    """
+    if preset is None and options.init_from is not None and options.vocabulary is None:
+        folder = options.init_from / "model"
+        preset = str(folder) if kind_of(folder, "--init-from") == "folder" else None
+    if preset is not None:
+        return load(keras_nlp.models.BertTokenizer, preset)
+    if options.vocabulary is not None:
+        pieces = word_pieces.read_vocabulary(options.vocabulary)
+    else:
+        pieces = word_pieces.vocabulary_once(text, options.vocabulary_size, cache_dir)
+    return keras_nlp.models.BertTokenizer(
+        vocabulary=pieces, lowercase=True, strip_accents=True, special_tokens_in_strings=False
+    )
+
+
+def preprocessor(tokenizer, masking, sequence_length: int):
+    """Makes what completes a `BertMaskedLM` to a preset.
+
+    Args:
+        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        masking: a `data.masked_lm.Masking`.
+        sequence_length: tokens of a sequence.
+    """
+    return keras_nlp.models.BertMaskedLMPreprocessor(
+        tokenizer,
+        sequence_length=sequence_length,
+        mask_selection_rate=masking.probability,
+        mask_selection_length=masking.max_predictions,
+    )
+
+
+def new_backbone(options, vocabulary_size: int):
+    """Makes a `BertBackbone`; its feed-forward layers are four times as wide as the model.
+
+    Args:
+        options: with `num_layers`, `num_heads`, `hidden_dim` and `dropout` (None for none).
+        vocabulary_size: number of word pieces.
+    """
+    return keras_nlp.models.BertBackbone(
+        vocabulary_size=vocabulary_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        hidden_dim=options.hidden_dim,
+        intermediate_dim=4 * options.hidden_dim,
+        dropout=options.dropout or 0.0,
+        max_sequence_length=MAX_LENGTH,
+    )
+
+
+def load_masked_lm(preset: str, dropout: float | None, sequence_length: int):
+    """Loads a `BertMaskedLM` without its preprocessor; a preset without a head gets a new one.
+
+    Args and Raises as `load_backbone`.
+    """
+    backbone = load_backbone(preset, dropout, sequence_length)
+    model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
+    head = Path(preset) / "task.weights.h5"
+    if head.is_file():
+        _load_weights(model.load_task_weights, head, f"preset {preset}")
+    return model
+
+
+def load_backbone(preset: str, dropout: float | None, sequence_length: int):
+    """Loads a `BertBackbone` under the current dtype policy.
+
+    Args:
+        preset: a name of Kaggle or Hugging Face, or a folder.
+        dropout: the backbone's; None keeps the preset's.
+        sequence_length: tokens of the run's sequences.
+
+    Raises:
+        DataError: the preset cannot be loaded, or has fewer positions.
+    """
+    changes = {} if dropout is None else {"dropout": dropout}
+    policy = keras.config.dtype_policy()
+    backbone = load(keras_nlp.models.BertBackbone, preset, dtype=policy, **changes)
+    if sequence_length > backbone.max_sequence_length:
+        raise DataError(
+            f"--sequence-length {sequence_length}: the preset {preset} takes at most "
+            f"{backbone.max_sequence_length} tokens"
+        )
+    return backbone
+
+
+def encoder_of(init_from: Path | None, preset: str) -> str | None:
+    """Returns the preset to take an encoder from: a run's model, a named one, or None for none.
+
+    Raises:
+        DataError: `init_from` is no finished run.
+    """
+    if init_from is None:
+        return None if preset == "scratch" else preset
+    for folder in (init_from / "model", init_from):
+        if kind_of(folder / "config.json", "--init-from") == "file":
+            return str(folder)
+    raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
+
+
+def load(kind, preset: str, **changes):
+    """Calls `kind.from_preset(preset, **changes)`, whose errors become one line.
+
+    Args:
+        kind: a class of KerasNLP.
+        preset: a name of Kaggle or Hugging Face, or a folder.
+        **changes: what `from_preset()` takes.
+
+    Raises:
+        DataError: the preset cannot be loaded, or does not match its checksums.
+    """
+    problem = checksums.problem(Path(preset)) if os.path.isdir(preset) else None
+    if problem:
+        raise DataError(f"preset {preset}: damaged ({problem})")
+    try:
+        return kind.from_preset(preset, **changes)
+    except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        raise DataError(f"preset {preset}: cannot be loaded ({_first_line(error)})") from error
+
+
+def load_weights(model, source: Path) -> None:
+    """Loads the weights of a run, of a checkpoint, or of a weights file into a `BertMaskedLM`.
+
+    Raises:
+        DataError: `source` has no weights, does not match its checksums, or is of another model.
+    """
+    what = f"--init-from {source}"
+    candidates = [source / "model" / "task.weights.h5", source / "model.weights.h5", source]
+    found = next((path for path in candidates if kind_of(path, what) == "file"), None)
+    if found is None:
+        raise DataError(f"{what}: neither a run's folder with model/ nor a weights file")
+    problem = checksums.problem(found.parent)
+    if problem:
+        raise DataError(f"{what}: {found.parent} is damaged ({problem})")
+    if found.name == "task.weights.h5":  # the head alone
+        _load_weights(model.load_task_weights, found, what)
+        _load_weights(model.backbone.load_weights, found.with_name("model.weights.h5"), what)
+    else:
+        _load_weights(model.load_weights, found, what)
+
+
+def _load_weights(load, path: Path, what: str) -> None:
+    try:
+        load(path)
+    except (ValueError, OSError, KeyError) as error:
+        raise DataError(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def training_operations(backbone, sequence_length: int, predictions: int) -> int:
+    """Counts the floating-point operations that training on one example mathematically needs.
+
+    A product of (m, k) and (k, n) takes 2 m k n. A token takes, in each layer, 4 width^2
+    multiplications in the projections of attention, 2 width x inner width in the feed-forward
+    layers, 2 length x width in scores and mix; a prediction takes width^2 in the head's dense layer
+    and width x vocabulary in the logits. The backward pass takes twice the forward pass. Only
+    matrix products count (as in Kaplan et al., arXiv 2001.08361, section 2.1).
+
+    Args:
+        backbone: with the sizes of a `BertBackbone`.
+        sequence_length: tokens of an example.
+        predictions: masked positions that an example has room for.
+    """
+    width = backbone.hidden_dim
+    attention = 4 * width**2 + 2 * sequence_length * width
+    token = backbone.num_layers * (attention + 2 * width * backbone.intermediate_dim)
+    prediction = width**2 + width * backbone.vocabulary_size
+    return 3 * 2 * (sequence_length * token + predictions * prediction)
+
+
+def encode(tokenizer, text: str) -> np.ndarray:
+    """Encodes a text as [CLS], its pieces, [SEP]; WikiText's `<unk>` becomes [UNK].
+
+    Returns:
+        int32 of shape (tokens,).
+    """
+    parts = re.split(r"(?<!\S)<unk>(?!\S)", text)
+    ids = [tokenizer.cls_token_id, *tokenizer(parts[0])]
+    for part in parts[1:]:
+        ids += [tokenizer.token_to_id("[UNK]"), *tokenizer(part)]
+    return np.asarray([*ids, tokenizer.sep_token_id], np.int32)
+
+
+def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
+    """Computes the probabilities of all word pieces at each [MASK].
+
+    Args:
+        model: a `BertMaskedLM`.
+        tokenizer: its tokenizer.
+        token_ids: int32 of shape (tokens,).
+
+    Returns:
+        float64 of shape (masks, vocabulary size); special tokens have probability 0.
+    """
+    positions = np.flatnonzero(token_ids == tokenizer.mask_token_id).astype(np.int32)
+    inputs = {
+        "token_ids": token_ids[None],
+        "segment_ids": np.zeros_like(token_ids)[None],
+        "padding_mask": np.ones_like(token_ids)[None],
+        "mask_positions": positions[None],
+    }
+    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
+    logits[:, special_ids(tokenizer)] = -np.inf
+    return keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+
+
+def special_ids(tokenizer) -> list[int]:
+    """Returns the ids that are never a fill."""
+    return [tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS]
