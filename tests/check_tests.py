@@ -1,26 +1,27 @@
-"""Breaks the code on purpose, one named break at a time, and sees whether the tests notice.
+"""Breaks the code on purpose, one named break at a time, and checks that a test fails.
 
     make check-tests
-    make check-tests ARGS="checkpoint --jobs 4"     # the breaks whose name or file holds this word
-    make check-tests ARGS="--list"
+    make check-tests ARGS="checkpoint --jobs 4"     # breaks whose name or file contains the word
+    make check-tests ARGS="--match"                 # does each break still find its code?
 
-`tests/breaks.toml` names each break: the promise that it breaks, the file, what stands there and
-what stands there instead, and the tests that must fail. Each is made in a copy of the checkout. It
-is caught by a test that fails; a test that cannot be collected or set up, or does not end, catches
-nothing. First the tests must pass in an unbroken copy.
+`tests/breaks.toml` lists the breaks: the file, the function (`Class.method`; none: the whole file),
+the code to replace and its replacement, and the test that must fail. Code is compared as syntax, so
+moving or reformatting it does not matter; it must occur exactly once in its function. Each break
+is made in a copy of the checkout. A test that cannot be collected or set up, or does not end,
+catches nothing. The tests must pass in an unbroken copy first.
 
-TensorFlow is imported once: the tests of each break run in a fork of a process that has imported
-what is not ours, and take the broken copy's modules.
+Breaks that were caught are remembered in `runs/check_tests.json` until the file, the test file or
+the break changes; `--again` ignores that. TensorFlow is imported once: the tests run in forks of a
+process that has imported everything but our own code.
 """
 
 import argparse
 import ast
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import fnmatch
-import io
+import hashlib
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -34,79 +35,125 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BREAKS = ROOT / "tests" / "breaks.toml"
+REMEMBERED = ROOT / "runs" / "check_tests.json"
+PACKAGES = ("recipes", "training", "data", "callbacks", "distribution", "models", "exports")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", "runs", "__pycache__", ".*_cache", "*.egg-info"
 )
 IMPORTED_ONCE = ["keras", "keras_nlp", "tensorflow_text", "pytest", "tokenizers", "tyro", "sklearn"]
-SECONDS = 300  # a break whose tests take longer is not caught
-
-CAUGHT, UNSEEN, GONE = "caught", "NOT caught", "edit no longer applies"
+SECONDS = 300  # of one test, broken or not
 
 
 @dataclasses.dataclass(frozen=True)
 class Break:
-    """A fault that is put into the code.
+    """An error to put into the code.
 
     Attributes:
-        name: what is broken, in words.
-        promise: what the README, the documentation or the module says, and is true no more.
+        name: what goes wrong.
         file: the file, relative to the checkout.
-        old: text that stands there exactly once.
-        new: what takes its place.
-        tests: node ids, one of which must fail.
+        old: an expression, a statement or a keyword argument.
+        new: the code that replaces it.
+        test: node id of the test that must fail.
+        function: where the code is, such as `Checkpoint.save`; the whole file if empty.
     """
 
     name: str
-    promise: str
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    test: str
+    function: str = ""
+
+    def key(self) -> str:
+        """Returns a checksum of the break, the file and the test file."""
+        files = [self.file, self.test.partition("::")[0]]
+        parts = [repr(self).encode(), *((ROOT / file).read_bytes() for file in files)]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How it went.
+class DoesNotApply(Exception):
+    """The break does not find its code, or finds it more than once."""
 
-    Attributes:
-        state: `CAUGHT`, `UNSEEN` or `GONE`.
-        why: the test that failed, or why none did.
-        seconds: how long it took.
+
+def read_breaks(patterns: list[str] = ()) -> list[Break]:
+    entries = tomllib.loads(BREAKS.read_text(encoding="utf-8"))["break"]
+    breaks = [Break(**entry) for entry in entries]
+    assert len({b.name for b in breaks}) == len(breaks), "two breaks have the same name"
+    return [b for b in breaks if not patterns or any(p in b.name or p in b.file for p in patterns)]
+
+
+def find_function(tree: ast.Module, qualified: str) -> ast.AST:
+    """Returns the node of a function or class, found by its qualified name."""
+    node: ast.AST = tree
+    for name in filter(None, qualified.split(".")):
+        inside = [
+            child
+            for child in ast.walk(node)
+            if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
+        ]
+        if len(inside) != 1:
+            raise DoesNotApply(f"{len(inside)} definitions of {qualified}")
+        (node,) = inside
+    return node
+
+
+def find_code(where: ast.AST, old: str) -> ast.AST:
+    """Returns the one node in `where` that is the code `old`."""
+    (wanted,) = ast.parse(old).body
+    kinds: tuple = (type(wanted),)
+    text = ast.unparse(wanted)
+    if isinstance(wanted, ast.Expr):
+        kinds = (ast.expr,)
+    elif isinstance(wanted, ast.Assign):  # it looks like a keyword argument
+        kinds = (ast.Assign, ast.keyword)
+    found = [
+        node
+        for node in ast.walk(where)
+        if isinstance(node, kinds)
+        and (ast.unparse(node) == text or ast.unparse(node) == text.replace(" = ", "=", 1))
+    ]
+    if len(found) != 1:
+        raise DoesNotApply(f"{len(found)} times in the function: {old}")
+    return found[0]
+
+
+def broken_source(broken: Break, root: Path = ROOT) -> str:
+    """Returns the file's content with the break in it.
+
+    Raises:
+        DoesNotApply: the code is not there exactly once, or the result is no Python.
     """
-
-    state: str
-    why: str
-    seconds: float = 0.0
-
-
-def read_breaks() -> list[Break]:
-    found = tomllib.loads(BREAKS.read_text(encoding="utf-8"))["break"]
-    breaks = [Break(**entry | {"tests": tuple(entry["tests"])}) for entry in found]
-    twice = [n for n, count in collections.Counter(b.name for b in breaks).items() if count > 1]
-    if twice:
-        sys.exit(f"{BREAKS}: two breaks have the name {twice[0]!r}")
-    return breaks
-
-
-def edited(broken: Break, root: Path) -> str | None:
-    """The file with the break in it; None where the edit does not apply, or leaves no Python."""
     try:
-        content = (root / broken.file).read_text(encoding="utf-8")
-    except OSError:
-        return None
-    if content.count(broken.old) != 1 or broken.old == broken.new:
-        return None
-    content = content.replace(broken.old, broken.new)
-    if broken.file.endswith(".py"):
+        content = (root / broken.file).read_bytes()
+        node = find_code(find_function(ast.parse(content), broken.function), broken.old)
+        lines = content.splitlines(keepends=True)
+        begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+        end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+        new = f"({broken.new})" if isinstance(node, ast.expr) else broken.new
+        edited = content[:begin] + new.encode() + content[end:]
+        if ast.dump(ast.parse(edited)) == ast.dump(ast.parse(content)):
+            raise DoesNotApply("nothing changes")
+    except (OSError, SyntaxError) as error:
+        raise DoesNotApply(str(error)) from None
+    return edited.decode()
+
+
+def mismatches(breaks: list[Break]) -> list[str]:
+    """Returns what is wrong with breaks that do not apply, or whose test does not exist."""
+    found = []
+    for broken in breaks:
         try:
-            ast.parse(content)
-        except SyntaxError:
-            return None
-    return content
+            broken_source(broken)
+            file, *names = broken.test.split("::")
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            find_function(tree, ".".join(name.partition("[")[0] for name in names))
+        except (DoesNotApply, OSError) as error:
+            found.append(f"{broken.file} {broken.function}: {broken.name}\n    {error}")
+    return found
 
 
-def run_tests(root: str, tests: list[str], words: list[str], output: str, pipe) -> None:
-    """Runs tests of a copy of the checkout; the whole work of one forked process."""
+def run_tests(root: str, tests: list[str], output: str, pipe) -> None:
+    """Runs tests of a copy of the checkout and sends their outcomes; the work of a fork."""
     import pytest
 
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
@@ -117,26 +164,24 @@ def run_tests(root: str, tests: list[str], words: list[str], output: str, pipe) 
     os.chdir(root)
     # What tests fork themselves (tests/support/forked.py) comes from the same server.
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    found = {"failed": [], "error": [], "passed": [], "skipped": []}
+    found: dict[str, str] = {}  # outcome by node id: passed, failed, skipped or error
 
     class Recorder:
         def pytest_runtest_logreport(self, report):
             if report.when == "call" or report.outcome != "passed":
-                kind = report.outcome
-                if report.when != "call" and kind == "failed":
-                    kind = "error"
-                found[kind].append(report.nodeid)
+                is_error = report.when != "call" and report.failed
+                found[report.nodeid] = "error" if is_error else report.outcome
 
         def pytest_collectreport(self, report):
             if report.failed:
-                found["error"].append(report.nodeid)
+                found[report.nodeid] = "error"
 
-    words += ["--rootdir", root, "-c", f"{root}/pyproject.toml", "-p", "no:xdist"]
+    words = ["--rootdir", root, "-c", f"{root}/pyproject.toml", "-p", "no:xdist"]
     pytest.main([*words, "--basetemp", f"{root}/.tmp", *tests], plugins=[Recorder()])
-    for package in ("recipes", "training", "data", "callbacks", "distribution", "models"):
-        module = sys.modules.get(package)
+    for name in PACKAGES:
+        module = sys.modules.get(name)
         if module is not None and not str(module.__file__).startswith(root):
-            found["error"].append(f"{package} came from {module.__file__}")
+            found[name] = "error"  # it was not the copy that was tested
     sys.stdout.flush()
     pipe.send(found)
 
@@ -151,158 +196,110 @@ class Copies:
         os.environ.pop("TF_CONFIG", None)
         self.forks = multiprocessing.get_context("forkserver")
         self.forks.set_forkserver_preload(IMPORTED_ONCE)
-        # Its standard error would tell of CUDA, and of what tests that were ended left behind.
-        stderr = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        multiprocessing.forkserver.ensure_running()
-        os.dup2(stderr, 2)
         self.folder = folder
-        self.sound = folder / "sound"
-        shutil.copytree(ROOT, self.sound, ignore=NOT_COPIED, symlinks=True)
+        self.whole = shutil.copytree(ROOT, folder / "whole", ignore=NOT_COPIED, symlinks=True)
 
-    def run(self, number: int, tests, broken: Break | None = None) -> tuple[dict | None, str]:
-        """What came of each test, None after the time limit; and what was printed."""
-        root = self.folder / str(number)
-        shutil.copytree(self.sound, root, symlinks=True)
+    def run(self, tests: list[str], broken: Break | None = None) -> tuple[dict[str, str], str]:
+        """Returns the outcome of each test (none after the time limit) and the output."""
+        root = Path(tempfile.mkdtemp(dir=self.folder))
+        shutil.copytree(self.whole, root, symlinks=True, dirs_exist_ok=True)
         if broken is not None:
-            (root / broken.file).write_text(edited(broken, root), encoding="utf-8")
+            (root / broken.file).write_text(broken_source(broken, root), encoding="utf-8")
         output = root / ".output"
         ours, theirs = self.forks.Pipe()
-        words, seconds = (["-x"], SECONDS) if broken else ([], 5 * SECONDS)
-        arguments = (str(root), list(tests), words, str(output), theirs)
-        process = self.forks.Process(target=run_tests, args=arguments)
+        process = self.forks.Process(target=run_tests, args=(str(root), tests, str(output), theirs))
         process.start()
         theirs.close()
-        try:
-            found = ours.recv() if ours.poll(seconds) else None
-            process.join(5 if found else 0)
-        except EOFError:
-            found = {"failed": [], "error": ["the process ended without a word"]}
-        finally:
-            process.kill()
-            process.join()
-            kill_all_in(root)
+        found: dict[str, str] = {}
+        with contextlib.suppress(EOFError):
+            if ours.poll(SECONDS * len(tests)):
+                found = ours.recv()
+                process.join(5)
+        process.kill()
+        process.join()
+        for link in Path("/proc").glob("[0-9]*/cwd"):  # processes that a killed test left behind
+            with contextlib.suppress(OSError):
+                if Path(os.readlink(link)).is_relative_to(root):
+                    os.kill(int(link.parent.name), signal.SIGKILL)
         text = output.read_text(errors="replace") if output.exists() else ""
         shutil.rmtree(root, ignore_errors=True)
         return found, text
 
 
-def kill_all_in(folder: Path) -> None:
-    """Ends what tests that were cut off have left: each has the copy as its working folder."""
-    for link in Path("/proc").glob("[0-9]*/cwd"):
-        with contextlib.suppress(OSError):
-            if Path(os.readlink(link)).is_relative_to(folder):
-                os.kill(int(link.parent.name), signal.SIGKILL)
+def outcomes_of(test: str, found: dict[str, str]) -> set[str]:
+    return {
+        how
+        for node, how in found.items()
+        if node == test or node.startswith((f"{test}[", f"{test}::"))
+    }
 
 
-def check(number: int, broken: Break, copies: Copies) -> Outcome:
-    begun = time.monotonic()
-    found, _ = copies.run(number, broken.tests, broken)
-    seconds = time.monotonic() - begun
-    if found is None:
-        return Outcome(UNSEEN, f"no end within {SECONDS} s", seconds)
-    if found["failed"]:
-        return Outcome(CAUGHT, found["failed"][0], seconds)
-    if found["error"]:
-        return Outcome(UNSEEN, f"could not be run: {found['error'][0]}", seconds)
-    return Outcome(UNSEEN, "its tests pass", seconds)
-
-
-def baseline(number: int, tests: list[str], copies: Copies) -> dict[str, str]:
-    """What is wrong with tests of one file in the unbroken copy, by node id; empty if nothing."""
-    found, text = copies.run(number, tests)
-    if found is None:
-        return dict.fromkeys(tests, f"no end within {5 * SECONDS} s")
-    wrong = {}
-    for test in tests:
-        ran = {kind: [n for n in names if belongs(n, test)] for kind, names in found.items()}
-        if not ran.get("passed") or ran["failed"] or found["error"]:
-            wrong[test] = text[-3000:]
-    return wrong
-
-
-def belongs(node: str, test: str) -> bool:
-    return node == test or node.startswith((f"{test}[", f"{test}::"))
-
-
-def chosen(breaks: list[Break], patterns: list[str]) -> list[Break]:
-    def fits(broken: Break, pattern: str) -> bool:
-        return any(
-            fnmatch.fnmatchcase(text, pattern) or pattern in text
-            for text in (broken.name, broken.file)
-        )
-
-    return [b for b in breaks if not patterns or any(fits(b, p) for p in patterns)]
+def check(broken: Break, copies: Copies) -> str:
+    """Returns "caught", or why the break was not."""
+    found, _ = copies.run([broken.test], broken)
+    outcomes = outcomes_of(broken.test, found)
+    if "failed" in outcomes:
+        return "caught"
+    if not found:
+        return "NOT caught: its test does not end"
+    return f"NOT caught: its test {'passes' if outcomes == {'passed'} else 'cannot be run'}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Break the code; do the tests notice?")
     parser.add_argument("patterns", nargs="*", help="parts of names or files (default: all)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--list", action="store_true", help="print the breaks and their promises")
+    parser.add_argument("--list", action="store_true", help="print the breaks")
+    parser.add_argument("--match", action="store_true", help="check that each finds its code")
+    parser.add_argument("--again", action="store_true", help="also what was caught before")
     options = parser.parse_args()
-    breaks = chosen(read_breaks(), options.patterns)
-    if not breaks:
-        sys.exit(f"no break is called like {' or '.join(options.patterns)}")
+    breaks = read_breaks(options.patterns)
     if options.list:
-        for broken in breaks:
-            print(f"{broken.file}: {broken.name}\n    {broken.promise}")
+        print("\n".join(f"{b.file} {b.function}: {b.name}" for b in breaks))
         return 0
-    # A line at a time, also into a pipe.
-    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8", line_buffering=True)
+    wrong = mismatches(breaks)
+    if wrong or options.match:
+        print("\n".join([*wrong, f"{len(breaks) - len(wrong)} of {len(breaks)} find their code"]))
+        return 1 if wrong else 0
+
+    remembered = json.loads(REMEMBERED.read_text()) if REMEMBERED.exists() else {}
+    states = {b.name: "caught before" for b in breaks if b.key() in remembered}
+    if options.again:
+        states = {}
+    left = [b for b in breaks if b.name not in states]
     begun = time.monotonic()
-    outcomes: dict[str, Outcome] = {
-        b.name: Outcome(GONE, b.file) for b in breaks if edited(b, ROOT) is None
-    }
-    left = [b for b in breaks if b.name not in outcomes]
-    by_file = collections.defaultdict(set)
-    for test in (test for broken in left for test in broken.tests):
-        by_file[test.partition("::")[0]].add(test)
     with (
         tempfile.TemporaryDirectory(prefix="check-tests-", ignore_cleanup_errors=True) as folder,
         concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool,
     ):
         copies = Copies(Path(folder))
-        tests = sum(map(len, by_file.values()))
-        print(f"{len(breaks)} breaks; first {tests} tests of {len(by_file)} files, unbroken")
-        jobs = {
-            pool.submit(baseline, 10_000 + n, sorted(group), copies): file
-            for n, (file, group) in enumerate(by_file.items())
-        }
-        wrong: dict[str, str] = {}
+        by_file: dict[str, list[str]] = {}
+        for test in sorted({b.test for b in left}):
+            by_file.setdefault(test.partition("::")[0], []).append(test)
+        for tests, (found, text) in zip(
+            by_file.values(), pool.map(copies.run, by_file.values()), strict=True
+        ):
+            for test in tests:
+                if outcomes_of(test, found) != {"passed"}:
+                    print(f"fails without a break: {test}\n{text[-3000:]}")
+                    states |= {b.name: "NOT tried" for b in left if b.test == test}
+        left = [b for b in left if b.name not in states]
+        print(f"{len(breaks)} breaks, {len(left)} to try, {time.monotonic() - begun:.0f} s so far")
+        jobs = {pool.submit(check, broken, copies): broken for broken in left}
         for count, done in enumerate(concurrent.futures.as_completed(jobs), 1):
-            wrong |= done.result()
-            if done.result():
-                print(f"{jobs[done]} unbroken:\n{next(iter(done.result().values()))}")
-            if count % 10 == 0:
-                print(f"unbroken: {count} of {len(jobs)} files")
-        print(f"unbroken: {tests - len(wrong)} of {tests} pass, {time.monotonic() - begun:.0f} s")
-        for broken in left:
-            bad = [test for test in broken.tests if test in wrong]
-            if bad:
-                outcomes[broken.name] = Outcome(UNSEEN, f"not sound without the break: {bad[0]}")
-        left = [b for b in left if b.name not in outcomes]
-        jobs = {pool.submit(check, n, b, copies): b for n, b in enumerate(left)}
-        for count, done in enumerate(concurrent.futures.as_completed(jobs), 1):
-            broken, outcome = jobs[done], done.result()
-            outcomes[broken.name] = outcome
-            print(
-                f"[{count}/{len(left)}] {outcome.state:10} {outcome.seconds:5.1f} s  "
-                f"{broken.file}: {broken.name}" + f"; {outcome.why}" * (outcome.state != CAUGHT)
-            )
-    return print_table(breaks, outcomes, time.monotonic() - begun)
-
-
-def print_table(breaks: list[Break], outcomes: dict[str, Outcome], seconds: float) -> int:
+            broken = jobs[done]
+            states[broken.name] = done.result()
+            print(f"[{count}/{len(left)}] {done.result()}: {broken.name}", flush=True)
+            if done.result() == "caught":
+                remembered[broken.key()] = broken.name
+                REMEMBERED.parent.mkdir(exist_ok=True)
+                REMEMBERED.write_text(json.dumps(remembered, indent=0))
     print()
-    for broken in sorted(breaks, key=lambda b: (outcomes[b.name].state == CAUGHT, b.file)):
-        outcome = outcomes[broken.name]
-        print(f"{outcome.state:22} {broken.file}: {broken.name}")
-        print(f"{'':22} {outcome.why}")
-    counts = collections.Counter(outcome.state for outcome in outcomes.values())
-    print(f"\n{len(breaks)} breaks in {seconds:.0f} s: ", end="")
-    print(", ".join(f"{counts[state]} {state}" for state in (CAUGHT, UNSEEN, GONE)))
-    return 0 if counts[CAUGHT] == len(breaks) else 1
+    for broken in sorted(breaks, key=lambda b: (states[b.name].startswith("caught"), b.file)):
+        print(f"{states[broken.name]:35} {broken.file} {broken.function}: {broken.name}")
+    caught = sum(state.startswith("caught") for state in states.values())
+    print(f"\n{caught} of {len(breaks)} breaks caught, {time.monotonic() - begun:.0f} s")
+    return 0 if caught == len(breaks) else 1
 
 
 if __name__ == "__main__":

@@ -1,22 +1,20 @@
-"""Breaks runs at random moments, over all recipes and synchronous strategies, and compares.
+"""Kills runs at random moments, over all recipes and synchronous strategies, and compares.
 
     make soak                                  50 kills
-    make soak ARGS="--rounds 200 --seed 7"
+    make soak ARGS="--kills 200 --seed 7"
     make soak ARGS="--folder /tmp/soak"        resumes an earlier soak
 
-Each round takes a recipe (or the tests' tiny one) and a strategy, runs it unbroken once, then again
-under SIGKILL or SIGTERM after a random time until it gets through, and asks for the same weights,
-history, records and TensorBoard logs. Before some kills a process stands still for a while
-(SIGSTOP, SIGCONT), or the disk is full for a while; between some kills and the restart a bit is
-flipped in a file of the checkpoints or of the caches, or the newest checkpoint is cut; in some
-rounds the clock jumps.
+Each round draws a recipe (ours, the tests' tiny one, or that of docs/write_a_recipe.md) and
+a strategy, runs it unbroken once, then again under SIGKILL or SIGTERM at random moments until it
+ends, and compares weights, history, records and TensorBoard logs. Between some kills and the
+restart a bit is flipped in a checkpoint or in the cache, or the newest checkpoint is cut.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -25,99 +23,96 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests.support import killed_run, processes, small_disk, strategy_run  # noqa: E402
+from tests.support import killed_run, processes, strategy_run  # noqa: E402
 
 STRATEGIES = {
-    "none": (1, {"strategy": "none"}),
-    "mirrored-2": (1, {"strategy": "mirrored", "replicas": 2}),
-    "central-2": (1, {"strategy": "central_storage", "replicas": 2}),
-    "workers-2": (2, {"strategy": "multi_worker"}),
+    "none": {"strategy": "none"},
+    "mirrored-2": {"strategy": "mirrored", "replicas": 2},
+    "central-2": {"strategy": "central_storage", "replicas": 2},
+    "workers-2": {"strategy": "multi_worker"},
 }
-# How often each is drawn, in this order: a launcher's workers import TensorFlow anew at each start,
-# the others are forks of a process that has.
+# How often each is drawn: a launcher's workers import TensorFlow at each start, the others are
+# forks of a process that has.
 SHARES = (3, 3, 2, 1)
-RUNS = [name for name in killed_run.RUNS if not name.endswith("_exact")]
-# How often the tests' tiny recipe is drawn: it is quick, and has all that a run looks after.
-TINY_SHARE = 0.8
-KILLS_IN_A_ROUND = 4  # at most, so that each round ends
+KILLS_PER_ROUND = 4  # at most, so that each round ends
 STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM, 75)
+SECONDS = 1800
+PAGE = {"epochs": 2, "checkpoint_every": 5, "log_every": 3, "global_batch_size": 32}
+RUNS = {name: run for name, run in killed_run.RUNS.items() if not name.endswith("_exact")}
+RUNS["page"] = ("tumours", PAGE)
 
 
 class Failed(Exception):
     """A run ended as none may, or differs from the unbroken one."""
 
 
-def command(workers: int, chosen: dict, output: Path) -> list[str]:
-    words = [json.dumps(chosen), str(output)]
-    if workers == 1:
-        return ["tests/support/killed_run.py", *words]
-    launcher = ["-m", "distribution.launch", "--nproc-per-node", str(workers)]
-    return [*launcher, "--log-dir", f"{output}-logs", "-m", "killed_run", *words]
+def write_page_recipe(folder: Path) -> None:
+    """Saves the recipe that the page shows, as somebody who follows it would."""
+    page = (ROOT / "docs" / "write_a_recipe.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (recipe,) = [code for code in found if "def main(" in code]
+    (folder / "tumours.py").write_text(recipe, encoding="utf-8")
 
 
-def finish(words: list[str], breaks: list[tuple]) -> tuple[int, str]:
-    """Runs a process and breaks it; returns its status and output.
+def command(name: str, strategy: str, folder: Path, output: Path) -> list[str]:
+    """Returns what to run: a module and its options, under the launcher where there are workers."""
+    module, options = RUNS[name]
+    options = options | STRATEGIES[strategy] | {"run_dir": output, "cache_dir": folder / "cache"}
+    if module == "tiny_recipe":
+        module = "tests.support.tiny_recipe"
+    elif module != "tumours":
+        options |= strategy_run.data_options(module, folder)
+        module = f"recipes.{module}"
+    words = ["-m", module]
+    for option, value in options.items():
+        flag = option.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    if strategy == "workers-2":
+        launcher = ["-m", "distribution.launch", "--nproc-per-node", "2"]
+        words = [*launcher, "--log-dir", f"{output}-logs", *words]
+    return words
 
-    A break is (seconds after the one before, what is done to the process).
-    """
-    is_launcher = words[0] == "-m"
-    process = processes.start(*words) if is_launcher else processes.Forked(*words)
-    for seconds, do in breaks:
-        try:
-            output, _ = process.communicate(timeout=seconds)
-            return process.returncode, output  # it was faster
-        except subprocess.TimeoutExpired:
-            do(process)
-    output, _ = process.communicate(timeout=1800)
+
+def finish(words: list[str], folder: Path, seconds: float, number: int = 0) -> tuple[int, str]:
+    """Runs a process, which gets a signal after some seconds; returns its status and output."""
+    if words[1] == "distribution.launch":
+        path = os.pathsep.join([str(ROOT), str(folder)])
+        process = processes.start(*words, PYTHONPATH=path)
+    else:
+        process = processes.Forked(*words, cwd=folder)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        if not number:
+            process.kill()
+            raise Failed(f"no end within {seconds} s") from None
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=SECONDS)
     return process.returncode, output
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that it started."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [pid, *(each for child in found.stdout.split() for each in family(int(child)))]
-
-
-def stand_still(choice: random.Random):
-    """One of the processes stands still for a while."""
-    place, seconds = choice.random(), choice.uniform(0.5, 5.0)
-
-    def do(process):
-        pids = family(process.pid)
-        pid = pids[int(place * len(pids))]
-        try:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(seconds)
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass  # it had just ended
-
-    return do
-
-
-def flip_a_bit(choice: random.Random, folders: list[Path]) -> str | None:
-    """Flips a bit of a file in one of these folders; returns what was done."""
-    files = [p for f in folders for p in sorted(f.rglob("*")) if p.is_file() and p.stat().st_size]
+def damage(choice: random.Random, output: Path, cache: Path) -> str | None:
+    """Flips a bit of a file, or cuts the newest checkpoint; returns what was done."""
+    checkpoints = sorted((output / "checkpoints").glob("step-*"))
+    if choice.random() < 0.4 and checkpoints:
+        os.truncate(checkpoints[-1] / "model.weights.h5", choice.randrange(1000))
+        return f"{checkpoints[-1].name} cut"
+    found = [p for f in (output / "checkpoints", cache) for p in sorted(f.rglob("*"))]
+    files = [path for path in found if path.is_file() and path.stat().st_size]
     if not files:
         return None
     path = choice.choice(files)
     content = bytearray(path.read_bytes())
-    place = choice.randrange(len(content))
-    content[place] ^= 1 << choice.randrange(8)
+    content[choice.randrange(len(content))] ^= 1 << choice.randrange(8)
     path.write_bytes(content)
     return f"bit flipped in {path.parent.name}/{path.name}"
-
-
-def cut_the_newest(choice: random.Random, checkpoints: Path) -> str | None:
-    """Cuts the weights of the newest checkpoint; returns what was done."""
-    found = sorted(checkpoints.glob("step-*"))
-    if not found:
-        return None
-    os.truncate(found[-1] / "model.weights.h5", choice.randrange(1000))
-    return f"{found[-1].name} cut"
 
 
 def compare(broken: Path, whole: Path) -> None:
@@ -131,102 +126,59 @@ def compare(broken: Path, whole: Path) -> None:
         raise Failed("the TensorBoard logs differ")
 
 
-def broken_run(
-    choice: random.Random, words: list[str], output: Path, seconds: float, is_small: bool
-) -> tuple[int, list[str]]:
-    """Runs until it gets through; returns the number of kills and what else was done."""
-    kills, done = 0, []
-    while True:
-        breaks = []
-        if kills < KILLS_IN_A_ROUND:
-            number = choice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-            after = choice.uniform(0.1, 0.8) * seconds
-            if choice.random() < 0.3:
-                breaks.append((after * choice.random(), stand_still(choice)))
-                done.append("stood still")
-            if is_small and choice.random() < 0.4:
-                full = small_disk.full_for(output, choice.uniform(0.5, 6.0))
-                breaks.append((after * choice.random(), full))
-                done.append("disk full")
-            # The launcher dies with its workers, a single process alone.
-            breaks.append((after, lambda process, number=number: process.send_signal(number)))
-        status, said = finish(words, breaks)
-        if status == 0:
-            return kills, done
-        was_full = is_small and status in (1, 2) and any(why in said for why in small_disk.FULL)
-        if not breaks or (status not in STOPPED and not was_full):
-            raise Failed(f"status {status}, {done}\n{said[-3000:]}")
-        kills += 1
-        fault = choice.random()
-        if fault < 0.3:
-            done.append(flip_a_bit(choice, [output / "checkpoints", output.parent / "cache"]))
-        elif fault < 0.5:
-            done.append(cut_the_newest(choice, output / "checkpoints"))
-
-
-def remove(path: Path) -> None:
-    """Removes a file or a folder."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def make_whole(whole: Path, workers: int, chosen: dict, state: dict) -> None:
-    """Trains a run without a stop, unless an earlier round has."""
-    if whole.name not in state["seconds"]:
-        begun = time.time()
-        shutil.rmtree(whole, ignore_errors=True)
-        status, output = finish(command(workers, chosen, whole), [])
-        if status:
-            raise Failed(f"the unbroken {whole.name}: status {status}\n{output[-3000:]}")
-        state["seconds"][whole.name] = time.time() - begun
-
-
-def one_round(folder: Path, state: dict) -> int:
+def one_round(folder: Path, state: dict, only: str | None) -> int:
     """Draws a run and a strategy, and compares; returns the number of kills."""
     choice = random.Random(f"{state['seed']}/{state['rounds']}")
-    name = choice.choices(list(STRATEGIES), SHARES)[0]
-    workers, where = STRATEGIES[name]
-    # Central storage refuses half precision, and several replicas XLA.
-    half = ("bert_half", "tiny_half") if name == "central-2" else ()
-    refused = () if name == "none" else ("bert_xla", *half)
-    tiny = choice.random() < TINY_SHARE
-    runs = [run for run in RUNS if run.startswith("tiny") == tiny and run not in refused]
-    run = choice.choice(runs)
-    whole, broken = folder / f"whole-{run}-{name}", folder / f"broken-{state['rounds']}"
-    logs = Path(f"{broken}-logs")
-    small_disk.unmount(broken)  # of a soak that was stopped
-    for left in (broken, logs):
-        shutil.rmtree(left, ignore_errors=True)
-    chosen = {"run": run} | where
-    make_whole(whole, workers, chosen, state)
-    is_small = small_disk.why_not() is None and choice.random() < 0.3
-    jumps = {"clock_jumps": state["rounds"]} if choice.random() < 0.2 else {}
-    words = command(workers, chosen | jumps, broken)
-    seconds = state["seconds"][whole.name]
+    strategy = choice.choices(list(STRATEGIES), SHARES)[0]
+    # Central storage refuses half precision; compiling takes longer than training.
+    refused = ("bert_half", "tiny_half") if strategy == "central-2" else ()
+    refused += () if strategy == "none" else ("bert_xla",)
+    run = choice.choice([name for name in RUNS if name not in refused])
+    if only:
+        run = only
+    whole, broken = folder / f"whole-{run}-{strategy}", folder / f"broken-{state['rounds']}"
+    seconds = state["seconds"].get(whole.name)
+    if seconds is None:
+        shutil.rmtree(whole, ignore_errors=True)
+        begun = time.monotonic()
+        status, output = finish(command(run, strategy, folder, whole), folder, SECONDS)
+        if status:
+            raise Failed(f"the unbroken {whole.name}: status {status}\n{output[-3000:]}")
+        seconds = state["seconds"][whole.name] = time.monotonic() - begun
+
+    shutil.rmtree(broken, ignore_errors=True)
+    words, kills, done = command(run, strategy, folder, broken), 0, []
+    while True:
+        is_last = kills == KILLS_PER_ROUND
+        number = 0 if is_last else choice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+        after = SECONDS if is_last else choice.uniform(0.1, 0.8) * seconds
+        status, output = finish(words, folder, after, number)
+        if status == 0:
+            break
+        if is_last or status not in STOPPED:
+            raise Failed(f"{run} {strategy}: status {status}, {done}\n{output[-3000:]}")
+        kills += 1
+        if choice.random() < 0.4:
+            done.append(damage(choice, broken, folder / "cache"))
     try:
-        with small_disk.small_disk(broken) if is_small else contextlib.nullcontext():
-            kills, done = broken_run(choice, words, broken, seconds, is_small)
-            compare(broken, whole)
+        compare(broken, whole)
     except Failed as failed:
-        raise Failed(f"round {state['rounds']}, {run} {name}: {failed}\nkept: {broken}") from None
-    said = "; ".join(what for what in [*done, "the clock jumps" if jumps else None] if what)
-    print(f"{run} {name}: {kills} kills{', ' + said if said else ''}: identical", flush=True)
-    for left in (broken, logs):
-        shutil.rmtree(left, ignore_errors=True)
+        raise Failed(f"{run} {strategy}, {done}: {failed}; kept: {broken} and {whole}") from None
+    said = "".join(f"; {what}" for what in done if what)
+    print(f"{run} {strategy}: {kills} kills{said}: identical", flush=True)
+    shutil.rmtree(broken, ignore_errors=True)
     return kills
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=None, help="ends after so many (default: 50)")
-    parser.add_argument("--rounds", type=int, default=None, help="ends after so many, instead")
-    parser.add_argument("--seed", type=int, default=None, help="repeats a soak's choices")
+    parser.add_argument("--kills", type=int, default=50, help="ends after so many")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="repeats a soak's choices"
+    )
+    parser.add_argument("--only", choices=list(RUNS), help="this run alone")
     parser.add_argument("--folder", type=Path, default=None, help="kept; a soak there resumes")
     options = parser.parse_args()
-    if options.kills is None and options.rounds is None:
-        options.kills = 50
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="soak-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     state_path = folder / "soak.json"
@@ -234,22 +186,19 @@ def main() -> int:
         state = json.loads(state_path.read_text())
         print(f"resumes: {state['kills']} kills in {state['rounds']} rounds are done")
     else:
-        seed = options.seed if options.seed is not None else int(time.time())
-        state = {"seed": seed, "kills": 0, "rounds": 0, "seconds": {}}
+        state = {"seed": options.seed, "kills": 0, "rounds": 0, "seconds": {}}
         strategy_run.write_data(folder)
+        write_page_recipe(folder)
     print(f"--seed {state['seed']} --folder {folder}", flush=True)
-    while (options.kills is not None and state["kills"] < options.kills) or (
-        options.rounds is not None and state["rounds"] < options.rounds
-    ):
+    processes.run_script("-m", "platform")  # the forks' server has imported everything after it
+    while state["kills"] < options.kills:
         try:
-            state["kills"] += one_round(folder, state)
+            state["kills"] += one_round(folder, state, options.only)
         except Failed as failed:
-            print(failed)
+            print(f"round {state['rounds']}: {failed}")
             return 1
         state["rounds"] += 1
-        temporary = state_path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(state))
-        os.replace(temporary, state_path)
+        state_path.write_text(json.dumps(state))
     print(f"{state['kills']} kills in {state['rounds']} rounds: every run identical")
     if options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)

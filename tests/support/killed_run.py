@@ -10,13 +10,11 @@ file grows beyond `LARGEST` bytes), "nan" (the loss, at step `kill.step`), "down
 "evaluating" (after the second batch of evaluation number `kill.evaluation`), "deaf" (at the test,
 twice, a second between them, as if saving took for ever), "full output" and "closed output"
 (standard output, from the beginning), or missing: not killed. `kill.signal` is KILL by default.
-`seconds_per_step` makes each step take at least so long, `clock_jumps` (a seed) makes the time of
-day jump to and fro. Other keys are options of the recipe.
+Other keys are options of the recipe.
 """
 
 import json
 import os
-import random
 import resource
 import signal
 import sys
@@ -211,19 +209,6 @@ def _at_a_save(at: str, number: int, shoot) -> None:
     Checkpoint.save, checksums.sha256_of, os.rename = save, sha256_of, rename
 
 
-def _let_the_clock_jump(seed: int) -> None:
-    """Now and then the time of day jumps by hours, to and fro, as after a wrong clock is set."""
-    stock, chance, ahead = time.time, random.Random(seed), 0.0
-
-    def jumping():
-        nonlocal ahead
-        if chance.random() < 0.1:
-            ahead = chance.uniform(-1e5, 1e5)
-        return stock() + ahead
-
-    time.time = jumping
-
-
 def main(chosen: dict, output: Path) -> None:
     import importlib
     from unittest import mock
@@ -232,10 +217,6 @@ def main(chosen: dict, output: Path) -> None:
 
     module, options = RUNS[chosen.pop("run")]
     kill = chosen.pop("kill", {})
-    if "clock_jumps" in chosen:
-        _let_the_clock_jump(chosen.pop("clock_jumps"))
-    if "seconds_per_step" in chosen:
-        strategy_run.slow_down(chosen.pop("seconds_per_step"), [], output)
     package = "tests.support" if module == "tiny_recipe" else "recipes"
     recipe = importlib.import_module(f"{package}.{module}")
     if package == "recipes":

@@ -59,13 +59,12 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def joined_hosts() -> Iterator[tuple[Host, Host]]:
-    """Makes two hosts that reach each other and nothing else, and removes them afterwards.
+    """Creates two hosts that reach each other and nothing else, and removes them afterwards.
 
-    Names and addresses hold the process id, so that two test runs do not meet.
+    Names and addresses contain the process id, so that two test runs do not meet.
     """
     pid = os.getpid()
-    net = f"10.77.{pid % 256}"
-    hosts = tuple(Host(f"recipes-{pid}-{i}", f"{net}.{i + 1}") for i in range(2))
+    hosts = tuple(Host(f"recipes-{pid}-{i}", f"10.77.{pid % 256}.{i + 1}") for i in range(2))
 
     def ip(*arguments: str) -> None:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True)

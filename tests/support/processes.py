@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import h5py
@@ -46,23 +47,30 @@ _FORKS.set_forkserver_preload(
 )
 
 
-def _run_forked(words: tuple[str, ...], output: str) -> None:
+def _run_forked(words: tuple[str, ...], cwd: str, environ: dict[str, str], output: str) -> None:
     os.setsid()
-    os.chdir(ROOT)
+    os.chdir(cwd)
+    os.environ.update(environ)
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
-    sys.argv[:] = words
-    sys.path[:0] = [str(SUPPORT), str(ROOT)]
-    runpy.run_path(words[0], run_name="__main__")
+    sys.path[:0] = [str(SUPPORT), str(ROOT), cwd]
+    if words[0] == "-m":
+        warnings.filterwarnings("ignore", message=".*found in sys.modules")
+        sys.argv[:] = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 class Forked:
-    """A script of this folder in a fork, with what `subprocess.Popen` has for those who wait."""
+    """A script or a module (`-m`) in a fork, with the methods of `subprocess.Popen`."""
 
-    def __init__(self, *words: str):
-        self.said = tempfile.NamedTemporaryFile("r")
-        self.process = _FORKS.Process(target=_run_forked, args=(words, self.said.name))
+    def __init__(self, *words: str, cwd: Path = ROOT, **environ: str):
+        self.said = tempfile.NamedTemporaryFile("r", errors="replace")
+        arguments = (words, str(cwd), environ, self.said.name)
+        self.process = _FORKS.Process(target=_run_forked, args=arguments)
         self.process.start()
         self.pid = self.process.pid
 

@@ -2,87 +2,49 @@
 
     python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
-Each run's options lie in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the
-process is one of several workers. `runs` chooses some of them; `stop_after` makes the process stop
-itself by SIGTERM after so many steps; `dies` = [worker, step, times] kills a worker among several
-at a step, so many times; `seconds_per_step` makes each step take at least so long; other keys are
-options of the recipe.
+Each run's options are in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the process
+is one of several workers. `runs` chooses some of them; `stop_after` makes the process send itself
+SIGTERM after so many steps; other keys are options of the recipe.
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
 
-TINY_TEXT = dict(
-    preset="scratch",
+COMMON = dict(
+    epochs=2,
+    max_steps=20,
+    lr_scaling="none",
+    precision="float64",
+    global_batch_size=8,
+    log_every=1,
+    jit="off",  # compiling would take longer than training
+    quiet=True,
+)
+TINY_BERT = COMMON | dict(
     vocabulary_size=120,
     num_layers=1,
     num_heads=2,
     hidden_dim=16,
     sequence_length=16,
-    epochs=2,
-    max_steps=20,
     base_learning_rate=0.01,
-    warmup_steps=2,
-    lr_scaling="none",
-    precision="float64",
-    global_batch_size=8,
-    log_every=1,
-    jit="off",  # compiling would take longer than training
-    quiet=True,
 )
-TINY_IMAGES = dict(
-    dropout=0.0,
-    l2=0.01,
-    epochs=2,
-    max_steps=20,
-    base_learning_rate=0.002,
-    lr_scaling="none",
-    precision="float64",
-    global_batch_size=8,
-    log_every=1,
-    jit="off",  # compiling would take longer than training
-    quiet=True,
-)
-TINY_OLIGOS = dict(
+TINY_TEXT = TINY_BERT | dict(preset="scratch", warmup_steps=2)
+TINY_SENTENCES = TINY_BERT | dict(dropout=0.0)
+TINY_IMAGES = COMMON | dict(dropout=0.0, l2=0.01, base_learning_rate=0.002)
+TINY_OLIGOS = COMMON | dict(
     num_layers=1,
     num_heads=2,
     hidden_dim=8,
-    epochs=2,
-    max_steps=20,
     # Small: Adam's epsilon of 1e-9 magnifies the rounding of key biases, whose gradient is zero.
     base_learning_rate=0.0003,
     warmup_steps=5,
-    lr_scaling="none",
-    precision="float64",
-    global_batch_size=8,
-    log_every=1,
-    jit="off",  # compiling would take longer than training
-    quiet=True,
-)
-TINY_SENTENCES = dict(
-    vocabulary_size=120,
-    num_layers=1,
-    num_heads=2,
-    hidden_dim=16,
-    dropout=0.0,
-    sequence_length=16,
-    epochs=2,
-    max_steps=20,
-    base_learning_rate=0.01,
-    lr_scaling="none",
-    precision="float64",
-    global_batch_size=8,
-    log_every=1,
-    jit="off",  # compiling would take longer than training
-    quiet=True,
 )
 # Short and long lines: the accumulated batches have different sums of weights.
 LINES = TINY_TEXT | dict(text_mode="lines", sequence_length=32)
@@ -193,29 +155,6 @@ def stop_after(last: int) -> None:
     StopAtStep.on_step_end = on_step_end
 
 
-def slow_down(seconds: float, dies: list[int], output: Path) -> None:
-    """Makes each step take a while, and one worker die at a step of its own, some times."""
-    from callbacks.stop_at_step import StopAtStep
-
-    stock = StopAtStep.on_step_end
-    config = json.loads(os.environ.get("TF_CONFIG", "{}"))
-    index, several = (
-        config.get("task", {}).get("index", 0),
-        len(config.get("cluster", {}).get("worker", [])) > 1,
-    )
-
-    def on_step_end(self, step, logs):
-        stock(self, step, logs)
-        time.sleep(seconds)
-        if dies and several and [index, step] == dies[:2]:
-            deaths = len(list(output.glob("death-*")))
-            if deaths < dies[2]:
-                (output / f"death-{deaths}").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    StopAtStep.on_step_end = on_step_end
-
-
 def main(chosen: dict, output: Path) -> None:
     import importlib
 
@@ -224,8 +163,6 @@ def main(chosen: dict, output: Path) -> None:
     which = chosen.pop("runs", None) or list(RUNS)
     if "stop_after" in chosen:
         stop_after(chosen.pop("stop_after"))
-    if {"seconds_per_step", "dies"} & set(chosen):
-        slow_down(chosen.pop("seconds_per_step", 0.0), chosen.pop("dies", []), output)
     for name in which:
         module, options = RUNS[name]
         recipe = importlib.import_module(f"recipes.{module}")
