@@ -128,6 +128,10 @@ def damage(rng: random.Random, path: Path) -> str:
     return f"{path.parent.name}/{path.name}: {how}"
 
 
+def options_of(recipe: str) -> type:
+    return importlib.import_module(f"recipes.{recipe}").Options
+
+
 def training_words(recipe: str, base: Path, run_dir: Path) -> dict[str, str]:
     words = f"{SMALL[recipe]} {SHORT}".split()
     data = strategy_run.data_options(recipe, base)
@@ -150,15 +154,15 @@ def make_case(seed: int, number: int, base: Path, folder: Path) -> Case:
     os.mkfifo(folder / "a-pipe")
     recipe, kind = rng.choice(TRAINING), rng.random()
     words = training_words(recipe, base, folder / "run")
-    options = importlib.import_module(f"recipes.{recipe}").Options
     if kind < 0.4:
-        return Case(recipe, on_a_line(words | random_options(rng, options)), what="options")
+        changes = random_options(rng, options_of(recipe))
+        return Case(recipe, on_a_line(words | changes), what="options")
     if kind < 0.5:
         program = rng.choice(USING)
         run_dir = rng.choice((str(base / "runs" / recipe), *PATHS))
         inputs = [str(rng.choice(WORDS))] if program == "predict" else []
-        kind_ = importlib.import_module(f"recipes.{program}").Options
-        return Case(program, [run_dir, *inputs, *on_a_line(random_options(rng, kind_))])
+        changes = random_options(rng, options_of(program))
+        return Case(program, [run_dir, *inputs, *on_a_line(changes)], what="options")
     if kind < 0.6:
         address = rng.choice(("a:1", "127.0.0.1:99999", "127.0.0.1:0", ":1", "", 5, None))
         task = {"type": rng.choice(("worker", "chief", "", 5)), "index": rng.choice(JSONS)}
@@ -210,6 +214,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     numbers, failures = options.only or range(options.cases), []
+    for recipe in (*TRAINING, *USING):
+        options_of(recipe)  # imports it, before there are threads
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as name,
         concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
