@@ -81,7 +81,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     import tensorflow as tf
 
     from data import masked_lm
-    from distribution import keras_compat, peak
+    from distribution import keras_compat, mfu
     from models.bert import training_operations
     from recipes import bert_mlm
 
@@ -102,7 +102,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
                 test = _stepper(model.test_function, iter(data))
                 test()
                 turns["evaluation"] = (test, 1)
-        turns["matrix product"] = (peak.matrix_product(), 1)
+        turns["matrix product"] = (mfu.matrix_products(2048, 1, "float32"), 1)
         for turn in range(pairs):
             for name, (step, steps) in turns.items():
                 repeats = max(1, 4 // steps)
@@ -114,7 +114,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     # As the time that the step's operations would take at the product's rate.
     backbone = bert_mlm.build_model(bert_mlm.Options(), vocabulary_size).backbone
     operations = batch_size * training_operations(backbone, LENGTH, masking.max_predictions)
-    share = operations / (2 * peak.SIDE**3)
+    share = operations / (2 * 2048**3)
     seconds["matrix product"] = [share * value for value in seconds["matrix product"]]
     return seconds
 

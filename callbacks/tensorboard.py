@@ -18,7 +18,7 @@ GROUPS = (
     ("1_loss", ("loss", "entropy", "perplexity", "huber")),
     ("2_quality", ("accuracy", "f1", "rmse")),
     ("3_optimizer", ("learning_rate", "norm", "scale")),
-    ("4_speed", ("per_second", "share_of_peak")),
+    ("4_speed", ("per_second", "mfu")),
 )
 
 

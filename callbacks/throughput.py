@@ -2,15 +2,17 @@
 
 import time
 
+import keras
+
 from callbacks.steps import StepCallback
-from distribution import peak
+from distribution.mfu import measure_peak, mfu
 
 MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
 
 
 def is_speed(name: str) -> bool:
     """Whether a number tells of time: such numbers differ from run to run."""
-    return "per_second" in name or "share_of_peak" in name
+    return "per_second" in name or "mfu" in name
 
 
 class Throughput(StepCallback):
@@ -23,8 +25,7 @@ class Throughput(StepCallback):
         examples_per_step: examples of one update of the weights, over all replicas.
         tokens_per_example: tokens that carry text in an average example, or None.
         operations_per_example: floating-point operations that training on an example needs, or
-            None. Then `share_of_peak` tells which part of the rate of a large float32 matrix
-            product (`distribution/peak.py`) the run reaches, if it has `MEASURED_FROM` steps.
+            None. Then `mfu` is computed (`distribution/mfu.py`), in a run of `MEASURED_FROM` steps.
         devices: how many devices the run has of the kind that the peak is measured on.
         time_to_first_step: seconds from the making of this object to the end of the first
             execution; None before.
@@ -53,14 +54,14 @@ class Throughput(StepCallback):
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
             if self.operations_per_example is not None and self.total_steps >= MEASURED_FROM:
-                self._peak = peak.operations_per_second()
+                self._peak = measure_peak(keras.config.dtype_policy().compute_dtype)
             return
         steps, seconds = step - self._previous, now - self._begun
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._window = (self._window[0] + steps, self._window[1] + seconds)
 
     def since_last(self) -> dict[str, float]:
-        """Examples and tokens a second, and the share, since the last call.
+        """Examples and tokens a second, and `mfu`, since the last call.
 
         Empty after the first step alone.
         """
@@ -83,6 +84,6 @@ class Throughput(StepCallback):
         if self.tokens_per_example is not None:
             found["tokens_per_second"] = examples * self.tokens_per_example
         if self._peak is not None and self.operations_per_example is not None:
-            operations = examples * self.operations_per_example
-            found["share_of_peak"] = operations / (self._peak * self.devices)
+            operations = steps * self.examples_per_step * self.operations_per_example
+            found["mfu"] = mfu(operations, seconds, self._peak, self.devices)
         return found

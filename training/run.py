@@ -23,7 +23,7 @@ from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT, WIDEST
 from data.cache import default_cache_dir
 from data.errors import DataError
-from distribution import keras_compat, parameter_server, peak, strategies
+from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
@@ -337,10 +337,7 @@ class Run:
             **more,
             "notes": self._notes,
             "adam_bound": self.adam_bound,
-            **(
-                {"tokens_per_second": None, "share_of_peak": None}
-                | self.callbacks.throughput.total()
-            ),
+            **({"tokens_per_second": None, "mfu": None} | self.callbacks.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.callbacks.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,
@@ -431,7 +428,7 @@ class TrainingPlan(Plan):
                 is kept in each checkpoint and handed back when the run resumes.
             perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
             operations_per_example: floating-point operations that training on one example needs,
-                for the share of the device's peak that the run reaches.
+                for `mfu`.
 
         Raises:
             RunError: the loss is no `GlobalMean`, the optimizer did not go through
@@ -458,7 +455,7 @@ class TrainingPlan(Plan):
         throughput = run.callbacks.throughput
         if strategies.name_of(run.strategy) != "parameter_server":  # others do the work there
             throughput.operations_per_example = operations_per_example
-            throughput.devices = peak.devices_like_it(self.replicas, run.workers)
+            throughput.devices = mfu.count_devices(self.replicas, run.workers)
         if run.is_chief:
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
             if adam_bound is not None:

@@ -43,19 +43,19 @@ def test_an_execution_of_several_steps(clock):
     assert callback.total() == {"examples_per_second": 5 * 10 / 2.0}
 
 
-def test_the_share_of_the_peak(clock, monkeypatch):
-    monkeypatch.setattr(module.peak, "operations_per_second", lambda: 1e6)
+def test_mfu(clock, monkeypatch):
+    monkeypatch.setattr(module, "measure_peak", lambda dtype: 1e6)
     callback = Throughput(examples_per_step=32).count_steps(100, 100)
     callback.operations_per_example, callback.devices = 1000, 2
     for batch in range(2):
         execute(callback, clock, batch, 0.1)
     # 32,000 operations in 0.1 s, where two devices can do 200,000.
-    assert callback.total()["share_of_peak"] == pytest.approx(0.16)
-    assert callback.since_last()["share_of_peak"] == pytest.approx(0.16)
+    assert callback.total()["mfu"] == pytest.approx(0.16)
+    assert callback.since_last()["mfu"] == pytest.approx(0.16)
 
 
-def test_a_short_run_does_not_look_for_the_peak(clock, monkeypatch):
-    monkeypatch.setattr(module.peak, "operations_per_second", lambda: 1 / 0)
+def test_a_short_run_does_not_measure_the_peak(clock, monkeypatch):
+    monkeypatch.setattr(module, "measure_peak", lambda dtype: 1 / 0)
     callback = Throughput(examples_per_step=32).count_steps(99, 99)
     callback.operations_per_example = 1000
     for batch in range(2):

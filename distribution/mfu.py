@@ -1,0 +1,93 @@
+"""Computes the model FLOPs utilisation (`mfu`): how much of a device's rate training reaches.
+
+It is the operations that a step needs, over its time, over the device's peak (Chowdhery et al.,
+"PaLM", arXiv 2204.02311, appendix B). The peak is no data sheet's: it is the rate of a large matrix
+product in the run's own precision, measured here and now.
+"""
+
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+# Side of the square matrices, and products that are queued one after another. A small GPU is
+# satisfied with the first; on a large one the launch of a 2048^3 product takes longer than the
+# product, and only the last keeps the device busy.
+SIZES = {"CPU": ((512, 1), (2048, 1)), "GPU": ((2048, 4), (4096, 8), (8192, 20))}
+LONG_ENOUGH = 0.1  # seconds: no larger product is tried
+REPEATS = 3
+
+
+def mfu(operations: float, seconds: float, peak: float, devices: int) -> float:
+    """Returns the share of the devices' rate that training reaches.
+
+    Args:
+        operations: floating-point operations that the steps need.
+        seconds: their time.
+        peak: operations a second of one device.
+        devices: how many such devices work together.
+    """
+    return operations / seconds / (peak * devices)
+
+
+def measure_peak(dtype: str) -> float:
+    """Measures the rate of a large matrix product, in operations a second.
+
+    On a CPU this takes up to a second, with the threads of this process; on a GPU a few. A device
+    without enough free memory is measured with smaller matrices.
+
+    Args:
+        dtype: of the matrices, such as "bfloat16".
+    """
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    rates = []
+    for side, products in SIZES[kind]:
+        try:
+            multiply = matrix_products(side, products, dtype)
+            seconds = min(_seconds(multiply) for _ in range(REPEATS))
+        except tf.errors.ResourceExhaustedError:
+            break
+        rates.append(products * 2 * side**3 / seconds)
+        if seconds > LONG_ENOUGH:
+            break
+    return max(rates)
+
+
+def matrix_products(side: int, products: int, dtype: str) -> Callable[[], float]:
+    """Returns a function that multiplies matrices in a chain, and waits for the result.
+
+    Args:
+        side: of the square matrices.
+        products: length of the chain.
+        dtype: of the matrices.
+    """
+    # Constants would be faster than real numbers: a GPU throttles by power.
+    matrix = tf.cast(tf.random.stateless_normal([side, side], seed=(0, 0)), dtype)
+    matrix /= tf.cast(side**0.5, dtype)  # so that the products neither vanish nor overflow
+
+    @tf.function
+    def multiply():
+        product = matrix
+        for _ in range(products):
+            product = tf.matmul(product, matrix)
+        return tf.reduce_sum(product)
+
+    float(multiply())  # traces
+    return lambda: float(multiply())
+
+
+def _seconds(call: Callable) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def count_devices(replicas: int, workers: int) -> int:
+    """Counts a run's devices of the kind that `measure_peak` measures.
+
+    Args:
+        replicas: of all workers together; those of one CPU, or of one GPU, share it.
+        workers: processes that train.
+    """
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return workers * max(1, min(gpus, replicas // workers))

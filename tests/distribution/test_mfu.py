@@ -1,0 +1,70 @@
+"""The model FLOPs utilisation, from given rates and clocks."""
+
+import pytest
+import tensorflow as tf
+
+from distribution import mfu as module
+from distribution.mfu import count_devices, measure_peak, mfu
+
+
+def test_mfu_of_given_rates():
+    # 6 x 10^14 operations in 2 s, where two devices do 10^15 a second each.
+    assert mfu(6e14, 2.0, 1e15, 2) == pytest.approx(0.15)
+
+
+class Device:
+    """A device of a given rate that takes a millisecond to launch whatever is queued."""
+
+    def __init__(self, rate, memory=float("inf")):
+        self.rate, self.memory, self.now = rate, memory, 0.0
+        self.seen = []
+
+    def matrix_products(self, side, products, dtype):
+        if side > self.memory:
+            raise tf.errors.ResourceExhaustedError(None, None, "too large")
+        self.seen.append((side, products, dtype))
+
+        def run():
+            self.now += 1e-3 + products * 2 * side**3 / self.rate
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "memory", "largest"),
+    [
+        ("GPU", 8e14, 10**9, 8192),  # a large GPU: a single 2048^3 takes 0.02 ms
+        ("GPU", 8e14, 5000, 4096),
+        ("GPU", 4e11, 10**9, 2048),  # float64 on a small one
+        ("CPU", 2e11, 10**9, 2048),
+        ("CPU", 1e9, 10**9, 512),  # emulated float16
+    ],
+)
+def test_the_product_is_sized_for_the_device(kind, rate, memory, largest, monkeypatch):
+    device = Device(rate, memory)
+    monkeypatch.setattr(module, "matrix_products", device.matrix_products)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: device.now)
+    found = [kind] if kind == "GPU" else []
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: found)
+    peak = measure_peak("bfloat16")
+    assert device.seen[-1][0] == largest and device.seen[-1][2] == "bfloat16"
+    if largest == 8192 or kind == "CPU":
+        assert peak == pytest.approx(rate, rel=0.05)  # launching does not count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_peak_of_this_machine_is_a_plausible_rate(dtype):
+    assert 1e8 < measure_peak(dtype) < 1e15
+
+
+def test_a_chain_of_products_stays_finite():
+    assert abs(module.matrix_products(64, 20, "float16")()) < 1e4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "workers", "expected"),
+    [(0, 4, 1, 1), (0, 4, 2, 2), (1, 2, 1, 1), (4, 4, 1, 4), (4, 2, 1, 2), (2, 4, 2, 4)],
+)
+def test_replicas_of_one_device_share_it(gpus, replicas, workers, expected, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU"] * gpus)
+    assert count_devices(replicas, workers) == expected
