@@ -73,7 +73,7 @@ class TestFiles:
         assert "--vocabulary-size 10 has no room" in errors
 
     def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
-        errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none")
+        errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none", small=())
         assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
 
     def test_weights_that_are_not_there(self, refused, tiny_text, tmp_path):
@@ -104,7 +104,8 @@ class TestLimits:
             max_sequence_length=15,
         ).save_to_preset(str(preset))
         keras_nlp.models.BertTokenizer(vocabulary=pieces).save_to_preset(str(preset))
-        errors = refused("--dataset", tiny_text, "--preset", preset)
+        line = ("--dataset", tiny_text, "--preset", preset, "--sequence-length", "16")
+        errors = refused(*line, small=())
         assert f"--sequence-length 16: the preset {preset} takes at most 15 tokens" in errors
 
 
