@@ -3,7 +3,6 @@ import json
 import types
 
 import numpy as np
-import pytest
 
 from benchmarks import everything, pipelines, quality, sides
 
@@ -71,13 +70,6 @@ def test_one_table_as_json_and_as_a_plot(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "made" / "bench.png").stat().st_size > 5000
     said = capsys.readouterr().out
     assert "failed: workers" in said and "2.00     1.50     3.00" in said
-
-
-@pytest.mark.parametrize("name", ["transformers", "tutorial"])
-def test_without_a_python_for_the_trainer_it_is_left_out(name):
-    chosen = types.SimpleNamespace(dataset="auto", vocabulary=None, trainer_python=None)
-    words = everything.measurements(chosen)["pipelines"]
-    assert (name in words) == (name == "tutorial")
 
 
 def test_a_rate_that_is_behind_at_an_eighth_of_the_way_is_stopped():

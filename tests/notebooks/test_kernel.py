@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -43,8 +42,6 @@ def changes():
 before = snapshot()
 print(len(before["functions"]) > 1000, before["precision"])
 """
-BERT = """dataset={text!r}, preset="scratch", vocabulary_size=60, num_layers=1, hidden_dim=16,
-    sequence_length=16, max_examples=160, global_batch_size=8, log_every=2"""
 
 
 @pytest.fixture(scope="module")
@@ -59,54 +56,21 @@ def kernel(tmp_path_factory):
         made.close()
 
 
-def test_wrong_options_are_named_and_nothing_is_made(kernel):
-    cell = kernel.run("mnist.main(mnist.Options(dataset='digits', max_steps=-3, epochs=0))")
-    assert (cell.error, cell.out, cell.err) == ("OptionsError", "", "")
-    assert cell.message == "--epochs 0: must be more than 0\n--max-steps -3: must be more than 0"
-    cell = kernel.run("mnist.main(mnist.Options(dataset='digits', max_steps='3'))")
-    assert (cell.error, cell.message) == (
-        "OptionsError",
-        "--max-steps '3': must be a whole number or nothing",
-    )
-    assert not (kernel.folder / "runs").exists()
-
-
 MNIST = (
     "mnist.Options(max_steps=6, run_dir='mnist', dataset='digits', strategy='mirrored', replicas=2)"
 )
 
 
-def train_in_a_cell(kernel, folder, code):
-    cell = kernel.run(f"results = {code}\nprint(results['steps'], changes())")
+def test_a_recipe_in_a_cell(kernel):
+    cell = kernel.run(f"results = mnist.main({MNIST})\nprint(results['steps'], changes())")
     assert (cell.error, cell.err) == (None, ""), cell.message
     lines = [line for line in cell.lines() if line]
     assert lines[-1] == "6 []", "steps, and what the run has left behind"
     # The cell shows the log; the bar stands for its steps.
-    logged = (kernel.folder / folder / "worker-0.log").read_text().splitlines()
+    logged = (kernel.folder / "mnist" / "worker-0.log").read_text().splitlines()
     logged = [line.split(" ", 2)[2].rstrip() for line in logged]
-    steps = [line for line in logged if re.match(r"step \d+/6 ", line)]
-    assert lines[:-1] == [line for line in logged if line not in steps]
-    assert lines[0].startswith("run ") and lines[-2].startswith("results  ")
+    assert lines[:-1] == [line for line in logged if not re.match(r"step \d+/6 ", line)]
     assert re.search(r"%\|.*\| \d/6", cell.out), "a progress bar"
-    return steps
-
-
-def test_a_recipe_in_a_cell(kernel):
-    train_in_a_cell(kernel, "mnist", f"mnist.main({MNIST})")
-
-
-@pytest.mark.long
-def test_two_other_recipes_after_it(kernel, tiny_text):
-    bert = (
-        "bert_mlm.main(bert_mlm.Options(max_steps=6, run_dir='bert', strategy='mirrored', "
-        f"replicas=2, precision='mixed_bfloat16', {BERT.format(text=str(tiny_text))}))"
-    )
-    dna = (
-        "dna_melting.main(dna_melting.Options(max_steps=6, run_dir='dna', oligos=300, log_every=2,"
-        " hidden_dim=16, strategy='mirrored', replicas=2, precision='float64'))"
-    )
-    assert len(train_in_a_cell(kernel, "bert", bert)) == 3
-    assert len(train_in_a_cell(kernel, "dna", dna)) == 3
 
 
 def test_a_finished_run_is_told_again(kernel):
@@ -166,7 +130,3 @@ def test_second_interrupt_ends_the_cell_and_not_the_kernel(kernel):
     )
     assert (cell.out, cell.error) == ("noted True\n", "StopRequested")
     assert kernel.run("print('alive', changes())").out == "alive []\n"
-
-
-def test_kernel_runs_this_python(kernel):
-    assert kernel.run("import sys; print(sys.executable)").out == f"{sys.executable}\n"
