@@ -19,6 +19,10 @@ from collections.abc import Callable
 _FORKS = multiprocessing.get_context("forkserver")
 
 
+class KerasFails(AssertionError):
+    """What Keras was asked for went wrong (tests/upstream): it raised, or gave a wrong number."""
+
+
 def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds: float = 120):
     """Calls a function of a test file in processes of its own; all of them call it.
 

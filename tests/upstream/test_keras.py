@@ -1,29 +1,119 @@
-"""What `fit()` cannot do under a strategy, or cannot do in the middle of an epoch."""
+"""What stock Keras gets wrong under tf.distribute, and the repair of it: `make check-upstream`.
 
+Each test runs twice, in processes of its own: with stock Keras it must fail, with the repair it
+must pass. Where stock Keras passes, the strict xfail fails and names the repair to remove.
+"""
+
+import contextlib
+import functools
+import re
 import subprocess
 import sys
 import tempfile
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from data.batches import evaluation_batches
 from distribution import keras_compat
 from distribution.accumulate import accumulate
 from distribution.global_loss import GlobalMean
-from tests.upstream.support import (
-    asking_keras,
-    assert_close,
-    batches,
-    gradient,
-    linear_model,
-    numbers,
-    only_if,
-    repair,
-    two_replicas,
-    weights_of,
-)
+from distribution.optimizers import reduce_before_clipping
+from tests.support import forked
+from tests.support.forked import KerasFails
+
+
+@contextlib.contextmanager
+def asking_keras():
+    """What fails within it is Keras's failure; what fails outside of it is the test's own."""
+    try:
+        yield
+    except Exception as error:  # whatever Keras raises is what we want to know
+        text = re.sub("\x1b\\[[0-9;]*m", "", str(error))  # Keras writes in bold
+        raise KerasFails(f"{type(error).__name__}: {text[:1500]}") from None
+
+
+def repair(name: str, thread: str, workers: int = 1):
+    """Marks a test of a repair: `repaired` says whether it is in place.
+
+    Args:
+        name: of the function or class, which stands in `distribution/`.
+        thread: what is wrong in Keras, and the upstream thread where there is one.
+        workers: processes that run the test together.
+    """
+    reason = f"{thread}. If stock Keras passes this, {name} is no longer needed: remove it"
+
+    def decorate(test):
+        @functools.wraps(test)
+        def in_processes_of_its_own(repaired):
+            forked.run(test, repaired, workers=workers)
+
+        stock = pytest.mark.xfail(strict=True, raises=KerasFails, reason=reason)
+        states = [pytest.param(False, id="stock", marks=stock), pytest.param(True, id="repaired")]
+        return pytest.mark.upstream(
+            pytest.mark.parametrize("repaired", states)(in_processes_of_its_own)
+        )
+
+    return decorate
+
+
+def only_if(repaired: bool, patch):
+    """A patch, or nothing in its place."""
+    return patch if repaired else contextlib.nullcontext()
+
+
+def two_replicas():
+    """MirroredStrategy over the two logical CPUs of this process."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def central_storage():
+    """CentralStorageStrategy over the two logical CPUs of this process."""
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"
+    )
+
+
+def numbers():
+    """Inputs (16, 3) and targets (16, 1): two batches of 8, different on each replica."""
+    x = (np.arange(48).reshape(16, 3) * 7 % 11 - 4.0).astype("float32")
+    y = (np.arange(16)[:, None] % 5 + 1.0).astype("float32")
+    return x, y
+
+
+def batches(x, y):
+    """The dataset of global batches of 8, of which each replica takes its part."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(8).with_options(options)
+
+
+def linear_model(optimizer, loss="mse", **compile_options):
+    """The model y = x w with w = 0 in the beginning. Call it under the strategy's scope."""
+    layers = [
+        keras.layers.Input((3,)),
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(optimizer=optimizer, loss=loss, **compile_options)
+    return model
+
+
+def weights_of(model):
+    """The weights w, shape (3,)."""
+    return keras.ops.convert_to_numpy(model.trainable_variables[0])[:, 0]
+
+
+def gradient(x, y, w):
+    """The true gradient of the mean of (x w - y)^2 over a global batch; shape (3,)."""
+    return 2 * ((x @ w[:, None] - y) * x).mean(0)
+
+
+def assert_close(found, true, what):
+    """Equal up to float32's rounding."""
+    np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-6, err_msg=what)
 
 
 def fit_on_workers(strategy, build):
@@ -251,3 +341,77 @@ def test_weights_on_a_full_disk(repaired):
         assert ended.returncode == 0, ended.returncode
         assert ended.stdout == "an error\n"
         assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
+
+
+@repair(
+    "WithoutReduction, reduce_before_clipping",
+    "each replica clips its own gradient (keras-team/keras#19308 asks for a way to sum first)",
+)
+def test_a_clipped_step(repaired):
+    x, y = (part[:8] for part in numbers())
+    y[4:] *= -1  # so that the replicas' gradients point in different directions
+    with two_replicas().scope():
+        optimizer = keras.optimizers.SGD(1.0, global_clipnorm=0.1)
+        model = linear_model(reduce_before_clipping(optimizer) if repaired else optimizer)
+    with asking_keras():
+        model.fit(batches(x, y), verbose=0)
+        true = gradient(x, y, np.zeros(3))
+        assert_close(weights_of(model), -0.1 * true / np.linalg.norm(true), "a step clipped to 0.1")
+
+
+@repair(
+    "WithoutReduction, reduce_before_clipping",
+    "LossScaleOptimizer looks for an overflow on replica 0 only (no thread known)",
+)
+def test_an_overflow_on_replica_1_only(repaired):
+    keras.config.set_dtype_policy("mixed_float16")
+    x, y = (part[:8] / 100 for part in numbers())  # far from an overflow, also when scaled by 2^15
+    with two_replicas().scope():
+        optimizer = keras.optimizers.SGD(0.01)
+        model = linear_model(reduce_before_clipping(optimizer) if repaired else optimizer)
+    model.fit(batches(x, y), verbose=0)
+    before = weights_of(model)
+    if not np.isfinite(before).all() or not before.any():
+        raise RuntimeError(f"a step without an overflow should change the weights: {before}")
+    x[4:] = 60000.0
+    with asking_keras():
+        model.fit(batches(x, y), verbose=0)
+        assert_close(weights_of(model), before, "weights after a step to skip")
+
+
+@repair(
+    "reduce_before_clipping",
+    "the gradients of a row that is looked up twice are not added up (no thread known)",
+)
+def test_a_row_that_a_batch_looks_up_twice(repaired):
+    table = keras.Variable(np.zeros((2, 1)), dtype="float32")
+    optimizer = keras.optimizers.Adam(0.1)
+    if repaired:
+        optimizer = reduce_before_clipping(optimizer)
+    twice = tf.IndexedSlices(tf.ones((2, 1)), tf.constant([0, 0]), tf.constant([2, 1]))
+    with asking_keras():
+        optimizer.apply([twice], [table])
+        assert_close(keras.ops.convert_to_numpy(table)[:, 0], [-0.1, 0.0], "Adam's first step")
+
+
+@repair("add_in_place", "Variable.assign_add reads and assigns (no thread known)")
+def test_a_metric_over_two_batches(repaired):
+    x, y = numbers()
+    with only_if(repaired, keras_compat.add_in_place()):
+        with central_storage().scope():
+            error = keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="error")
+            model = linear_model(keras.optimizers.SGD(0.0), metrics=[error])
+        with asking_keras():
+            found = model.evaluate(batches(x, y), verbose=0, return_dict=True)
+            assert_close(found["error"], (y**2).mean(), "mean")
+
+
+@repair("share_dropout_seeds", "the seed variable has no aggregation (no thread known)")
+def test_a_step_with_dropout(repaired):
+    with only_if(repaired, keras_compat.share_dropout_seeds()):
+        with central_storage().scope():
+            layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile(optimizer="sgd", loss="mse")
+        with asking_keras():
+            model.fit(batches(*numbers()), verbose=0)
