@@ -119,11 +119,11 @@ def report_devices() -> None:
     """Prints devices, the strategy of `--strategy auto` and its all-reduce."""
     import tensorflow as tf
 
-    from distribution import devices, strategies
+    from distribution import strategies
     from distribution.errors import DistributionError
 
     # Before TensorFlow touches its devices: how much memory of a GPU it takes.
-    devices.make_logical_devices(None)
+    strategies.make_logical_devices(None)
     several = local_multi_worker()
     kinds = {}
     for kind in ("GPU", "CPU"):

@@ -1,28 +1,35 @@
-"""Which strategy a run takes, what does not go together, and what a strategy is made of."""
+"""Chooses and builds the strategy: on which devices, in which cluster, with which all-reduce."""
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Mapping
 
 import tensorflow as tf
 
-from distribution import devices, keras_compat
+from distribution import keras_compat
 from distribution.cluster import cluster_spec, slurm_tasks, workers_in
 from distribution.errors import DistributionError
-
-NAMES = ("auto", "none", "mirrored", "central_storage", "multi_worker", "parameter_server")
 
 # The strategies of this process by name, and how many devices of it they run on.
 _made: dict[str, tf.distribute.Strategy] = {}
 _device_count: int | None = None
 
+KINDS = {  # a MultiWorkerMirroredStrategy is no MirroredStrategy
+    "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
+    "mirrored": tf.distribute.MirroredStrategy,
+    "central_storage": tf.distribute.experimental.CentralStorageStrategy,
+    "parameter_server": tf.distribute.ParameterServerStrategy,
+}
+
 
 def resolve(name: str, replicas: int | None, environ: Mapping[str, str] | None = None) -> str:
-    """The strategy that `auto` stands for here; any other name is returned as it is.
+    """Returns the strategy that `auto` stands for here; any other name as it is.
 
     Args:
-        name: one of `NAMES`.
-        replicas: logical devices per worker that were asked for, or None.
-        environ: where TF_CONFIG and SLURM's variables are looked for; the process's own by default.
+        name: a `cluster.Strategy`.
+        replicas: logical devices per worker, or None for the devices that are there.
+        environ: of TF_CONFIG and SLURM's variables; the process's own by default.
     """
     if name != "auto":
         return name
@@ -32,17 +39,17 @@ def resolve(name: str, replicas: int | None, environ: Mapping[str, str] | None =
         return "parameter_server"
     if workers_in(config) > 1 or slurm_tasks(environ) > 1:
         return "multi_worker"
-    if replicas is None:
-        devices = len(tf.config.list_physical_devices("GPU"))
-    else:
-        devices = replicas
-    return "mirrored" if devices > 1 else "none"
+    return "mirrored" if _count_devices(replicas) > 1 else "none"
+
+
+def _count_devices(replicas: int | None) -> int:
+    return replicas or max(1, len(tf.config.list_physical_devices("GPU")))
 
 
 def problems(
     name: str, replicas: int | None, environ: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What does not go together of strategy, replicas and cluster, a line each."""
+    """Lists what does not go together of strategy, replicas and cluster, a line each."""
     found = []
     config = cluster_spec(environ)
     workers = workers_in(config)
@@ -61,7 +68,7 @@ def problems(
         )
     if name in ("none", "mirrored", "central_storage") and workers > 1:
         found.append(
-            f"TF_CONFIG names {workers} workers and --strategy {name} runs in one process alone: "
+            f"TF_CONFIG names {workers} workers and --strategy {name} runs in one process: "
             "use auto or multi_worker"
         )
     if name == "multi_worker" and parameter_servers:
@@ -70,14 +77,14 @@ def problems(
 
 
 def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strategy:
-    """Builds the strategy; asked again in the same process, it gives the same one.
+    """Builds the strategy; a second call in the same process returns the same one.
 
     TensorFlow can neither split its devices again nor train over another number of them in the
     same process. So all strategies of a process have as many devices as the first one; only
     `none`, which uses the first device, is possible at any time.
 
     Args:
-        name: one of `NAMES`; `auto` is resolved.
+        name: a `cluster.Strategy`; `auto` is resolved.
         replicas: logical devices per worker, or None for the devices that are there.
 
     Returns:
@@ -94,26 +101,23 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
     if found:
         raise DistributionError("; ".join(found))
     if name == "none":
-        devices.make_logical_devices(None)
+        make_logical_devices(None)
         return tf.distribute.get_strategy()
-    count = replicas or max(1, len(tf.config.list_physical_devices("GPU")))
+    count = _count_devices(replicas)
     if _device_count not in (None, count):
-        raise DistributionError(
-            f"--strategy {name} with {devices.asked_for(replicas)} needs {count} "
-            f"device{'s' if count > 1 else ''}; {devices.already_runs(_device_count)}"
-        )
+        raise _too_late(replicas, _device_count)
     if name not in _made:
-        _made[name] = _construct(name, devices.make_logical_devices(replicas))
+        _made[name] = _construct(name, make_logical_devices(replicas))
         _device_count = count
     return _made[name]
 
 
-def _construct(name: str, names: list[str]) -> tf.distribute.Strategy:
+def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(names)
+        return tf.distribute.MirroredStrategy(devices)
     if name == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy(
-            compute_devices=names, parameter_device="CPU:0"
+            compute_devices=devices, parameter_device="CPU:0"
         )
     if name == "parameter_server":
         from distribution import parameter_server
@@ -123,7 +127,7 @@ def _construct(name: str, names: list[str]) -> tf.distribute.Strategy:
     if not cluster_spec() and slurm_tasks(os.environ) > 1:
         resolver = _slurm_resolver()
     try:
-        with keras_compat.several_cpus_per_worker(len(names)):
+        with keras_compat.several_cpus_per_worker(len(devices)):
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except RuntimeError as error:
         if "at program startup" not in str(error):
@@ -145,9 +149,90 @@ def _slurm_resolver() -> tf.distribute.cluster_resolver.ClusterResolver:
         raise DistributionError(f"SLURM's variables name no cluster: {error}") from error
 
 
+# --- Devices ---
+
+
+def make_logical_devices(replicas: int | None) -> list[str]:
+    """Splits one GPU by memory, otherwise the CPU, into logical devices.
+
+    Comes before TensorFlow's first op; later the same number of devices is still fine.
+
+    Args:
+        replicas: logical devices of this process; None leaves the devices alone (all physical
+            GPUs, or the CPU).
+
+    Returns:
+        The names of the devices that the replicas of this process run on.
+
+    Raises:
+        DistributionError: the devices cannot be split into so many, or TensorFlow already runs
+            with another number.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if gpus else "CPU"
+    count = _count_devices(replicas)
+    if len(gpus) > 1 and count > len(gpus):
+        raise DistributionError(
+            f"--replicas {replicas} is more than the {len(gpus)} GPUs here; only one GPU alone "
+            "is split into logical ones (CUDA_VISIBLE_DEVICES=0 picks the first)"
+        )
+    try:
+        if count > max(1, len(gpus)) or (replicas and not gpus):
+            _split(kind, count)
+        elif gpus:
+            if replicas:
+                tf.config.set_visible_devices(gpus[:count], "GPU")
+            for gpu in gpus[:count]:
+                # Takes memory as it is needed, so that two processes can share a GPU. Too late, or
+                # the GPU is split: it works all the same.
+                with contextlib.suppress(RuntimeError, ValueError):
+                    tf.config.experimental.set_memory_growth(gpu, True)
+    except (RuntimeError, ValueError) as error:
+        raise _too_late(replicas, len(tf.config.list_logical_devices(kind))) from error
+    return [f"{kind}:{index}" for index in range(count)]
+
+
+def _too_late(replicas: int | None, running: int | None) -> DistributionError:
+    asked = f"--replicas {replicas}" if replicas else "no --replicas"
+    return DistributionError(
+        f"{asked} came too late: TensorFlow already runs with {running} device(s) in this process "
+        "and cannot change that; restart the kernel (or the process)"
+    )
+
+
+def _split(kind: str, count: int) -> None:
+    """Splits the only GPU, or the CPU, unless it is split into as many already."""
+    device = tf.config.list_physical_devices(kind)[0]
+    present = tf.config.get_logical_device_configuration(device)
+    if len(present or [device]) == count:
+        return
+    part = tf.config.LogicalDeviceConfiguration()
+    if kind == "GPU":
+        # Some 10 % stay for the CUDA context and cuDNN's workspace.
+        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        try:
+            listed = subprocess.run(
+                [*query, "--id=0"], capture_output=True, text=True, check=True
+            ).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DistributionError(
+                f"a GPU of unknown memory (nvidia-smi: {error}) cannot be split"
+            ) from error
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=int(int(listed) * 0.9 / count))
+    tf.config.set_logical_device_configuration(device, [part] * count)
+
+
+# --- What a strategy is made of ---
+
+
+def name_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns the name of a strategy, a `cluster.Strategy`."""
+    return next((name for name, kind in KINDS.items() if isinstance(strategy, kind)), "none")
+
+
 def workers(strategy: tf.distribute.Strategy) -> int:
-    """Processes that train together; with parameter servers, those that compute gradients."""
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    """Counts processes that train together; with parameter servers, those that compute."""
+    if name_of(strategy) == "parameter_server":
         return len(cluster_spec()["cluster"].get("worker", []))
     return max(1, sum(len(tasks) for tasks in _cluster_of(strategy).values()))
 
@@ -158,17 +243,17 @@ def _cluster_of(strategy: tf.distribute.Strategy) -> dict:
 
 
 def replicas(strategy: tf.distribute.Strategy) -> int:
-    """Replicas in all workers; with parameter servers each worker is one."""
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    """Counts replicas in all workers; with parameter servers each worker is one."""
+    if name_of(strategy) == "parameter_server":
         return workers(strategy)
     return strategy.num_replicas_in_sync
 
 
 def planned_replicas(strategy: tf.distribute.Strategy) -> int:
-    """Replicas that a run is planned for: those of workers that are away for now count too.
+    """Counts the replicas that a run is planned for: workers that are away for now count too.
 
-    The launcher says how many workers there are when all are here (MIN:MAX, --min-hosts). Global
-    batch and learning rate follow them, however many have come.
+    Whoever starts fewer workers than planned says so. Global batch and learning rate follow the
+    planned ones.
     """
     planned = os.environ.get("KERAS_RECIPES_PLANNED_WORKERS", "")
     if not planned.isdecimal() or workers(strategy) > int(planned):
@@ -176,28 +261,15 @@ def planned_replicas(strategy: tf.distribute.Strategy) -> int:
     return replicas(strategy) // workers(strategy) * int(planned)
 
 
-def name_of(strategy: tf.distribute.Strategy) -> str:
-    """The name, one of `NAMES`, of a strategy."""
-    for kind, name in (
-        (tf.distribute.MultiWorkerMirroredStrategy, "multi_worker"),
-        (tf.distribute.MirroredStrategy, "mirrored"),
-        (tf.distribute.experimental.CentralStorageStrategy, "central_storage"),
-        (tf.distribute.ParameterServerStrategy, "parameter_server"),
-    ):
-        if isinstance(strategy, kind):
-            return name
-    return "none"
-
-
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process writes what is shared."""
+    """Tells whether this process writes what is shared."""
     return worker_index(strategy) == 0
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """This process's rank among those that train together; the chief's is 0."""
+    """Returns this process's rank among those that train together; the chief's is 0."""
     cluster = _cluster_of(strategy)
-    if not cluster or isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    if not cluster or name_of(strategy) == "parameter_server":
         return 0
     resolver = strategy.cluster_resolver
     if resolver.task_type == "chief":
@@ -206,23 +278,21 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
 
 
 def all_reduce_in_use(strategy: tf.distribute.Strategy) -> str:
-    """Which all-reduce adds up the gradients, and why; one line for the plan."""
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        gpus = tf.config.list_logical_devices("GPU")
-        if gpus and len(gpus) == len(tf.config.list_physical_devices("GPU")):
+    """Says in a line which all-reduce adds up the gradients, and why."""
+    logical = len(tf.config.list_logical_devices("GPU"))
+    is_split = logical != len(tf.config.list_physical_devices("GPU"))
+    name = name_of(strategy)
+    if name == "multi_worker":
+        if logical and not is_split:
             return "NCCL or RING, TensorFlow's choice, over gRPC (GPUs)"
         return "RING over gRPC (NCCL needs whole GPUs)"
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    if name == "parameter_server":
         return "none (parameter servers apply each worker's gradient)"
     if strategy.num_replicas_in_sync == 1:
         return "none (one replica)"
-    if isinstance(strategy, tf.distribute.MirroredStrategy):
-        chosen = type(keras_compat.cross_device_ops_of(strategy)).__name__
-        if len(tf.config.list_physical_devices("GPU")) != len(
-            tf.config.list_logical_devices("GPU")
-        ):
-            return f"{chosen} (a split GPU: NCCL refuses two ranks on one GPU)"
-        if not tf.config.list_logical_devices("GPU"):
-            return f"{chosen} (CPU devices: no NCCL)"
-        return chosen
-    return "ReductionToOneDevice (the CPU holds the variables)"
+    if name == "central_storage":
+        return "ReductionToOneDevice (the CPU holds the variables)"
+    chosen = type(keras_compat.cross_device_ops_of(strategy)).__name__
+    if is_split:
+        return f"{chosen} (a split GPU: NCCL refuses two ranks on one GPU)"
+    return chosen if logical else f"{chosen} (CPU devices: no NCCL)"

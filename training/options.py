@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from data.paths import read_text
+from distribution.cluster import Strategy
 from training.errors import OptionsError
 
 LARGEST = 10**9  # of every whole number that no other limit holds
@@ -48,9 +49,7 @@ class SharedOptions(ProgramOptions):
 
     dataset: str = "auto"
     """A name or a path; see the recipe's own help."""
-    strategy: Literal[
-        "auto", "none", "mirrored", "central_storage", "multi_worker", "parameter_server"
-    ] = "auto"
+    strategy: Strategy = "auto"
     """Where the work runs; auto looks at TF_CONFIG, SLURM and the devices."""
     replicas: int | None = None
     """Logical devices per worker: splits one GPU by memory, otherwise the CPU."""

@@ -100,23 +100,23 @@ for name, replicas in json.loads(sys.argv[1]):
     [
         (
             [("mirrored", 2), ("none", None), ("mirrored", 2), ("none", 1), ("mirrored", 3)],
-            ["sum 4.0", "sum 2.0", "sum 4.0", "sum 2.0", "--replicas 3 needs 3 devices; TensorFlow "
-             "already runs with 2 devices in this process, and cannot change that: restart the "
+            ["sum 4.0", "sum 2.0", "sum 4.0", "sum 2.0", "--replicas 3 came too late: TensorFlow "
+             "already runs with 2 device(s) in this process and cannot change that; restart the "
              "kernel (or the process)"],
         ),
         (
             [("central_storage", 2), ("mirrored", 2), ("mirrored", None)],
-            ["sum 4.0", "sum 4.0", "no --replicas needs 1 device; TensorFlow already runs with 2"],
+            ["sum 4.0", "sum 4.0", "no --replicas came too late: TensorFlow already runs with 2"],
         ),
         (
             [("none", None), ("mirrored", 2), ("mirrored", 1), ("none", None)],
-            ["sum 2.0", "--replicas 2: make_logical_devices(2) came too late; TensorFlow already "
-             "runs with 1 CPU in this process, and cannot change that: restart the kernel",
+            ["sum 2.0", "--replicas 2 came too late: TensorFlow already "
+             "runs with 1 device(s) in this process",
              "sum 2.0", "sum 2.0"],
         ),
         (
             [("op", None), ("mirrored", 3), ("multi_worker", None)],
-            ["make_logical_devices(3) came too late", "sum 2.0"],
+            ["--replicas 3 came too late", "sum 2.0"],
         ),
     ],
 )  # fmt: skip
@@ -158,3 +158,11 @@ def test_replicas_that_are_away_are_planned_for(monkeypatch, planned, expected):
     monkeypatch.setattr(strategies, "replicas", lambda strategy: 2)
     monkeypatch.setenv("KERAS_RECIPES_PLANNED_WORKERS", planned)
     assert strategies.planned_replicas(strategies.tf.distribute.get_strategy()) == expected
+
+
+def test_more_replicas_than_gpus(monkeypatch):
+    monkeypatch.setattr(
+        strategies.tf.config, "list_physical_devices", lambda kind=None: ["GPU:0", "GPU:1"]
+    )
+    with pytest.raises(DistributionError, match="--replicas 3 is more than the 2 GPUs here"):
+        strategies.make_logical_devices(3)
