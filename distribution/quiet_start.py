@@ -1,19 +1,46 @@
-"""Imports TensorFlow without the lines that its native code writes to the terminal.
+"""Imports TensorFlow without the lines that mean nothing to whoever reads the terminal.
 
-They come before any setting of Python's is read, so the file descriptor itself is redirected for as
-long as the import takes. Whoever sets TF_CPP_MIN_LOG_LEVEL sees all that it lets through. It is
-not left in the environment: a process that is started from here would take it for the user's.
+Its native code writes some before any setting of Python's is read, so the file descriptor itself is
+redirected for as long as the import takes. With TF_CPP_MIN_LOG_LEVEL set, it is not. The variable
+is not left in the environment: a process that is started from here would take it for the user's.
 """
 
 import contextlib
 import importlib.machinery
+import logging
 import os
+import re
 import sys
 import tempfile
 import types
 import typing
 import warnings
 from collections.abc import Iterator
+
+# Warnings that mean nothing here.
+HARMLESS = (
+    # A checkpoint is loaded into a model that has not been trained: the weights are all it needs.
+    "Skipping variable loading for optimizer",
+    "Reduce to .* then broadcast",  # how TensorFlow sums over replicas
+    r"triggered tf\.function retracing",  # a second shape, or a second run in one process
+    "IProgress not found",  # tqdm's advice for notebooks
+)
+
+
+def start_quietly() -> None:
+    """Keeps TensorFlow's import and harmless warnings from the terminal; imports nothing.
+
+    What was written is shown if the import fails. It may be called again.
+    """
+    if "tensorflow" not in sys.modules and _QuietFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _QuietFinder)
+    for text in HARMLESS:
+        warnings.filterwarnings("ignore", message=".*" + text)
+    logging.getLogger("tensorflow").addFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not any(re.search(text, record.getMessage()) for text in HARMLESS)
 
 
 class _QuietFinder:
@@ -38,15 +65,6 @@ class _QuietFinder:
         return spec
 
 
-def keep_tensorflow_quiet() -> None:
-    """Whoever imports TensorFlow from now on hears nothing of it; nothing is imported here.
-
-    What was written is shown if the import fails.
-    """
-    if "tensorflow" not in sys.modules and _QuietFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _QuietFinder)
-
-
 @contextlib.contextmanager
 def _standard_error_caught() -> Iterator[None]:
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
@@ -54,7 +72,7 @@ def _standard_error_caught() -> Iterator[None]:
         return
     try:
         stderr = os.dup(2)
-    except OSError:  # closed: nobody sees anything
+    except OSError:  # closed
         yield
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only; read once, by the import
@@ -70,10 +88,3 @@ def _standard_error_caught() -> Iterator[None]:
             os.dup2(stderr, 2)
             os.close(stderr)
             del os.environ["TF_CPP_MIN_LOG_LEVEL"]
-
-
-def import_tqdm() -> None:
-    """Imports what the download clients draw their bars with, without its advice for notebooks."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "IProgress not found")  # ipywidgets are not needed
-        import tqdm.auto  # noqa: F401

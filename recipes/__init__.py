@@ -1,12 +1,15 @@
 """Training recipes: one file, one story. Keras runs on TensorFlow here."""
 
 import os
+import re
+import sys
 
-from distribution.quiet_start import import_tqdm, keep_tensorflow_quiet
-from training import early_answers
+from distribution.quiet_start import start_quietly
+from training.command_line import answer_early
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-keep_tensorflow_quiet()
-if (program := early_answers.started_as()) is not None:
-    early_answers.answer(program, f"python -m recipes.{program}")
-import_tqdm()
+start_quietly()
+if sys.argv[:1] == ["-m"]:  # `python -m` is about to import the program that it names
+    named = re.fullmatch(r"(?:-\w*m)?recipes\.(\w+)", sys.orig_argv[-len(sys.argv)])
+    if named:
+        answer_early(named[1])

@@ -32,7 +32,7 @@ from models.chunked_head import MaskedLMInChunks
 from models.initial_weights import init_local_attention, init_unigram_bias
 from models.optimizers import adamw
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -42,63 +42,66 @@ class Options(SharedOptions):
     """Options of `recipes.bert_mlm`."""
 
     # On 2 cores compiling took 5 s more, and a step 0.1 s less (`make bench`).
-    XLA_PAYS_AFTER: ClassVar[int] = 300
+    JIT_MIN_STEPS: ClassVar[int] = 300
 
-    dataset: str = "auto"
-    """wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."""
-    preset: str = "auto"
-    """scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."""
-    init_from: Path | None = None
-    """A run's folder or a weights file: a new schedule starts from these weights."""
-    vocabulary: Path | None = None
-    """A WordPiece vocabulary, one piece a line (default: learned from the training text)."""
-    vocabulary_size: int = 8192
-    """Word pieces to learn."""
-    num_layers: int = 2
-    """Transformer layers, from scratch."""
-    num_heads: int = 2
-    """Attention heads, from scratch."""
-    hidden_dim: int = 128
-    """Width of the model, from scratch; the feed-forward layers are four times as wide."""
-    dropout: float | None = None
-    """Dropout (default: 0 from scratch, the preset's own otherwise)."""
-    text_mode: Literal["packed", "lines"] = "packed"
-    """Full sequences, or one line per example with padding as in the published tutorial."""
-    sequence_length: int = 128
-    """Tokens of a sequence, [CLS] counted."""
-    head: Literal["chunked", "stock"] = "chunked"
-    """The predictions in chunks, or with a matrix of all logits; the numbers are the same."""
-    mlm_probability: float = 0.15
-    """Share of the tokens that are predicted."""
-    whole_word_masking: bool = False
-    """Chooses words with all of their word pieces."""
-    base_learning_rate: float | None = None
-    """Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."""
-    warmup_steps: int = 200
-    """Steps in which the learning rate grows; at most a tenth of the run is used."""
-    weight_decay: float = 0.01
-    """AdamW's; not on biases and layer norms."""
-    beta_1: float = 0.9
-    """AdamW's decay of the mean."""
-    beta_2: float = 0.98
-    """AdamW's decay of the variance."""
+    dataset: str = option(
+        "auto", "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."
+    )
+    preset: str = option(
+        "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."
+    )
+    init_from: Path | None = option(
+        None, "A run's folder or a weights file to start from, with a new schedule."
+    )
+    vocabulary: Path | None = option(
+        None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
+    )
+    vocabulary_size: int = option(
+        8192, "Word pieces to learn.", within="[1, 1e6]", unless=("vocabulary", "preset")
+    )
+    num_layers: int = option(
+        2, "Transformer layers, from scratch.", within="[1, 1000]", unless=("preset",)
+    )
+    num_heads: int = option(
+        2, "Attention heads, from scratch.", within="[1, 1000]", unless=("preset",)
+    )
+    hidden_dim: int = option(
+        128,
+        "Width of the model, from scratch; feed-forward layers are four times as wide.",
+        within="[1, 1e5]",
+        unless=("preset",),
+    )
+    dropout: float | None = option(
+        None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
+    )
+    text_mode: Literal["packed", "lines"] = option(
+        "packed", "Full sequences, or one line per example with padding."
+    )
+    sequence_length: int = option(128, "Tokens of a sequence, including [CLS].", within="[4, 512]")
+    head: Literal["chunked", "stock"] = option(
+        "chunked", "Compute predictions in chunks, or all logits at once; the numbers are equal."
+    )
+    mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
+    whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
+    base_learning_rate: float | None = option(
+        None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
+    )
+    warmup_steps: int = option(
+        200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
+    )
+    weight_decay: float = option(
+        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
+    )
+    beta_1: float = option(0.9, "AdamW's decay of the mean.", within="[0, 1)")
+    beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
     epochs: int = 8
-    """Passes over the training split."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
+        """Returns a line for each pair of options that do not work together."""
         found = super().problems()
-        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
         found += bert.problems_of_sizes(
             self, None if self.preset in ("auto", "scratch") else f"the preset {self.preset}"
         )
-        found += positive("warmup_steps", self.warmup_steps, zero=True)
-        found += positive("weight_decay", self.weight_decay, zero=True)
-        for name in ("beta_1", "beta_2"):
-            found += fraction(name, getattr(self, name))
-        if self.dropout is not None:
-            found += fraction("dropout", self.dropout)
-        found += fraction("mlm_probability", self.mlm_probability, one=True)
         return found
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import keras_nlp
 import numpy as np
-import tyro
 
 from data import sentence_inputs
 from models import bert
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, positive
+from training.options import COUNT, ProgramOptions, check, option
 from training.run_folder import open_finished, require_keys
 
 
@@ -25,16 +24,13 @@ from training.run_folder import open_finished, require_keys
 class Options(ProgramOptions):
     """Options of `recipes.classify`."""
 
-    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
-    """Folder of a finished run of text_classification."""
-    texts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Texts to sort."""
-    top: int = 3
-    """Classes that are printed for each text."""
+    run_dir: Path = option(help="Folder of a finished run of text_classification.", positional=True)
+    texts: tuple[str, ...] = option((), "Texts to sort.", positional=True)
+    top: int = option(3, "Classes that are printed for each text.", within=COUNT)
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        found = positive("top", self.top)
+        """Returns a line for each missing input."""
+        found = []
         if not self.texts:
             found.append("no text: give one or more, each in quotation marks")
         return found + ["an empty text" for text in self.texts if not text.strip()]

@@ -24,7 +24,6 @@ from data.errors import DataError
 from data.oligos import (
     BASES,
     LONGEST,
-    NEAREST_NEIGHBOUR,
     linear_baseline,
     load_oligos,
     nearest_neighbour_baseline,
@@ -33,7 +32,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -42,36 +41,29 @@ from training.schedules import WarmUp
 class Options(SharedOptions):
     """Options of `recipes.dna_melting`."""
 
-    dataset: str = NEAREST_NEIGHBOUR
-    """nearest-neighbour (drawn from the seed), or a CSV with the columns sequence and tm."""
-    oligos: int = 40_000
-    """Training oligos to draw; a CSV gives what it has."""
-    num_layers: int = 1
-    """Transformer layers."""
-    num_heads: int = 2
-    """Attention heads."""
-    hidden_dim: int = 64
-    """Width of the model, also in the schedule; the feed-forward layers are twice as wide."""
-    dropout: float = 0.0
-    """Dropout of the Transformer layers."""
-    base_learning_rate: float | None = None
-    """Peak learning rate for one replica (default: 3e-3)."""
-    warmup_steps: int = 200
-    """Steps in which the learning rate grows."""
+    dataset: str = option(
+        "nearest-neighbour",
+        "nearest-neighbour (drawn from the seed), or a CSV with the columns sequence and tm.",
+    )
+    oligos: int = option(
+        40_000, "Training oligos to draw, where they are drawn.", within="[1, 1e7]"
+    )
+    num_layers: int = option(1, "Transformer layers.", within="[1, 1000]")
+    num_heads: int = option(2, "Attention heads.", within="[1, 1000]")
+    hidden_dim: int = option(
+        64, "Width of the model; feed-forward layers are twice as wide.", within="[1, 1e5]"
+    )
+    dropout: float = option(0.0, "Dropout of the Transformer layers.", within="[0, 1)")
+    base_learning_rate: float | None = option(
+        None, "Peak learning rate for one replica (default: 3e-3)."
+    )
+    warmup_steps: int = option(200, "Steps of linear warm-up.", within="[0, 1e9]")
     epochs: int = 10
-    """Passes over the training split."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
+        """Returns a line for each pair of options that do not work together."""
         found = super().problems()
-        for name in ("num_layers", "num_heads"):
-            found += positive(name, getattr(self, name), most=1_000)
-        found += positive("hidden_dim", self.hidden_dim, most=100_000)
-        found += positive("oligos", self.oligos, most=10**7)
-        found += positive("warmup_steps", self.warmup_steps, zero=True)
-        found += fraction("dropout", self.dropout)
-        usable = 0 < self.num_heads <= 1_000 and 0 < self.hidden_dim <= 100_000
-        if usable and self.hidden_dim % self.num_heads:
+        if self.num_heads > 0 and self.hidden_dim % self.num_heads:
             found.append(
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"

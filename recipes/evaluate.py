@@ -19,7 +19,6 @@ from typing import Literal
 import keras
 import keras_nlp
 import numpy as np
-import tyro
 
 from callbacks.records import perplexity
 from data import arrays, cache, images, masked_lm, oligos, sentence_inputs, sentences, word_pieces
@@ -33,32 +32,28 @@ from training.artifacts import data_sha256, load_keras_file
 from training.checks import precision
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, fraction, positive
+from training.options import ProgramOptions, check, option
 from training.run_folder import open_finished, require_keys, require_settings
-
-LARGEST_BATCH = 1024  # 20 predictions of 30,000 word pieces each: 2.5 GB of logits
 
 
 @dataclasses.dataclass(kw_only=True)
 class Options(ProgramOptions):
     """Options of `recipes.evaluate`."""
 
-    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
-    """Folder of a finished run."""
-    dataset: str | None = None
-    """As for the recipe: a name, a path or a glob (default: the run's own dataset)."""
-    split: Literal["train", "valid", "test", "all"] | None = None
-    """Part of the data (default: test of the run's own dataset, all of another one)."""
-    batch_size: int = 32
-    """Examples of a batch, at most 1,024."""
-    cache_dir: Path | None = None
-    """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
-    json: bool = False
-    """Prints the numbers as one JSON object."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        return positive("batch_size", self.batch_size, most=LARGEST_BATCH)
+    run_dir: Path = option(help="Folder of a finished run.", positional=True)
+    dataset: str | None = option(
+        None, "As for the recipe: a name, a path or a glob (default: the run's own dataset)."
+    )
+    split: Literal["train", "valid", "test", "all"] | None = option(
+        None, "Part of the data (default: test of the run's own dataset, all of another one)."
+    )
+    batch_size: int = option(32, "Examples per batch.", within="[1, 1024]")
+    cache_dir: Path | None = option(
+        None,
+        "Folder for downloads and tokens (default: $RECIPES_CACHE_DIR, else "
+        "~/.cache/keras-recipes).",
+    )
+    json: bool = option(False, "Print the numbers as one JSON object.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +253,7 @@ def evaluate_images(question: Question) -> dict:
 def evaluate_oligos(question: Question) -> dict:
     """Huber loss and root mean squared error in degrees C."""
     count = question.settings.get("oligos")
-    if not isinstance(count, int) or positive("oligos", count, most=10**7):
+    if not isinstance(count, int) or not 0 < count <= 10**7:
         raise RunError(f"{question.options_file}: damaged, --oligos {count}: must be more than 0")
     loaded = oligos.load_oligos(question.dataset, question.settings["seed"], count)
     splits = {name: (ids, tm[:, np.newaxis]) for name, (ids, tm) in loaded.splits.items()}
@@ -332,7 +327,9 @@ def refuse_damaged_text(path: Path, settings: dict, facts: dict) -> None:
     require_keys(path, settings, text_mode=str, sequence_length=int, mlm_probability=float | int)
     require_keys(path, {"whole_word_masking": False} | settings, whole_word_masking=bool)
     require_keys(path, facts, text_sha256=str)
-    found = fraction("mlm_probability", settings["mlm_probability"], one=True)
+    found = []
+    if not 0 < settings["mlm_probability"] <= 1:
+        found.append("--mlm-probability: must be greater than 0 and at most 1")
     if not 4 <= settings["sequence_length"] <= bert.MAX_LENGTH:
         found.append(
             f"--sequence-length {settings['sequence_length']}: must lie between 4 and "

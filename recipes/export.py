@@ -16,14 +16,12 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from data import checksums
 from exports import trained
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.model_card import LOADING
-from training.options import ProgramOptions, check, is_installed, usable_folder
+from training.options import ProgramOptions, check, is_installed, option, unusable_folder
 from training.run_folder import open_finished
 
 # What a format needs that this package does not; all of it is in the extra.
@@ -39,16 +37,15 @@ NEEDS = {
 class Options(ProgramOptions):
     """Options of `recipes.export`."""
 
-    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
-    """Folder of a finished run."""
-    to: Literal["saved_model", "huggingface", "onnx", "litert"] = tyro.MISSING
-    """The format."""
-    folder: Path | None = None
-    """A new folder for it (default: exports/<format> in the run's folder)."""
+    run_dir: Path = option(help="Folder of a finished run.", positional=True)
+    to: Literal["saved_model", "huggingface", "onnx", "litert"] = option(help="The format.")
+    folder: Path | None = option(
+        None, "A new folder for it (default: exports/<format> in the run's folder)."
+    )
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
-        found = usable_folder("folder", self.folder)
+        found = unusable_folder("folder", self.folder)
         missing = [name for name in NEEDS.get(self.to, ()) if not is_installed(name)]
         if missing:
             found.append(

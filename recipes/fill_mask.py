@@ -15,7 +15,6 @@ from pathlib import Path
 
 import keras_nlp
 import numpy as np
-import tyro
 
 from data import checksums
 from data.paths import kind_of
@@ -23,7 +22,7 @@ from models import bert
 from models.bert import MASK, encode, fill_masks
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.options import ProgramOptions, check, positive
+from training.options import COUNT, ProgramOptions, check, option
 from training.run_folder import open_finished, read_run_file
 
 
@@ -31,16 +30,13 @@ from training.run_folder import open_finished, read_run_file
 class Options(ProgramOptions):
     """Options of `recipes.fill_mask`."""
 
-    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
-    """Folder of a finished run, or of a preset."""
-    texts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Texts, each with one [MASK] or more."""
-    top: int = 5
-    """Fills that are printed for each [MASK]."""
+    run_dir: Path = option(help="Folder of a finished run, or of a preset.", positional=True)
+    texts: tuple[str, ...] = option((), "Texts, each with one [MASK] or more.", positional=True)
+    top: int = option(5, "Fills that are printed for each [MASK].", within=COUNT)
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        found = positive("top", self.top)
+        """Returns a line for each missing input."""
+        found = []
         if not self.texts:
             found.append(f"no text: give one or more with {MASK}, each in quotation marks")
         found += [f"no {MASK} in {text[:60]!r}" for text in self.texts if MASK not in text]

@@ -22,7 +22,7 @@ from distribution.global_loss import GlobalMean
 from distribution.optimizers import reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, option
 from training.run import start_run
 
 
@@ -30,21 +30,17 @@ from training.run import start_run
 class Options(SharedOptions):
     """Options of `recipes.mnist`."""
 
-    dataset: str = "auto"
-    """mnist, fashion_mnist, digits, a folder of the four IDX files, or auto."""
-    dropout: float = 0.5
-    """Dropout before the dense layer."""
-    l2: float = 0.0
-    """Weight of the L2 penalty on the dense layer's kernel; training's loss only."""
+    dataset: str = option(
+        "auto", "mnist, fashion_mnist, digits, a folder of the four IDX files, or auto."
+    )
+    dropout: float = option(0.5, "Dropout before the dense layer.", within="[0, 1)")
+    l2: float = option(
+        0.0,
+        "Weight of the L2 penalty on the dense layer's kernel, in the training loss only.",
+        within="[0, inf)",
+    )
     base_learning_rate: float = 3e-3
-    """Peak learning rate for one replica."""
     epochs: int = 15
-    """Passes over the training split."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        found = super().problems() + fraction("dropout", self.dropout)
-        return found + positive("l2", self.l2, zero=True)
 
 
 def build_model(options: Options) -> keras.Model:

@@ -15,7 +15,6 @@ from pathlib import Path
 import keras
 import keras_nlp  # noqa: F401 (its layers are found by their names when a model is loaded)
 import numpy as np
-import tyro
 
 from data import oligos
 from data.image_files import read_image
@@ -23,7 +22,7 @@ from data.images import DIGITS
 from training.artifacts import load_keras_file
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check, positive
+from training.options import COUNT, ProgramOptions, check, option
 from training.run_folder import open_finished
 
 OTHERS = {"bert_mlm": "fill_mask", "text_classification": "classify"}
@@ -33,16 +32,17 @@ OTHERS = {"bert_mlm": "fill_mask", "text_classification": "classify"}
 class Options(ProgramOptions):
     """Options of `recipes.predict`."""
 
-    run_dir: tyro.conf.Positional[Path] = tyro.MISSING
-    """Folder of a finished run of mnist or dna_melting."""
-    inputs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Image files, or oligos of 8 to 60 bases."""
-    top: int = 3
-    """Classes that are printed for each image."""
+    run_dir: Path = option(
+        help="Folder of a finished run of mnist or dna_melting.", positional=True
+    )
+    inputs: tuple[str, ...] = option(
+        (), "Image files, or oligos of 8 to 60 bases.", positional=True
+    )
+    top: int = option(3, "Classes that are printed for each image.", within=COUNT)
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
-        found = positive("top", self.top)
+        """Returns a line for each missing input."""
+        found = []
         if not self.inputs:
             found.append("no input: give one or more image files or oligos")
         return found

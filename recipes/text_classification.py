@@ -30,7 +30,7 @@ from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.options import SharedOptions, fraction, positive
+from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -39,49 +39,68 @@ from training.schedules import WarmUp
 class Options(SharedOptions):
     """Options of `recipes.text_classification`."""
 
-    dataset: str = "auto"
-    """A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto."""
-    preset: str = "scratch"
-    """scratch, or a BERT preset of Kaggle or Hugging Face, or a preset's folder."""
-    init_from: Path | None = None
-    """A finished run of bert_mlm: its word pieces and its encoder are taken over."""
-    vocabulary: Path | None = None
-    """A WordPiece vocabulary, one piece a line (default: learned from the training sentences)."""
-    vocabulary_size: int = 8192
-    """Word pieces to learn."""
-    num_layers: int = 1
-    """Transformer layers, from scratch."""
-    num_heads: int = 2
-    """Attention heads, from scratch."""
-    hidden_dim: int = 64
-    """Width of the model, from scratch; the feed-forward layers are four times as wide."""
-    dropout: float = 0.3
-    """Dropout, in the encoder (not of a preset) and before the last layer."""
-    token_dropout: float = 0.5
-    """Share of a training sentence's word pieces that become [MASK], others in each epoch."""
-    sequence_length: int = 64
-    """Tokens of a sentence, [CLS] and [SEP] counted; longer ones are cut."""
-    base_learning_rate: float | None = None
-    """Peak learning rate for one replica (default: 5e-4 from scratch, 2e-4 otherwise)."""
-    warmup_steps: int = 100
-    """Steps in which the learning rate grows; at most a tenth of the run is used."""
-    weight_decay: float = 0.01
-    """AdamW's; not on biases and layer norms."""
+    dataset: str = option(
+        "auto",
+        "A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto.",
+    )
+    preset: str = option(
+        "scratch", "scratch, a BERT preset of Kaggle or Hugging Face, or a preset's folder."
+    )
+    init_from: Path | None = option(
+        None, "A finished run of bert_mlm, whose word pieces and encoder are used."
+    )
+    vocabulary: Path | None = option(
+        None,
+        "A WordPiece vocabulary, one piece per line (default: learned from training sentences).",
+    )
+    vocabulary_size: int = option(
+        8192,
+        "Word pieces to learn.",
+        within="[1, 1e6]",
+        unless=("vocabulary", "preset", "init_from"),
+    )
+    num_layers: int = option(
+        1, "Transformer layers, from scratch.", within="[1, 1000]", unless=("preset", "init_from")
+    )
+    num_heads: int = option(
+        2, "Attention heads, from scratch.", within="[1, 1000]", unless=("preset", "init_from")
+    )
+    hidden_dim: int = option(
+        64,
+        "Width of the model, from scratch; feed-forward layers are four times as wide.",
+        within="[1, 1e5]",
+        unless=("preset", "init_from"),
+    )
+    dropout: float = option(
+        0.3, "Dropout in the encoder (not a preset's) and before the last layer.", within="[0, 1)"
+    )
+    token_dropout: float = option(
+        0.5,
+        "Share of a training sentence's word pieces to replace by [MASK], others in each epoch.",
+        within="[0, 1)",
+    )
+    sequence_length: int = option(
+        64, "Tokens of a sentence, including [CLS] and [SEP]; the rest is cut.", within="[4, 512]"
+    )
+    base_learning_rate: float | None = option(
+        None, "Peak learning rate for one replica (default: 5e-4 from scratch, 2e-4 otherwise)."
+    )
+    warmup_steps: int = option(
+        100, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
+    )
+    weight_decay: float = option(
+        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
+    )
     epochs: int = 2
-    """Passes over the training split."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values."""
+        """Returns a line for each pair of options that do not work together."""
         found = super().problems()
         taken_from = "--init-from" if self.init_from else f"the preset {self.preset}"
         new = self.init_from is None and self.preset == "scratch"
         found += bert.problems_of_sizes(self, None if new else taken_from)
-        found += positive("vocabulary_size", self.vocabulary_size, most=10**6)
-        found += positive("warmup_steps", self.warmup_steps, zero=True)
-        found += positive("weight_decay", self.weight_decay, zero=True)
-        found += fraction("dropout", self.dropout) + fraction("token_dropout", self.token_dropout)
         if self.init_from is not None and self.preset != "scratch":
-            found.append("--init-from and --preset: give one of them")
+            found.append("--init-from and --preset: pass only one of them")
         return found
 
 

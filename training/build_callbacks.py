@@ -27,14 +27,8 @@ from callbacks.tracker import Tracker
 from callbacks.wandb_tracker import WandbTracker
 from callbacks.workers_by_step import WorkersByStep
 from training import checks
-from training.options import SharedOptions, profiled_steps, to_json
+from training.options import SharedOptions, profiled_steps, shown, to_json
 from training.plan import Plan
-
-# Options that tell nothing of what is trained and shown, and may be others when a run resumes.
-NOT_SHOWN = {
-    *("run_dir", "cache_dir", "options", "resume", "quiet", "profile"),
-    *("checkpoint_every", "keep_checkpoints", "steps_per_execution"),
-}
 
 
 class RunCallbacks:
@@ -120,9 +114,9 @@ class RunCallbacks:
                 (test, "test", options.test_every),
             )
         )
-        shown = OptionsSummary(
+        summary = OptionsSummary(
             self.tensorboard,
-            {k: v for k, v in to_json(options).items() if k not in NOT_SHOWN},
+            shown(options),
             plan.fixed(),
         )
         stateful = {
@@ -132,7 +126,7 @@ class RunCallbacks:
             "tracker": self.tracker,
             "validator": validator,
             "tester": tester,
-            "options": shown,
+            "options": summary,
             "workers": self.workers_by_step,
         } | checks.stateful(extra)
         checks.require_callbacks(info, stateful)
@@ -144,7 +138,7 @@ class RunCallbacks:
             StopOnBadLoss(lambda: checkpoint_files.newest_name(self.checkpoint.folder)),
             self.throughput,  # before whatever evaluates, writes or saves
             self.profile,
-            shown,
+            summary,
             self.workers_by_step,
             *extra,
             self.records,

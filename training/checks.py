@@ -90,8 +90,8 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     if options.jit != "auto":
         return options.jit == "on"
     pays = (
-        options.XLA_PAYS_AFTER is not None
-        and steps >= options.XLA_PAYS_AFTER
+        options.JIT_MIN_STEPS is not None
+        and steps >= options.JIT_MIN_STEPS
         and strategies.name_of(strategy) == "none"
         and options.accumulate_steps == 1  # whose training function is not compiled
         and options.precision != "float64"

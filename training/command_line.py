@@ -1,13 +1,19 @@
-"""A recipe as a command: its options parsed, its errors in a line, its exit status."""
+"""A recipe as a command: options parsed, `--help` at once, errors in one line, exit statuses."""
 
+import argparse
+import ast
 import contextlib
+import dataclasses
+import inspect
 import os
-import shlex
+import re
+import shutil
 import sys
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
-
-import tyro
+from typing import Any, Literal
 
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
@@ -15,164 +21,206 @@ from distribution import cluster
 from distribution.errors import DistributionError
 from distribution.version import version_line
 from training.errors import OptionsError, RunError
-from training.harmless import kept_from_terminal
-from training.help import help_text
-from training.options import check, flag, from_json
+from training.options import check, flag, from_json, metadata
 from training.signals import StopRequested
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+# Imports that a class of options may need, and that take no time.
+LIGHT = ("dataclasses", "pathlib", "typing", "training.options")
 
 
-def parse(kind: type, arguments: list[str] | None = None, prog: str | None = None):
-    """The options of a command line, checked.
+def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentParser:
+    """Makes the command line of a dataclass of options, in the groups that its metadata names.
 
     Args:
-        kind: a dataclass, for instance a recipe's `Options`.
-        arguments: the command line; the process's own by default.
+        kind: the dataclass.
         prog: the command that `--help` shows.
-
-    Raises:
-        OptionsError: values that are wrong, all of them at once.
-        SystemExit: as `understand` says.
+        description: text that `--help` begins with.
     """
-    options = understand(kind, arguments, prog)
-    check(options)
-    return options
+    own = vars(kind).get("__annotations__", {})
+    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
+    hints = typing.get_type_hints(kind)
+    about = {field.name: metadata(kind, field.name) for field in fields}
+    positionals = [name.upper() for name in about if about[name]["positional"]]
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=" ".join([prog, *positionals, "[options]"]),
+        description=inspect.cleandoc(description),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 34, width),
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=version_line())
+    groups: dict[str, Any] = {}
+    for field in fields:
+        title = "arguments" if about[field.name]["positional"] else about[field.name]["group"]
+        group = groups.get(title) or parser.add_argument_group(title)
+        groups[title] = group
+        text = about[field.name]["help"].replace("%", "%%")
+        required = field.default is dataclasses.MISSING
+        if field.default not in (None, "", ()) and not required and "(default" not in text:
+            if not isinstance(field.default, bool):
+                text = f"{text.removesuffix('.')} (default: %(default)s)."
+        given = _how_given(hints[field.name]) | {"help": text}
+        if not required:
+            given["default"] = field.default
+        if about[field.name]["positional"]:
+            group.add_argument(field.name, **given | {"metavar": field.name.upper()})
+        else:
+            group.add_argument(flag(field.name), dest=field.name, required=required, **given)
+    return parser
 
 
-def understand(kind: type, arguments: list[str] | None = None, prog: str | None = None):
-    """The options of a command line, of which only the types have been looked at.
+def _how_given(hint) -> dict:
+    """Returns how argparse reads a value of a type; the options themselves make paths of texts."""
+    kind = next(k for k in (*typing.get_args(hint), hint) if k is not type(None))
+    origin = typing.get_origin(hint)
+    if Literal in (origin, typing.get_origin(kind)):
+        return {"choices": typing.get_args(hint if origin is Literal else kind)}
+    if origin is tuple:
+        return {"nargs": "*"}
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if kind in (int, float):
+        return {"type": kind, "metavar": {int: "N", float: "X"}[kind]}
+    return {"metavar": "PATH" if kind is Path else "TEXT"}
+
+
+def parse(kind: type, prog: str, description: str = "", arguments: list[str] | None = None):
+    """Returns the options of a command line, of which only the types are checked.
 
     Args:
         kind: a dataclass, for instance a recipe's `Options`.
-        arguments: the command line; the process's own by default.
         prog: the command that `--help` shows.
+        description: text that `--help` begins with.
+        arguments: the command line; the process's own by default.
 
     Raises:
-        OptionsError: an option without a value, a file of options that is none, or a wish for a
-            shell's completion, which is the console script's.
+        OptionsError: `--options` names a file that has no options of this kind.
         SystemExit: `--help`, `--version`, or a command line that does not parse (status 2).
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    default = kind()
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        following = arguments[index + 1] if index + 1 < len(arguments) else None
-        if name.startswith("--") and (value if equals else following) == "":
-            raise OptionsError(f"{flag(name.strip('-'))}: is empty, a value is expected")
-        if name == "--options":
-            default = from_json(kind, Path(value or following or ""))
-    if {"--help", "-h"} & set(arguments):
-        print(help_text(kind, default, prog or sys.argv[0]))
-        raise SystemExit(0)
-    if "--version" in arguments:
-        print(version_line())
-        raise SystemExit(0)
-    if "".join(arguments[:1]).startswith("--tyro-"):
-        raise OptionsError(f"a shell completes one command: keras-recipes {shlex.join(arguments)}")
-    obey_no_color()
-    return tyro.cli(kind, args=arguments, default=default, prog=prog)
+    parser = make_parser(kind, prog, description)
+    first = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    first.add_argument("--options", type=Path)
+    file = first.parse_known_args(arguments)[0].options
+    if file is not None and "options" in {field.name for field in dataclasses.fields(kind)}:
+        parser.set_defaults(**vars(from_json(kind, file)))
+    return kind(**vars(parser.parse_args(arguments)))
 
 
-def obey_no_color() -> None:
-    """Takes the colours from what does not parse, where NO_COLOR asks for it (no-color.org)."""
-    if os.environ.get("NO_COLOR"):
-        tyro._experimental_options["ansi_codes"] = False
+def programs() -> dict[str, str]:
+    """Returns the recipes and programs of this package, and what each docstring says first."""
+    found = {}
+    for path in sorted(RECIPES.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.ClassDef) and node.name == "Options" for node in tree.body):
+            found[path.stem] = re.split(r"[:.\n]", ast.get_docstring(tree) or "")[0]
+    return found
 
 
-def command_line(options_type: type, main, prog: str | None = None) -> None:
+def answer_early(recipe: str) -> None:
+    """Parses a recipe's command line before the recipe imports TensorFlow, which takes seconds.
+
+    `--help`, `--version` and a line that does not parse end the process here. The class `Options`
+    is executed without the rest of the file; where it needs more than light imports, nothing
+    happens, and the recipe parses its command line itself.
+    """
+    path = RECIPES / f"{recipe}.py"
+    if not path.is_file():
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    description = ast.get_docstring(tree) or ""
+    tree.body = [node for node in tree.body if _is_light(node)]
+    module = types.ModuleType(f"recipes.{recipe}")
+    try:
+        exec(compile(tree, str(path), "exec"), vars(module))
+        kind = module.Options
+    except (NameError, AttributeError):
+        return
+    prog = f"python -m recipes.{recipe}"
+    run_as_command(recipe, lambda: parse(kind, prog, description), exits=False)
+
+
+def _is_light(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module in LIGHT
+    if isinstance(node, ast.Import):
+        return all(alias.name in LIGHT for alias in node.names)
+    return isinstance(node, ast.ClassDef) and node.name == "Options"
+
+
+def command_line(options_type: type, main: Callable) -> None:
     """Runs a recipe's `main` with the options of the command line, and exits.
 
     Exit status: 0; 2 for what a person can repair, 75 for a run that was stopped and can resume,
     1 for anything else.
-
-    Args:
-        options_type: the recipe's `Options`.
-        main: the recipe's `main`.
-        prog: the command that `--help` shows; `python -m recipes.X` by default.
     """
     module = sys.modules[options_type.__module__]
     name = module.__spec__.name if module.__spec__ else Path(module.__file__ or "").stem
     recipe = name.split(".")[-1]
-    prog = prog or f"python -m recipes.{recipe}"
 
     def work():
-        if module.__spec__ is None:
-            _refuse_other_backends(prog)
-        main(parse(options_type, prog=prog))
+        options = parse(options_type, f"python -m recipes.{recipe}", module.__doc__ or "")
+        check(options)
+        main(options)
 
     run_as_command(recipe, work)
 
 
-def _refuse_other_backends(prog: str) -> None:
-    """Refuses a file that was run by its path where Keras has taken another backend.
-
-    Raises:
-        OptionsError: says how to start it.
-    """
-    keras = sys.modules.get("keras")
-    if keras is not None and keras.config.backend() != "tensorflow":
-        raise OptionsError(
-            f"Keras runs on {keras.config.backend()} here, TensorFlow is needed: start it as {prog}"
-        )
-
-
-def run_as_command(recipe: str, work: Callable, leave_if_done: bool = True) -> None:
-    """Calls a function, tells what goes wrong in a line, and exits with a recipe's status.
+def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
+    """Calls a function, prints an error in one line, and exits with a recipe's status.
 
     Args:
         recipe: the name before each message.
-        work: what is called.
-        leave_if_done: False returns to the caller where nothing went wrong.
+        work: the function.
+        exits: False returns to the caller if nothing went wrong.
     """
     status = 0
     try:
-        with kept_from_terminal():
-            work()
-        if not leave_if_done:
+        work()
+        if not exits:
             return
     except SystemExit as leaving:
-        if not isinstance(leaving.code, int | None):
-            raise
-        status = leaving.code or 0
+        status = leaving.code if isinstance(leaving.code, int) else 0
     except (OptionsError, DataError, DistributionError, RunError) as error:
-        _say(recipe, error)
+        _print_error(recipe, error)
         status = 2
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         status = STOPPED
     except StopRequested:
-        print("stopped; nothing was trained yet, the same command begins anew", file=sys.stderr)
+        print("stopped before training began: the same command starts again", file=sys.stderr)
         status = STOPPED
     except (BadLoss, CannotSave) as error:
-        _say(recipe, error)
+        _print_error(recipe, error)
         status = 1
     except _out_of_memory() as error:
         first = str(getattr(error, "message", error)).splitlines()[0][:200]
-        _say(
+        _print_error(
             recipe,
-            f"out of memory: {first}\ntake a smaller --batch-size-per-replica (or "
+            f"out of memory: {first}\npass a smaller --batch-size-per-replica (or "
             "--global-batch-size), with --accumulate-steps for the same update",
         )
         status = 1
-    except BrokenPipeError:  # `... | head -1`: nobody reads any more
+    except BrokenPipeError:  # `... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        _say(recipe, error.strerror)  # standard output on a full disk
+        _print_error(recipe, error.strerror)  # standard output on a full disk
         status = 1
     _leave(status)
 
 
 def _out_of_memory() -> type[Exception] | tuple:
-    """TensorFlow's error; nothing raises it where TensorFlow was never imported."""
+    """Returns TensorFlow's error; nothing raises it where TensorFlow was not imported."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow.errors.ResourceExhaustedError if tensorflow else ()
 
 
-def _say(recipe: str, error) -> None:
+def _print_error(recipe: str, error) -> None:
     lines = str(error).splitlines() or [type(error).__name__]
     text = "\n".join([f"{recipe}: {lines[0]}", *(f"  {line}" for line in lines[1:])])
     print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)

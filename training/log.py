@@ -9,10 +9,10 @@ import tqdm
 
 from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT
-from training.harmless import LIBRARIES, kept_from_terminal
-from training.notebook import in_notebook
+from training.options import in_notebook
 
 log = logging.getLogger("recipes")
+LIBRARIES = ("tensorflow", "absl")  # loggers whose lines are kept in the file too
 # In a notebook TensorFlow tells which devices it uses and how it reduces; elsewhere it does not.
 tensorflow_log = logging.getLogger("tensorflow")
 
@@ -31,8 +31,7 @@ class TerminalHandler(logging.Handler):
 
     def emit(self, record):
         """Writes one line."""
-        told = self.progress_bar and getattr(record, "shown_by_bar", False)
-        if not (told or getattr(record, "file_only", False)):
+        if not (self.progress_bar and getattr(record, "shown_by_bar", False)):
             tqdm.tqdm.write(self.format(record), file=sys.stdout)
             sys.stdout.flush()
 
@@ -81,8 +80,6 @@ class RunLogging:
         self._add(TerminalHandler(quiet, wants_progress_bar(quiet)))
         log.propagate = False
         tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
-        self._warnings = contextlib.ExitStack()
-        self._warnings.enter_context(kept_from_terminal())
 
     def to_file(self, path: Path) -> None:
         """Appends all lines to a file too, with the time; Keras's and TensorFlow's warnings too.
@@ -101,7 +98,6 @@ class RunLogging:
 
     def close(self) -> None:
         """Takes the handlers away and puts the logger back."""
-        self._warnings.close()
         for handler in self._handlers:
             for logger in (log, *map(logging.getLogger, LIBRARIES)):
                 logger.removeHandler(handler)

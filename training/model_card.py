@@ -1,13 +1,11 @@
 """The card of a trained model: what it is, from which data, how good, how to load it."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import keras
 
-from training.options import SharedOptions, to_json
-from training.run_folder import OPTIONS_FREE_TO_CHANGE
+from training.options import SharedOptions, shown
 
 LOADING = "## How to load it"  # the last section; an export puts its own in its place
 
@@ -166,11 +164,11 @@ def _test(results: dict) -> str:
 
 def _options(options: SharedOptions) -> str:
     """The options that decide the numbers and are not the defaults."""
-    default = {field.name: field.default for field in dataclasses.fields(options)}
+    default = shown(type(options)())
     given = [
         f"- `{name}`: {Path(value).name if isinstance(getattr(options, name), Path) else value}"
-        for name, value in to_json(options).items()
-        if name not in OPTIONS_FREE_TO_CHANGE | {"dataset"} and value != default[name]
+        for name, value in shown(options).items()
+        if name != "dataset" and value != default.get(name)
     ]
     return "\n".join([f"Seed {options.seed}; the recipe's defaults, but for:", "", *given])
 

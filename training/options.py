@@ -1,39 +1,99 @@
-"""The options that every recipe takes; a dataclass becomes a command line."""
+"""The options that every recipe takes: fields of a dataclass, with what is known of each."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
+import sys
 import types
 import typing
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from data.paths import read_text
 from distribution.cluster import Strategy
 from training.errors import OptionsError
 
-LARGEST = 10**9  # of every whole number that no other limit holds
-LONGEST_PATH = 255  # letters of one name in a path
+COUNT = "[1, 1e9]"
+POSITIVE = "(0, inf)"
+# What is known of an option that says nothing of it.
+METADATA = {
+    "help": "",
+    "group": "this recipe",
+    "within": None,
+    "resume": "fixed",
+    "shown": True,
+    "unless": (),
+    "positional": False,
+}
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str | None = None,  # noqa: A002 (as argparse calls it)
+    *,
+    group: str | None = None,
+    within: str | None = None,
+    resume: Literal["fixed", "free", "extend"] | None = None,
+    shown: bool | None = None,
+    unless: tuple[str, ...] | None = None,
+    positional: bool | None = None,
+) -> Any:
+    """Declares an option: a field of a dataclass, with its metadata.
+
+    What is not given is inherited with the field, or is that of `METADATA`; so a recipe gives a
+    shared option another default with `epochs: int = 15`.
+
+    Args:
+        default: its value where none is given; without one the option is required.
+        help: one line with its meaning and unit.
+        group: title under which `--help` lists it.
+        within: interval of a number, for instance "[0, 1)".
+        resume: whether a run that resumes may have another value: "fixed" never, "free" always,
+            "extend" with `--resume extend`.
+        shown: whether it describes the training, for TensorBoard and comparisons.
+        unless: options that make it meaningless where they are given.
+        positional: whether the command line takes its value without its name.
+    """
+    about = {"help": help, "group": group, "within": within, "resume": resume, "shown": shown}
+    about |= {"unless": unless, "positional": positional}
+    given = {name: value for name, value in about.items() if value is not None}
+    return dataclasses.field(default=default, metadata=given)
+
+
+def metadata(kind: type, name: str) -> dict:
+    """Returns what is known of a field of a dataclass, its inherited metadata included."""
+    known: dict = dict(METADATA)
+    for cls in reversed(kind.__mro__):
+        field = vars(cls).get("__dataclass_fields__", {}).get(name)
+        known |= field.metadata if field is not None else {}
+    return known
+
+
+_data = functools.partial(option, group="data")
+_training = functools.partial(option, group="training")
+_devices = functools.partial(option, group="devices", resume="free")
+_saving = functools.partial(option, group="saving and logging", resume="free", shown=False)
 
 
 @dataclasses.dataclass(kw_only=True)
 class ProgramOptions:
-    """Options of any program: texts where paths are meant, and lists, as a notebook gives them."""
+    """Options of any program; takes texts where paths are meant, and lists, as a notebook gives."""
 
     def __post_init__(self):
         hints = typing.get_type_hints(type(self))
-        for name in (field.name for field in dataclasses.fields(self)):
-            value, kind = getattr(self, name), hints[name]
-            if typing.get_origin(kind) is not tuple:
-                value = _as_path(value, kind)
-            elif isinstance(value, str | Path | list | tuple):
+        for field in dataclasses.fields(self):
+            value, hint = getattr(self, field.name), hints[field.name]
+            if typing.get_origin(hint) is tuple and isinstance(value, str | Path | list | tuple):
                 several = [value] if isinstance(value, str | Path) else value
-                value = tuple(_as_path(each, typing.get_args(kind)[0]) for each in several)
-            setattr(self, name, value)
+                value = tuple(_as_path(each, typing.get_args(hint)[0]) for each in several)
+            setattr(self, field.name, _as_path(value, hint))
+
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together; for subclasses."""
+        return []
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,262 +101,233 @@ class SharedOptions(ProgramOptions):
     """What every recipe takes; a recipe adds its own and sets its own defaults.
 
     Attributes:
-        XLA_PAYS_AFTER: steps from which a run on one CPU is faster with `--jit on`, compiling
-            counted, as the recipe's author has measured; None where it is not or nobody has.
+        JIT_MIN_STEPS: steps from which a run on one CPU is faster with `--jit on`, compiling
+            counted, as the recipe's author has measured; None where it is not.
     """
 
-    XLA_PAYS_AFTER: ClassVar[int | None] = None
+    JIT_MIN_STEPS: ClassVar[int | None] = None
 
-    dataset: str = "auto"
-    """A name or a path; see the recipe's own help."""
-    strategy: Strategy = "auto"
-    """Where the work runs; auto looks at TF_CONFIG, SLURM and the devices."""
-    replicas: int | None = None
-    """Logical devices per worker: splits one GPU by memory, otherwise the CPU."""
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float64"] = "float32"
-    """The dtype policy; float64 also sets Keras's float type."""
-    batch_size_per_replica: int | None = None
-    """Examples of a batch on one replica (times the replicas makes the global batch)."""
-    global_batch_size: int | None = None
-    """Examples of a batch over all replicas, which must be able to share it."""
-    base_learning_rate: float | None = None
-    """Peak learning rate for one replica."""
-    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """How the learning rate grows with the replicas."""
-    epochs: int = 1
-    """Passes over the training split."""
-    max_steps: int | None = None
-    """Ends the run, and its schedule, after so many updates of the weights."""
-    max_examples: int | None = None
-    """Takes only the first so many examples of the training split."""
-    validate_every: int | None = None
-    """Evaluates on the validation split every so many steps too, not only after each epoch."""
-    test_every: int | None = None
-    """Evaluates on the test split every so many steps."""
-    checkpoint_every: int = 500
-    """Steps between two checkpoints; each epoch ends with one."""
-    keep_checkpoints: int = 5
-    """How many checkpoints are kept."""
-    keep_best: str | None = None
-    """Metric of the validation split, for instance val_loss, by which the best is kept too."""
-    keep_best_mode: Literal["auto", "min", "max"] = "auto"
-    """Whether a smaller or a larger --keep-best metric is better; auto knows the usual ones."""
-    early_stopping: int | None = None
-    """Ends the run after so many epochs without a better --keep-best metric."""
-    resume: Literal["auto", "never", "extend"] = "auto"
-    """What to do with an unfinished run in --run-dir; extend trains on for more --epochs."""
-    clip_norm: float | None = None
-    """Largest norm of the gradient of the global batch."""
-    accumulate_steps: int = 1
-    """Global batches that one update of the weights takes in."""
-    steps_per_execution: int = 1
-    """Steps run in one call of the training function; callbacks act between calls."""
-    jit: Literal["auto", "on", "off"] = "auto"
-    """XLA: auto compiles where that was measured to pay, and leaves it to Keras elsewhere."""
-    seed: int = 0
-    """Decides data order, masks, initial weights and dropout."""
-    deterministic: bool = False
-    """Uses only TensorFlow ops that repeat bit for bit (slower on GPUs)."""
-    run_dir: Path | None = None
-    """The run's folder (default: runs/<recipe>/<date-time>); an unfinished run there resumes."""
-    options: Path | None = None
-    """An options.json of an earlier run, whose values become the defaults."""
-    cache_dir: Path | None = None
-    """Downloads and tokens (default: $RECIPES_CACHE_DIR, else ~/.cache/keras-recipes)."""
-    log_every: int = 50
-    """Steps between two lines of the log."""
-    profile: str | None = None
-    """START:STOP: writes a TensorBoard profile of these steps (counted from 1, both included)."""
-    quiet: bool = False
-    """Prints warnings and the results only."""
-    tracker: Literal["none", "wandb", "mlflow"] = "none"
-    """Sends the metrics to Weights & Biases or to MLflow, too."""
+    dataset: str = _data("auto", "A name or a path.")
+    max_examples: int | None = _data(
+        None, "Use only the first N examples of the training split.", within=COUNT
+    )
+    cache_dir: Path | None = _data(
+        None,
+        "Folder for downloads and tokens (default: $RECIPES_CACHE_DIR, else "
+        "~/.cache/keras-recipes).",
+        resume="free",
+        shown=False,
+    )
+
+    epochs: int = _training(1, "Passes over the training split.", within=COUNT, resume="extend")
+    max_steps: int | None = _training(
+        None,
+        "End the run, and its schedule, after N updates of the weights.",
+        within=COUNT,
+        resume="extend",
+    )
+    batch_size_per_replica: int | None = _training(
+        None,
+        "Examples per batch on one replica (default: the recipe's own, usually 32, unless "
+        "--global-batch-size is given).",
+        within=COUNT,
+    )
+    global_batch_size: int | None = _training(
+        None, "Examples per batch over all replicas, which must divide it.", within=COUNT
+    )
+    accumulate_steps: int = _training(
+        1, "Batches to accumulate gradients over before each update.", within=COUNT
+    )
+    base_learning_rate: float | None = _training(
+        None, "Peak learning rate for one replica.", within=POSITIVE
+    )
+    lr_scaling: Literal["linear", "sqrt", "none"] = _training(
+        "linear", "How the learning rate grows with the number of replicas."
+    )
+    clip_norm: float | None = _training(
+        None, "Clip the gradient to this global norm.", within=POSITIVE
+    )
+    validate_every: int | None = _training(
+        None,
+        "Evaluate on the validation split every N steps, in addition to each epoch's end.",
+        within=COUNT,
+        resume="free",
+    )
+    test_every: int | None = _training(
+        None, "Evaluate on the test split every N steps.", within=COUNT, resume="free"
+    )
+    early_stopping: int | None = _training(
+        None,
+        "Stop after N epochs in which --keep-best did not improve.",
+        within=COUNT,
+        resume="free",
+    )
+    seed: int = _training(
+        0, "Seed of data order, masks, initial weights and dropout.", within="[0, 2147483647]"
+    )
+
+    strategy: Strategy = _devices(
+        "auto", "Distribution strategy; auto decides by TF_CONFIG, SLURM and devices."
+    )
+    replicas: int | None = _devices(
+        None,
+        "Logical devices per worker: splits one GPU by memory, otherwise the CPU.",
+        within="[1, 256]",
+    )
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float64"] = _devices(
+        "float32", "Dtype policy; float64 also sets Keras's float type.", resume="fixed"
+    )
+    jit: Literal["auto", "on", "off"] = _devices(
+        "auto", "Compile the training step with XLA; auto decides by device and run length."
+    )
+    steps_per_execution: int = _devices(
+        1,
+        "Steps to run in one call of the training function; callbacks act between calls.",
+        within=COUNT,
+    )
+    deterministic: bool = _devices(
+        False, "Use only TensorFlow ops that repeat bit for bit (slower on GPUs)."
+    )
+
+    run_dir: Path | None = _saving(
+        None,
+        "Folder of the run (default: runs/<recipe>/<date-time>); an unfinished run there resumes.",
+    )
+    resume: Literal["auto", "never", "extend"] = _saving(
+        "auto", "What to do with a run in --run-dir; extend trains it for more --epochs."
+    )
+    options: Path | None = _saving(
+        None, "The options.json of another run, whose values become the defaults."
+    )
+    checkpoint_every: int = _saving(
+        500, "Steps between checkpoints; each epoch ends with one.", within=COUNT
+    )
+    keep_checkpoints: int = _saving(5, "Number of checkpoints to keep.", within=COUNT)
+    keep_best: str | None = _saving(
+        None,
+        "Also keep the checkpoint with the best value of this validation metric, for instance "
+        "val_loss.",
+        shown=True,
+    )
+    keep_best_mode: Literal["auto", "min", "max"] = _saving(
+        "auto",
+        "Whether a smaller or a larger value of --keep-best is better; auto knows Keras's metrics.",
+    )
+    log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
+    quiet: bool = _saving(False, "Print only warnings and results.")
+    profile: str | None = _saving(
+        None,
+        "START:STOP: write a TensorBoard profile of these steps (counted from 1, inclusive).",
+    )
+    tracker: Literal["none", "wandb", "mlflow"] = _saving(
+        "none", "Also send the metrics to Weights & Biases or MLflow."
+    )
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the values, a line each; recipes add their own.
-
-        Each value is of its field's type: `all_problems` looks at that first.
-        """
+        """Returns a line for each pair of options that do not work together."""
         found = []
-        for name in (
-            *("batch_size_per_replica", "global_batch_size", "epochs", "max_steps"),
-            *("max_examples", "validate_every", "test_every", "checkpoint_every"),
-            *("keep_checkpoints", "early_stopping", "accumulate_steps", "steps_per_execution"),
-            "log_every",
-        ):
-            found += positive(name, getattr(self, name))
-        found += positive("replicas", self.replicas, most=256)
-        for name in ("base_learning_rate", "clip_norm"):
-            found += positive(name, getattr(self, name), most=math.inf)
         if self.batch_size_per_replica is not None and self.global_batch_size is not None:
             found.append(
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
-                f"{self.global_batch_size}: give one of them"
+                f"{self.global_batch_size}: pass only one of them"
             )
-        found += problems_of_profile(self.profile)
-        found += positive("seed", self.seed, zero=True, most=2**31 - 1)
+        if self.profile is not None:
+            steps = profiled_steps(self.profile)
+            if steps is None or not 0 < steps[0] <= steps[1]:
+                found.append(
+                    f"--profile {short(self.profile)}: must be START:STOP, two steps counted from "
+                    "1, for instance 100:110"
+                )
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
         if self.accumulate_steps > 1 and self.steps_per_execution > 1:
-            found.append(
-                "--accumulate-steps already runs several batches in one execution: leave out "
-                "--steps-per-execution"
-            )
+            found.append("--accumulate-steps: cannot be combined with --steps-per-execution")
         if self.tracker != "none" and not is_installed(self.tracker):
             found.append(
-                f"--tracker {self.tracker}: the package {self.tracker} is missing; "
-                f"pip install -e '.[{self.tracker}]' has it"
+                f"--tracker {self.tracker}: the package is not installed; "
+                f"run pip install -e '.[{self.tracker}]'"
             )
         if self.jit == "on" and self.precision == "float64":
-            found.append("--jit on does not go with --precision float64, which is for checks")
-        return (
-            found
-            + usable_folder("run_dir", self.run_dir)
-            + usable_folder("cache_dir", self.cache_dir)
-        )
+            found.append("--jit on: cannot be combined with --precision float64")
+        for name in ("run_dir", "cache_dir"):
+            found += unusable_folder(name, getattr(self, name))
+        keras = sys.modules.get("keras")
+        if keras is not None and keras.config.backend() != "tensorflow":
+            found.append(
+                f"Keras runs on {keras.config.backend()} in this process, TensorFlow is needed: "
+                "import recipes before keras, or start it with python -m"
+            )
+        return found
 
 
-def problems_of_types(options) -> list[str]:
-    """A line for each value that is not of its field's type, or a path that cannot be."""
-    hints = typing.get_type_hints(type(options))
-    found = []
-    for name in (field.name for field in dataclasses.fields(options)):
-        value = getattr(options, name)
-        if not _fits(value, hints[name]):  # a notebook's, or a file's
-            found.append(f"{flag(name)} {_short_value(value)}: must be {_in_words(hints[name])}")
+def all_problems(options: ProgramOptions) -> list[str]:
+    """Returns what is wrong with the options, a line each; wrong types alone, if there are any."""
+    kind = type(options)
+    hints = typing.get_type_hints(kind)
+    types_, ranges = [], []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        problem = _type_problem(value, hints[field.name])
+        if problem:
+            types_.append(f"{flag(field.name)} {short(value)}: {problem}")
             continue
-        for part in value if isinstance(value, tuple) else (value,):
-            problem = path_problem(part) if isinstance(part, Path) else None
-            if isinstance(part, str) and not _is_utf8(part):
-                problem = "is not UTF-8"
-            if problem:
-                found.append(f"{flag(name)} {_short(part)}: {problem}")
-    return found
+        problem = _range_problem(value, metadata(kind, field.name)["within"])
+        if problem:
+            ranges.append(f"{flag(field.name)} {short(value)}: {problem}")
+    return types_ or ranges + options.problems()
 
 
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a folder of that name is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def usable_folder(name: str, path: Path | None) -> list[str]:
-    """A problem where a path that is there is no folder, or one that is closed."""
-    if path is None or not os.path.exists(path.expanduser()):
-        return []
-    if not path.expanduser().is_dir():
-        return [f"{flag(name)} {_short(path)}: is a file, a folder is expected"]
-    if not os.access(path.expanduser(), os.R_OK | os.W_OK | os.X_OK):
-        return [f"{flag(name)} {_short(path)}: cannot be read and written"]
-    return []
-
-
-def path_problem(path: Path) -> str | None:
-    """Why no file system has such a path, or None."""
-    text = str(path)
-    if "\0" in text:
-        return "holds a NUL character"
-    if not _is_utf8(text):
-        return "is not UTF-8"
-    if any(len(part.encode()) > LONGEST_PATH for part in path.parts) or len(text) > 4000:
-        return f"is too long, a name has at most {LONGEST_PATH} letters"
-    try:
-        path.expanduser()
-    except RuntimeError:
-        return "names a user who is not there"
-    return None
-
-
-def _is_utf8(text: str) -> bool:
-    """False for bytes of a command line that are none: Python keeps them as half characters."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _short(text) -> str:
-    text = str(text).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 200 else f"{text[:100]}... ({len(text)} letters)"
-
-
-def positive(
-    name: str, value: float | None, zero: bool = False, most: float = LARGEST
-) -> list[str]:
-    """A problem where a number is not finite, not above zero (or 0 with `zero`), or too large."""
-    if value is None:
-        return []
-    least = "0 or more" if zero else "more than 0"
-    if isinstance(value, float) and not math.isfinite(value):
-        return [f"{flag(name)} {value}: must be {least}"]
-    if value < 0 or (value == 0 and not zero):
-        return [f"{flag(name)} {_short_value(value)}: must be {least}"]
-    if value > most:
-        return [f"{flag(name)} {_short_value(value)}: must be at most {most:,}"]
-    return []
-
-
-def _short_value(value) -> str:
-    if isinstance(value, int) and value.bit_length() > 100:  # Python does not print every one
-        return f"(a number of {value.bit_length()} bits)"
-    return _short(repr(value))
-
-
-def profiled_steps(profile: str | None) -> tuple[int, int] | None:
-    """The first and the last step of `--profile START:STOP`; None where it names none."""
-    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", profile or "")
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def problems_of_profile(profile: str | None) -> list[str]:
-    """A problem where `--profile` does not name steps."""
-    if profile is None:
-        return []
-    steps = profiled_steps(profile)
-    if steps is None or not 0 < steps[0] <= steps[1]:
-        return [
-            f"--profile {_short(profile)}: must be START:STOP, two steps counted from 1, the "
-            "earlier one first, for instance 100:110"
-        ]
-    return []
-
-
-def fraction(name: str, value: float, one: bool = False) -> list[str]:
-    """A problem where a number does not lie in [0, 1), or with `one` in (0, 1]."""
-    if one and not 0 < value <= 1:
-        return [f"{flag(name)} {value}: must lie above 0 and at most at 1"]
-    if not one and not 0 <= value < 1:
-        return [f"{flag(name)} {value}: must lie in [0, 1)"]
-    return []
-
-
-def flag(name: str) -> str:
-    """The option of a field."""
-    return "--" + name.replace("_", "-")
-
-
-class Checked(typing.Protocol):
-    """Options of any program."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with values of the right types, a line each."""
-
-
-def all_problems(options: Checked) -> list[str]:
-    """What is wrong with the options, a line each; of wrong types nothing else can be said."""
-    return problems_of_types(options) or options.problems()
-
-
-def check(options: Checked) -> None:
+def check(options: ProgramOptions) -> None:
     """Raises OptionsError with all problems at once."""
+    if not isinstance(options, ProgramOptions):
+        what = options.__name__ if isinstance(options, type) else type(options).__name__
+        raise OptionsError(
+            f"main() takes an Options(...) object, for instance Options(), not {what}"
+        )
     found = all_problems(options)
     if found:
         raise OptionsError("\n".join(found))
 
 
+def unusable_folder(name: str, path: Path | None) -> list[str]:
+    """Returns a problem where an existing path is not a folder, or not a writable one."""
+    path = path.expanduser() if path is not None else None
+    if path is None or not os.path.exists(path):
+        return []
+    if not path.is_dir():
+        return [f"{flag(name)} {path}: is a file, expected a folder"]
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return [f"{flag(name)} {path}: permission denied"]
+    return []
+
+
+def is_installed(package: str) -> bool:
+    """Returns whether a package can be imported; a plain folder of that name cannot."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def profiled_steps(profile: str | None) -> tuple[int, int] | None:
+    """Returns the first and the last step of `--profile START:STOP`; None where it names none."""
+    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", profile or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def flag(name: str) -> str:
+    """Returns how the command line writes a field's name."""
+    return "--" + name.replace("_", "-")
+
+
+def short(value) -> str:
+    """Returns a value as text of at most 200 characters that any terminal can print."""
+    if isinstance(value, int) and value.bit_length() > 600:  # Python does not print every number
+        return f"(a number of {value.bit_length()} bits)"
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def to_json(options) -> dict:
-    """The options as JSON values."""
+    """Returns the options as JSON values."""
     return {
         field.name: str(value) if isinstance(value, Path) else value
         for field in dataclasses.fields(options)
@@ -304,91 +335,143 @@ def to_json(options) -> dict:
     }
 
 
+def shown(options, resolved: dict | None = None) -> dict:
+    """Returns the options that describe the training, as JSON values.
+
+    Args:
+        options: a recipe's.
+        resolved: what `auto` and the like became, by the option's name; it replaces the option.
+    """
+    values = to_json(options) | {
+        name: value for name, value in (resolved or {}).items() if hasattr(options, name)
+    }
+    given = {name for name, value in values.items() if value not in (None, "auto", "scratch")}
+    about = {name: metadata(type(options), name) for name in values}
+    return {
+        name: value
+        for name, value in values.items()
+        if about[name]["shown"] and not given.intersection(about[name]["unless"])
+    }
+
+
 def from_json(kind: type, path: Path):
-    """The options of a file that a run wrote; `--run-dir` and `--resume` are not taken over.
+    """Returns the options of an `options.json`; `--run-dir` and `--resume` are not taken over.
 
     Raises:
-        OptionsError: no such file, no JSON object, names that the recipe does not have, or values
-            of other types.
+        OptionsError: not readable, not a JSON object, unknown names or values of other types.
     """
     try:
-        values = json.loads(read_text(path.expanduser()))
-        if isinstance(values, dict):
-            values = values.get("options", values)
-        if not isinstance(values, dict):
-            raise ValueError(f"{json.dumps(values)[:40]} is no JSON object of options")
-    except (OSError, ValueError, RuntimeError, RecursionError) as error:
+        values = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        values = values.get("options", values)
+        unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
+        if unknown:
+            raise ValueError(f"unknown options {short(', '.join(unknown))}")
+    except (OSError, ValueError, AttributeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionsError(f"--options {_short(path)}: {reason}") from error
-    hints = typing.get_type_hints(kind)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise OptionsError(f"--options {path}: unknown names {', '.join(unknown)}")
+        if isinstance(error, AttributeError):
+            reason = "not a JSON object of options"
+        raise OptionsError(f"--options {path}: {reason}") from error
     taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
+    hints = typing.get_type_hints(kind)
+    options = kind(**taken)
     wrong = [
-        f"--options {path}: {name} is {_short_value(value)}, must be {_in_words(hints[name])}"
-        for name, value in taken.items()
-        if not _fits(value, hints[name])
-        and not (isinstance(value, str) and Path in _types(hints[name]))
+        f"--options {path}: {name} is {short(value)}, {problem}"
+        for name in taken
+        for value in [getattr(options, name)]
+        for problem in [_type_problem(value, hints[name])]
+        if problem
     ]
     if wrong:
         raise OptionsError("\n".join(wrong))
-    return kind(**taken)
+    return options
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def command(recipe: str, options: SharedOptions) -> str:
-    """The command line that runs, or resumes, these options."""
-    words = ["python", "-m", f"recipes.{recipe}"]
+    """Returns the command line (in a notebook, the Python) that runs or resumes these options."""
     default = to_json(type(options)())
-    for name, value in to_json(options).items():
-        if value == default[name] or name in ("options", "resume"):
-            continue
+    given = {
+        name: value
+        for name, value in to_json(options).items()
+        if value != default[name] and name not in ("options", "resume")
+    }
+    if in_notebook():
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"{recipe}.main({recipe}.Options({arguments}))"
+    words = ["python", "-m", f"recipes.{recipe}"]
+    for name, value in given.items():
         if isinstance(value, bool):
-            words.append(flag(name) if value else flag("no_" + name))
+            words.append(flag(name if value else f"no_{name}"))
         else:
             words += [flag(name), str(value)]
     return shlex.join(words)
 
 
 def _as_path(value, hint):
-    """A text as a path where one is meant; the empty one stays, for it is none."""
-    return Path(value) if isinstance(value, str) and value and Path in _types(hint) else value
+    wanted = Path in (hint, *typing.get_args(hint))
+    return Path(value) if isinstance(value, str) and value and wanted else value
 
 
-def _types(hint) -> tuple:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return typing.get_args(hint)
-    return (hint,)
+def _kinds(hint) -> tuple:
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if union else (hint,)
 
 
-def _fits(value, hint) -> bool:
-    for kind in _types(hint):
-        if typing.get_origin(kind) is Literal:
-            if value in typing.get_args(kind):
-                return True
-        elif typing.get_origin(kind) is tuple:
-            if isinstance(value, tuple):
-                return all(_fits(each, typing.get_args(kind)[0]) for each in value)
-        elif isinstance(value, bool):
-            if kind is bool:
-                return True
-        elif kind is float and isinstance(value, int):
-            if abs(value) < 10**300:
-                return True
-        elif isinstance(value, kind):
-            return True
-    return False
+def _type_problem(value, hint) -> str | None:
+    if not any(_fits(value, kind) for kind in _kinds(hint)):
+        return f"must be {_format_hint(hint)}"
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, str | Path):
+            try:
+                str(part).encode()
+            except UnicodeEncodeError:
+                return "is not UTF-8"
+        if isinstance(part, Path):
+            if "\0" in str(part):
+                return "contains a NUL character"
+            try:
+                part.expanduser()
+            except RuntimeError:
+                return "names an unknown user"
+    return None
 
 
-def _in_words(hint) -> str:
+def _fits(value, kind) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)[0]
+        return isinstance(value, tuple) and all(_fits(each, inner) for each in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind) and value != ""
+
+
+def _format_hint(hint) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    names |= {Path: "a path", type(None): "nothing"}
-    words = []
-    for kind in _types(hint):
+    names |= {Path: "a path", type(None): "None"}
+    found = []
+    for kind in _kinds(hint):
         if typing.get_origin(kind) is Literal:
-            words.append("one of " + ", ".join(map(str, typing.get_args(kind))))
+            found.append("one of " + ", ".join(map(str, typing.get_args(kind))))
         elif typing.get_origin(kind) is tuple:
-            words.append(f"{_in_words(typing.get_args(kind)[0])}, or several")
+            found.append(f"a list, each {_format_hint(typing.get_args(kind)[0])}")
         else:
-            words.append(names.get(kind, str(kind)))
-    return " or ".join(words)
+            found.append(names.get(kind, str(kind)))
+    return " or ".join(found)
+
+
+def _range_problem(value, within: str | None) -> str | None:
+    if within is None or value is None:
+        return None
+    low, high = map(float, within[1:-1].split(","))
+    if not (value > low or (value == low and within[0] == "[")):  # NaN is not larger either
+        return f"must be {'at least' if within[0] == '[' else 'greater than'} {low:,.12g}"
+    if value > high or (value == high and within[-1] == ")"):
+        return f"must be {'at most' if within[-1] == ']' else 'less than'} {high:,.12g}"
+    return None

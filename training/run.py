@@ -32,10 +32,9 @@ from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
 from training.model_card import model_card
-from training.notebook import call, in_notebook
-from training.options import SharedOptions, check, command, to_json
+from training.options import SharedOptions, check, command, metadata, to_json
 from training.plan import Plan, make_plan, scaled_learning_rate
-from training.run_folder import OPTIONS_FREE_TO_CHANGE, RunFolder
+from training.run_folder import RunFolder
 from training.signals import StopRequested, signals
 from training.verdict import Training, verdict
 
@@ -93,7 +92,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             raise
         except Stopped as stopped:
             run.save_stopped()
-            again = (call if in_notebook() else command)(recipe, run.options)
+            again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
 
 
@@ -368,7 +367,7 @@ class Run:
         trained_by = {
             name: value
             for name, value in to_json(self.options).items()
-            if name not in OPTIONS_FREE_TO_CHANGE
+            if metadata(type(self.options), name)["resume"] != "free"
         }
         came_to = {name: results[name] for name in SHOWN_AS_HPARAMS}
         write_hparams(

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from training.notebook import in_notebook
+from training.options import in_notebook
 
 # Supervisors tend to signal a process and its group: that is one request.
 SAME_REQUEST_SECONDS = 0.5

@@ -247,7 +247,7 @@ class TestXla:
 
     @dataclasses.dataclass(kw_only=True)
     class Measured(SharedOptions):
-        XLA_PAYS_AFTER: typing.ClassVar[int] = 300
+        JIT_MIN_STEPS: typing.ClassVar[int] = 300
 
     def test_long_runs_on_one_cpu(self):
         one = tf.distribute.get_strategy()
