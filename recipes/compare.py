@@ -16,24 +16,19 @@ import shutil
 import sys
 from pathlib import Path
 
-import tyro
-
 from training import comparison, curves
 from training.command_line import command_line
 from training.errors import RunError
-from training.options import ProgramOptions, check
+from training.options import ProgramOptions, check, option
 
 
 @dataclasses.dataclass(kw_only=True)
 class Options(ProgramOptions):
     """Options of `recipes.compare`."""
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Folders of finished runs."""
-    png: Path | None = None
-    """Draws the curves into this file (.png, .pdf or .svg)."""
-    json: bool = False
-    """Prints one JSON list, an object for each row."""
+    run_dirs: tuple[Path, ...] = option((), "Folders of finished runs.", positional=True)
+    png: Path | None = option(None, "Draw the curves into this file (.png, .pdf or .svg).")
+    json: bool = option(False, "Print one JSON list, an object per row.")
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""

@@ -40,7 +40,7 @@ PACKAGES = ("recipes", "training", "data", "callbacks", "distribution", "models"
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", "runs", "__pycache__", ".*_cache", "*.egg-info"
 )
-IMPORTED_ONCE = ["keras", "keras_nlp", "tensorflow_text", "pytest", "tokenizers", "tyro", "sklearn"]
+IMPORTED_ONCE = ["keras", "keras_nlp", "tensorflow_text", "pytest", "tokenizers", "sklearn"]
 SECONDS = 300  # of one test, broken or not
 
 

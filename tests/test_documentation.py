@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tyro
+
+from training.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,7 +51,7 @@ def test_the_pages_show_commands():
 @pytest.mark.parametrize("page, module, words", SHOWN, ids=lambda part: str(part)[-60:])
 def test_a_command_parses(page, module, words):
     options = importlib.import_module(module).Options
-    tyro.cli(options, args=words)  # exits where an option is not known or a value is of no use
+    parse(options, module, arguments=words)  # exits where an option is not known or a value is of no use
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

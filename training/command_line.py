@@ -39,6 +39,7 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         description: text that `--help` begins with.
     """
     own = vars(kind).get("__annotations__", {})
+    # The recipe's own come first in their group.
     fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
     hints = typing.get_type_hints(kind)
     about = {field.name: metadata(kind, field.name) for field in fields}
@@ -52,7 +53,7 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=version_line())
-    groups: dict[str, Any] = {}
+    groups: dict[str, Any] = {"options": parser}
     for field in fields:
         title = "arguments" if about[field.name]["positional"] else about[field.name]["group"]
         group = groups.get(title) or parser.add_argument_group(title)

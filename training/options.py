@@ -21,7 +21,7 @@ POSITIVE = "(0, inf)"
 # What is known of an option that says nothing of it.
 METADATA = {
     "help": "",
-    "group": "this recipe",
+    "group": "options",
     "within": None,
     "resume": "fixed",
     "shown": True,
@@ -366,11 +366,11 @@ def from_json(kind: type, path: Path):
         unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
         if unknown:
             raise ValueError(f"unknown options {short(', '.join(unknown))}")
-    except (OSError, ValueError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        if isinstance(error, AttributeError):
-            reason = "not a JSON object of options"
-        raise OptionsError(f"--options {path}: {reason}") from error
+        raise OptionsError(f"--options {short(path)}: {reason}") from error
+    except AttributeError as error:
+        raise OptionsError(f"--options {path}: not a JSON object of options") from error
     taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
     hints = typing.get_type_hints(kind)
     options = kind(**taken)

@@ -1,6 +1,5 @@
 """The run's log on a terminal, with --quiet, and in worker-0.log."""
 
-import io
 import logging
 import os
 import pty
@@ -8,13 +7,13 @@ import re
 import subprocess
 import sys
 import termios
-import warnings
+from pathlib import Path
 
 import pytest
 
+from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT, SHOWN_BY_BAR
 from tests.support.launched import ROOT
-from training.harmless import kept_from_terminal
 from training.log import RunLogging
 
 log = logging.getLogger("recipes")
@@ -60,23 +59,15 @@ def test_closed_log_is_as_it_was(tmp_path):
     tensorflow = logging.getLogger("tensorflow")
 
     def state():
-        return (
-            *(log.handlers[:], log.level, log.propagate, log.isEnabledFor(logging.INFO)),
-            tensorflow.level,
-        )
+        handlers = log.handlers[:], tensorflow.handlers[:]
+        return *handlers, log.level, log.propagate, tensorflow.level
 
-    tensorflow_level = tensorflow.level
-    tensorflow.setLevel(logging.INFO)  # as in a notebook
-    try:
-        before = state()
-        run = RunLogging(quiet=False)
-        run.to_file(tmp_path / "worker-0.log")
-        assert not tensorflow.isEnabledFor(logging.INFO)
-        assert log.isEnabledFor(logging.INFO)
-        run.close()
-        assert state() == before
-    finally:
-        tensorflow.setLevel(tensorflow_level)
+    before = state()
+    run = RunLogging(quiet=False)
+    run.to_file(tmp_path / "worker-0.log")
+    assert log.isEnabledFor(logging.INFO) and state() != before
+    run.close()
+    assert state() == before
 
 
 def environment():
@@ -153,53 +144,22 @@ def on_a_terminal(program: str) -> tuple[str, int]:
     return shown.decode(), process.wait()
 
 
-class TestWarnings:
-    """Keras's and TensorFlow's: what means nothing is kept from the terminal, not from the file."""
+def test_tensorflows_warnings_are_in_the_file_too(tmp_path):
+    run = RunLogging(quiet=True)
+    run.to_file(tmp_path / "worker-0.log")
+    logging.getLogger("tensorflow").warning("a device is slow")
+    run.close()
+    assert (tmp_path / "worker-0.log").read_text().endswith("a device is slow\n")
 
-    HARMLESS = "Skipping variable loading for optimizer 'adam', because it has 2 variables"
 
-    @pytest.fixture(autouse=True)
-    def terminal(self):
-        """What TensorFlow's handler shows; pytest has taken the one that it made itself."""
-        handler, logger = logging.StreamHandler(io.StringIO()), logging.getLogger("tensorflow")
-        logger.addHandler(handler)
-        yield handler.stream
-        logger.removeHandler(handler)
-
-    def lines(self, folder):
-        return [line.split(" ", 2)[2] for line in (folder / "worker-0.log").open()]
-
-    def test_what_means_nothing_is_in_the_file_alone(self, tmp_path, capfd, terminal):
-        run = RunLogging(quiet=False)
-        run.to_file(tmp_path / "worker-0.log")
-        tensorflow = logging.getLogger("tensorflow")
-        warnings.warn(self.HARMLESS, UserWarning, stacklevel=1)
-        tensorflow.warning("5 out of the last 5 calls to x triggered tf.function retracing. Y")
+def test_a_full_disk_is_one_error_and_no_traceback(capsys):
+    run = RunLogging(quiet=False)
+    try:
+        run.to_file(Path("/dev/full"))
+        with pytest.raises(CannotSave, match="/dev/full cannot be written: No space left"):
+            log.info("a line")
+        log.info("another")  # still reaches the terminal
+    finally:
         run.close()
-        shown = capfd.readouterr()
-        assert shown.out == shown.err == terminal.getvalue() == ""
-        first, second = self.lines(tmp_path)
-        assert first.startswith(f"UserWarning: {self.HARMLESS} (") and "retracing" in second
-
-    def test_what_means_something_is_in_both(self, tmp_path, terminal):
-        run = RunLogging(quiet=True)
-        run.to_file(tmp_path / "worker-0.log")
-        with pytest.warns(UserWarning, match="something else"):
-            warnings.warn("something else", UserWarning, stacklevel=1)
-        logging.getLogger("tensorflow").warning("a device is slow")
-        run.close()
-        assert terminal.getvalue() == "a device is slow\n"
-        assert self.lines(tmp_path)[-1] == "a device is slow\n"
-
-    def test_all_is_put_back(self, tmp_path):
-        show, handlers = warnings.showwarning, list(logging.getLogger("tensorflow").handlers)
-        run = RunLogging(quiet=True)
-        run.to_file(tmp_path / "worker-0.log")
-        assert warnings.showwarning is not show
-        with kept_from_terminal():  # within: nothing more
-            pass
-        assert warnings.showwarning is not show
-        run.close()
-        assert warnings.showwarning is show
-        assert logging.getLogger("tensorflow").handlers == handlers
-        assert not any(handler.filters for handler in handlers)
+    captured = capsys.readouterr()
+    assert captured.out == "a line\nanother\n" and captured.err == ""

@@ -94,7 +94,7 @@ class TestForeignFolders:
         (tmp_path / "run").mkdir()
         for name in "abcde":
             (tmp_path / "run" / name).touch()
-        with pytest.raises(RunError, match="but a, b, c and 2 more"):
+        with pytest.raises(RunError, match="contains a, b, c and 2 more"):
             opened()
 
 
