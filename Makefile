@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-browser test-export soak bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export soak fuzz bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -17,10 +17,10 @@ help:
 	@echo "make types                   mypy, on all of the packages"
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
-	@echo "make test-browser            TensorBoard's pages in a headless Chromium"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
-	@echo "make check-tests             break the code on purpose: do the tests notice?"
+	@echo "make check-tests             break the code on purpose: do tests fail?"
+	@echo "make fuzz                    random options and damaged files: no traceback"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure it beside the tutorial and Hugging Face's Trainer"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
@@ -51,8 +51,8 @@ format: .venv/installed
 # What lint finds holds no test up; it fails the target in the end.
 test: .venv/installed
 	@$(MAKE) --no-print-directory lint; lint=$$?; \
-	$(BIN)/python -m pytest -m "not long and not upstream and not browser and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
-	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-browser, make test-export, make soak, make bench"; \
+	$(BIN)/python -m pytest -m "not long and not upstream and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make soak, make fuzz, make bench"; \
 	test $$lint -eq 0 || echo "make lint: failed, see above"; \
 	test $$lint -eq 0 -a $$tests -eq 0
 
@@ -61,9 +61,6 @@ check-long: .venv/installed
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
-
-test-browser: .venv/installed
-	@$(BIN)/python -m pytest -m browser -rs $(ARGS)
 
 # transformers, PyTorch, onnxruntime, LiteRT, wandb and MLflow stay out of .venv.
 .venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
@@ -81,6 +78,9 @@ check-tests: .venv/installed
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
+
+fuzz: .venv/installed
+	@$(BIN)/python tests/fuzz.py $(ARGS)
 
 # PyTorch and transformers, whose Trainer is measured beside ours, stay out of .venv.
 bench: .venv/installed .venv-export/installed

@@ -17,26 +17,28 @@ process that has imported everything but our own code.
 
 import argparse
 import ast
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support import processes  # noqa: E402
+
 BREAKS = ROOT / "tests" / "breaks.toml"
-REMEMBERED = ROOT / "runs" / "check_tests.json"
-PACKAGES = ("recipes", "training", "data", "callbacks", "distribution", "models", "exports")
+CAUGHT = ROOT / "runs" / "check_tests.json"
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", "runs", "__pycache__", ".*_cache", "*.egg-info"
 )
@@ -152,154 +154,89 @@ def mismatches(breaks: list[Break]) -> list[str]:
     return found
 
 
-def run_tests(root: str, tests: list[str], output: str, pipe) -> None:
-    """Runs tests of a copy of the checkout and sends their outcomes; the work of a fork."""
-    import pytest
-
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
-    sys.path[:] = [root, *(p for p in sys.path if Path(p).resolve() not in (ROOT, ROOT / "tests"))]
-    os.environ["PYTHONPATH"] = root
-    os.chdir(root)
-    # What tests fork themselves (tests/support/forked.py) comes from the same server.
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    found: dict[str, str] = {}  # outcome by node id: passed, failed, skipped or error
-
-    class Recorder:
-        def pytest_runtest_logreport(self, report):
-            if report.when == "call" or report.outcome != "passed":
-                is_error = report.when != "call" and report.failed
-                found[report.nodeid] = "error" if is_error else report.outcome
-
-        def pytest_collectreport(self, report):
-            if report.failed:
-                found[report.nodeid] = "error"
-
-    words = ["--rootdir", root, "-c", f"{root}/pyproject.toml", "-p", "no:xdist"]
-    pytest.main([*words, "--basetemp", f"{root}/.tmp", *tests], plugins=[Recorder()])
-    for name in PACKAGES:
-        module = sys.modules.get(name)
-        if module is not None and not str(module.__file__).startswith(root):
-            found[name] = "error"  # it was not the copy that was tested
-    sys.stdout.flush()
-    pipe.send(found)
-
-
 class Copies:
-    """Runs tests in copies of the checkout, each in a fork of one process."""
+    """Runs tests in copies of the checkout."""
 
     def __init__(self, folder: Path):
-        # Read by the server that is forked from.
+        # Read by the process that all others are forked from; it imports nothing of ours.
         os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONDONTWRITEBYTECODE": "1"}
         os.environ.pop("TF_CONFIG", None)
-        self.forks = multiprocessing.get_context("forkserver")
-        self.forks.set_forkserver_preload(IMPORTED_ONCE)
+        processes.FORKS.set_forkserver_preload(IMPORTED_ONCE)
         self.folder = folder
         self.whole = shutil.copytree(ROOT, folder / "whole", ignore=NOT_COPIED, symlinks=True)
 
-    def run(self, tests: list[str], broken: Break | None = None) -> tuple[dict[str, str], str]:
-        """Returns the outcome of each test (none after the time limit) and the output."""
+    def run(self, tests: list[str], broken: Break | None = None) -> tuple[str, str]:
+        """Returns "passes", "fails", "cannot be run" or "does not end", and the output."""
         root = Path(tempfile.mkdtemp(dir=self.folder))
         shutil.copytree(self.whole, root, symlinks=True, dirs_exist_ok=True)
         if broken is not None:
             (root / broken.file).write_text(broken_source(broken, root), encoding="utf-8")
-        output = root / ".output"
-        ours, theirs = self.forks.Pipe()
-        process = self.forks.Process(target=run_tests, args=(str(root), tests, str(output), theirs))
-        process.start()
-        theirs.close()
-        found: dict[str, str] = {}
-        with contextlib.suppress(EOFError):
-            if ours.poll(SECONDS * len(tests)):
-                found = ours.recv()
-                process.join(5)
-        process.kill()
-        process.join()
-        for link in Path("/proc").glob("[0-9]*/cwd"):  # processes that a killed test left behind
-            with contextlib.suppress(OSError):
-                if Path(os.readlink(link)).is_relative_to(root):
-                    os.kill(int(link.parent.name), signal.SIGKILL)
-        text = output.read_text(errors="replace") if output.exists() else ""
-        shutil.rmtree(root, ignore_errors=True)
-        return found, text
-
-
-def outcomes_of(test: str, found: dict[str, str]) -> set[str]:
-    return {
-        how
-        for node, how in found.items()
-        if node == test or node.startswith((f"{test}[", f"{test}::"))
-    }
-
-
-def check(broken: Break, copies: Copies) -> str:
-    """Returns "caught", or why the break was not."""
-    found, _ = copies.run([broken.test], broken)
-    outcomes = outcomes_of(broken.test, found)
-    if "failed" in outcomes:
-        return "caught"
-    if not found:
-        return "NOT caught: its test does not end"
-    return f"NOT caught: its test {'passes' if outcomes == {'passed'} else 'cannot be run'}"
+        words = ["-m", "pytest", "-x", "-n", "0", "-rfE", "--basetemp", str(root / ".tmp")]
+        process = processes.Forked(*words, *tests, cwd=root, PYTHONPATH=str(root))
+        try:
+            output, _ = process.communicate(SECONDS * len(tests))
+        except subprocess.TimeoutExpired:
+            return "does not end", ""
+        finally:
+            process.kill()
+            for link in Path("/proc").glob("[0-9]*/cwd"):  # what a killed test left behind
+                with contextlib.suppress(OSError):
+                    if Path(os.readlink(link)).is_relative_to(root):
+                        os.kill(int(link.parent.name), signal.SIGKILL)
+            shutil.rmtree(root, ignore_errors=True)
+        if process.returncode == 0 and " skipped" not in output:
+            return "passes", output
+        has_failed = process.returncode == 1 and "\nFAILED " in output
+        return ("fails" if has_failed else "cannot be run"), output
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Break the code; do the tests notice?")
     parser.add_argument("patterns", nargs="*", help="parts of names or files (default: all)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--list", action="store_true", help="print the breaks")
-    parser.add_argument("--match", action="store_true", help="check that each finds its code")
+    parser.add_argument("--match", action="store_true", help="list them: does each find its code?")
     parser.add_argument("--again", action="store_true", help="also what was caught before")
     options = parser.parse_args()
     breaks = read_breaks(options.patterns)
-    if options.list:
-        print("\n".join(f"{b.file} {b.function}: {b.name}" for b in breaks))
-        return 0
     wrong = mismatches(breaks)
     if wrong or options.match:
+        print("\n".join(f"{b.file} {b.function}: {b.name}" for b in breaks), end="\n\n")
         print("\n".join([*wrong, f"{len(breaks) - len(wrong)} of {len(breaks)} find their code"]))
         return 1 if wrong else 0
 
-    remembered = json.loads(REMEMBERED.read_text()) if REMEMBERED.exists() else {}
-    states = {b.name: "caught before" for b in breaks if b.key() in remembered}
-    if options.again:
-        states = {}
+    caught = json.loads(CAUGHT.read_text()) if CAUGHT.exists() else []
+    states = {b.name: "caught before" for b in breaks if b.key() in caught and not options.again}
     left = [b for b in breaks if b.name not in states]
-    begun = time.monotonic()
+    by_file = collections.defaultdict(set)
+    for broken in left:
+        by_file[broken.test.partition("::")[0]].add(broken.test)
     with (
         tempfile.TemporaryDirectory(prefix="check-tests-", ignore_cleanup_errors=True) as folder,
         concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool,
     ):
         copies = Copies(Path(folder))
-        by_file: dict[str, list[str]] = {}
-        for test in sorted({b.test for b in left}):
-            by_file.setdefault(test.partition("::")[0], []).append(test)
-        for tests, (found, text) in zip(
-            by_file.values(), pool.map(copies.run, by_file.values()), strict=True
-        ):
-            for test in tests:
-                if outcomes_of(test, found) != {"passed"}:
-                    print(f"fails without a break: {test}\n{text[-3000:]}")
-                    states |= {b.name: "NOT tried" for b in left if b.test == test}
+        outcomes = pool.map(copies.run, map(sorted, by_file.values()))
+        for (file, tests), (outcome, output) in zip(by_file.items(), outcomes, strict=True):
+            if outcome != "passes":
+                print(f"{file} without a break: {outcome}\n{output[-3000:]}", flush=True)
+                states |= {b.name: "NOT tried" for b in left if b.test in tests}
         left = [b for b in left if b.name not in states]
-        print(f"{len(breaks)} breaks, {len(left)} to try, {time.monotonic() - begun:.0f} s so far")
-        jobs = {pool.submit(check, broken, copies): broken for broken in left}
+        jobs = {pool.submit(copies.run, [broken.test], broken): broken for broken in left}
         for count, done in enumerate(concurrent.futures.as_completed(jobs), 1):
-            broken = jobs[done]
-            states[broken.name] = done.result()
-            print(f"[{count}/{len(left)}] {done.result()}: {broken.name}", flush=True)
-            if done.result() == "caught":
-                remembered[broken.key()] = broken.name
-                REMEMBERED.parent.mkdir(exist_ok=True)
-                REMEMBERED.write_text(json.dumps(remembered, indent=0))
+            broken, (outcome, _) = jobs[done], done.result()
+            states[broken.name] = "caught" if outcome == "fails" else f"NOT caught: test {outcome}"
+            print(f"[{count}/{len(left)}] {states[broken.name]}: {broken.name}", flush=True)
+            if outcome == "fails":
+                caught.append(broken.key())
+                CAUGHT.parent.mkdir(exist_ok=True)
+                CAUGHT.write_text(json.dumps(caught))
     print()
     for broken in sorted(breaks, key=lambda b: (states[b.name].startswith("caught"), b.file)):
-        print(f"{states[broken.name]:35} {broken.file} {broken.function}: {broken.name}")
-    caught = sum(state.startswith("caught") for state in states.values())
-    print(f"\n{caught} of {len(breaks)} breaks caught, {time.monotonic() - begun:.0f} s")
-    return 0 if caught == len(breaks) else 1
+        print(f"{states[broken.name]:30} {broken.file} {broken.function}: {broken.name}")
+    number = sum(state.startswith("caught") for state in states.values())
+    print(f"\n{number} of {len(breaks)} breaks caught")
+    return 0 if number == len(breaks) else 1
 
 
 if __name__ == "__main__":

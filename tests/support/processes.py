@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import subprocess
@@ -38,8 +39,8 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
 
 # Importing TensorFlow takes longer than most of these runs: it is done once, and each run is a fork
 # of that process, which has touched no device.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     [
         *("recipes.bert_mlm", "recipes.mnist", "recipes.dna_melting"),
         "recipes.text_classification",
@@ -54,7 +55,12 @@ def _run_forked(words: tuple[str, ...], cwd: str, environ: dict[str, str], outpu
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
-    sys.path[:0] = [str(SUPPORT), str(ROOT), cwd]
+    sys.path[:0] = [cwd, str(SUPPORT), str(ROOT)]
+    # The folder may be a copy of the checkout: its own modules are to be imported.
+    for name in [name for name in sys.modules if name.startswith("tests.")]:
+        del sys.modules[name]
+    # What it forks itself comes from the same server.
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     if words[0] == "-m":
         warnings.filterwarnings("ignore", message=".*found in sys.modules")
         sys.argv[:] = words[1:]
@@ -70,7 +76,7 @@ class Forked:
     def __init__(self, *words: str, cwd: Path = ROOT, **environ: str):
         self.said = tempfile.NamedTemporaryFile("r", errors="replace")
         arguments = (words, str(cwd), environ, self.said.name)
-        self.process = _FORKS.Process(target=_run_forked, args=arguments)
+        self.process = FORKS.Process(target=_run_forked, args=arguments)
         self.process.start()
         self.pid = self.process.pid
 
