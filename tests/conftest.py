@@ -11,23 +11,17 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+from tests.support import strategy_run  # noqa: E402
+
 # A run of recipes.bert_mlm that takes a few seconds: 40 steps in 2 epochs, float32, with dropout.
-TINY_RUN = dict(
+TINY_RUN = strategy_run.TINY_TEXT | dict(
     strategy="none",
-    preset="scratch",
-    vocabulary_size=120,
-    num_layers=1,
-    num_heads=2,
-    hidden_dim=16,
+    precision="float32",
+    lr_scaling="linear",
+    jit="auto",
     dropout=0.1,
-    sequence_length=16,
     max_examples=160,
-    epochs=2,
-    global_batch_size=8,
-    base_learning_rate=0.01,
-    warmup_steps=2,
-    log_every=1,
-    quiet=True,
+    max_steps=None,
 )
 
 
@@ -49,13 +43,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_session(tmp_path_factory):
     """No test reads or writes the cache of the person who runs it."""
-    before = os.environ.get("RECIPES_CACHE_DIR")
-    os.environ["RECIPES_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["RECIPES_CACHE_DIR"]
-    else:
-        os.environ["RECIPES_CACHE_DIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECIPES_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +62,8 @@ def float32_again():
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory):
     """A text file in which words follow from each other."""
-    from tests.support.strategy_run import write_text
-
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    write_text(path)
+    strategy_run.write_text(path)
     return path
 
 

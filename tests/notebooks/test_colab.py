@@ -44,14 +44,9 @@ def code_with(text: str) -> int:
 TRAIN = code_with("bert_mlm.main(options)")
 
 
-def test_short_cells_with_prose_between_and_nothing_that_was_run():
-    kinds = [cell["cell_type"] for cell in CELLS]
-    assert kinds == ["markdown", "code"] * len(CODE) and 8 <= len(CODE) <= 14
+def test_nothing_that_was_run_is_kept():
     for cell in CELLS:
-        assert len(cell["source"]) <= 15
         assert cell.get("outputs", []) == [] and cell.get("execution_count") is None
-    text = NOTEBOOK.read_text(encoding="utf-8")
-    assert "python -m recipes.bert_mlm" in text and "main(options)" in text
 
 
 @pytest.fixture
@@ -83,7 +78,7 @@ def run(kernel, cells) -> str:
 def test_from_top_to_bottom_and_interrupted_once(start, tiny_text, tmp_path):
     run_dir = tmp_path / "runs" / "colab"
     changed = TINY | dict(dataset=str(tiny_text), epochs=30, run_dir=str(run_dir))
-    kernel = start(OPTIONS=json.dumps(changed))
+    kernel = start(OPTIONS=json.dumps(changed), REPLICAS="2")
     printed = run(kernel, CODE[:TRAIN])
     assert "to install: nothing" in printed and f"tensorboard --logdir {run_dir}/logs" in printed
     # Interrupted in mid-training it saves, and the same cell resumes.
@@ -126,18 +121,19 @@ def test_the_cells_that_need_colab(start, tiny_run, tmp_path):
     content = tmp_path / "content"
     content.mkdir()
     first = "import sys; sys.path.insert(0, {!r}); import google.colab"
-    kernel = start(
-        "--IPKernelApp.exec_lines=" + first.format(str(tmp_path / "packages")),
-        cwd=content,
-        REPOSITORY=f"file://{repository}",
-    )
-    printed = run(kernel, CODE[: code_with("distribution.requirements") + 1])
-    assert "to install: nothing" in printed
+    words = "--IPKernelApp.exec_lines=" + first.format(str(tmp_path / "packages"))
+    for _ in range(2):  # the second time as after a restart: the clone is there
+        kernel = start(words, cwd=content, REPOSITORY=f"file://{repository}")
+        printed = run(kernel, CODE[: code_with("distribution.requirements") + 1])
+        assert "to install: nothing" in printed and "fatal" not in printed
+        run(kernel, CODE[:1])
+        assert kernel.run("print(os.getcwd())").out == f"{content}/keras-recipes\n"
+        assert not (content / "keras-recipes" / "keras-recipes").exists()
     assert kernel.run("import data; print(data.__file__)").out.startswith(str(content))
     # A finished run stands for the cells between.
-    run_dir = content / "keras-recipes" / "runs" / "bert_mlm" / "colab"
+    assert kernel.run(CODE[code_with("bert_mlm.Options")]).error is None
+    run_dir = content / "keras-recipes" / "runs" / "bert_mlm" / "colab-1"
     shutil.copytree(tiny_run.folder, run_dir)
     (run_dir / "exports").mkdir()
-    assert kernel.run(CODE[code_with("bert_mlm.Options")]).error is None
     run(kernel, [CODE[code_with("drive.mount")]])
     assert (content / "drive" / "MyDrive" / "bert" / "model" / "task.json").exists()
