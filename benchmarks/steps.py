@@ -46,8 +46,7 @@ def make_way(name: str, data, vocabulary_size: int):
     import keras
 
     from distribution import keras_compat
-    from distribution.global_loss import GlobalMean
-    from distribution.optimizers import reduce_before_clipping
+    from distribution.global_batch import GlobalMean, reduce_before_clipping
     from models.chunked_head import MaskedLMInChunks
     from models.optimizers import adamw
     from recipes import bert_mlm

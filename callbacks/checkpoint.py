@@ -11,7 +11,7 @@ from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.errors import Stopped
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from distribution.metric_states import MetricStates
+from distribution.global_batch import MetricStates
 
 log = logging.getLogger("recipes")
 

@@ -4,7 +4,7 @@ import keras
 
 from callbacks.records import Records
 from callbacks.steps import StepCallback
-from distribution.metric_states import MetricStates
+from distribution.global_batch import MetricStates
 
 
 class EvaluateEvery(StepCallback):

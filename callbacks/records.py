@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from callbacks.learning_rate import used_learning_rate
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
-from distribution.optimizers import gradient_norm
+from distribution.global_batch import gradient_norm
 
 
 class Records(StepCallback):

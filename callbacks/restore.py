@@ -6,7 +6,7 @@ from callbacks.checkpoint import dropout_seeds
 from callbacks.checkpoint_files import WEIGHTS, CheckpointInfo
 from callbacks.steps import StepCallback
 from distribution import keras_compat
-from distribution.metric_states import MetricStates
+from distribution.global_batch import MetricStates
 
 
 class Restore(StepCallback):

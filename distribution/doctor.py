@@ -360,8 +360,7 @@ def fit_small_model(strategy):
     import tensorflow as tf
 
     from distribution import keras_compat
-    from distribution.global_loss import GlobalMean
-    from distribution.optimizers import reduce_before_clipping
+    from distribution.global_batch import GlobalMean, reduce_before_clipping
 
     tokens, length, batch, epochs = 50, 6, 8, 2
     numbers = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import keras_nlp
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.global_loss import GlobalMean, weight_sum
+from distribution.global_batch import GlobalMean, weight_sum
 
 # Logits of a chunk, at most: 80 MB in float32. Larger products are faster ones.
 LOGITS_AT_ONCE = 20_000_000

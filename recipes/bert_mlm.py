@@ -25,8 +25,7 @@ from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text, text_sha256
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import MaskedLMInChunks
 from models.initial_weights import init_local_attention, init_unigram_bias

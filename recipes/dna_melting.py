@@ -28,8 +28,7 @@ from data.oligos import (
     load_oligos,
     nearest_neighbour_baseline,
 )
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.options import SharedOptions, option

@@ -25,7 +25,7 @@ from data import arrays, cache, images, masked_lm, oligos, sentence_inputs, sent
 from data import text as text_sources
 from data.errors import DataError
 from data.sequences import cut, sequences_once
-from distribution.global_loss import GlobalMean
+from distribution.global_batch import GlobalMean
 from models import bert
 from models.metrics import MacroF1
 from training.artifacts import data_sha256, load_keras_file

@@ -22,8 +22,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.sentence_samples import SentenceSamples
 from data import arrays, sentence_inputs, sentences, word_pieces
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.initial_weights import init_naive_bayes
 from models.metrics import MacroF1

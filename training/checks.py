@@ -16,8 +16,7 @@ from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
-from distribution.global_loss import is_global
-from distribution.optimizers import is_reduced
+from distribution.global_batch import is_global, is_reduced
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, profiled_steps
 from training.plan import Plan
@@ -249,12 +248,12 @@ def refuse_unwrapped(model: keras.Model) -> None:
     if not losses or not all(is_global(loss) for loss in losses):
         raise RunError(
             "model.compile(loss=...): Keras's own mean is that of one replica, or counts empty "
-            "predictions; write GlobalMean(keras.losses...), from distribution.global_loss"
+            "predictions; write GlobalMean(keras.losses...), from distribution.global_batch"
         )
     if not is_reduced(model.optimizer):
         raise RunError(
             "model.compile(optimizer=...): Keras clips and looks for overflows on one replica; "
-            "write reduce_before_clipping(keras.optimizers...), from distribution.optimizers"
+            "write reduce_before_clipping(keras.optimizers...), from distribution.global_batch"
         )
     if keras_compat.has_unweighted_metrics(model):
         raise RunError(

@@ -24,9 +24,9 @@ from callbacks.terminal_log import RESULT, WIDEST
 from data.cache import default_cache_dir
 from data.errors import DataError
 from distribution import keras_compat, mfu, parameter_server, strategies
-from distribution.accumulate import accumulate
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
+from distribution.global_batch import accumulate
 from training import artifacts, checks
 from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError

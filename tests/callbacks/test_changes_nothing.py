@@ -6,7 +6,7 @@ import pytest
 
 from callbacks.predictions import Predictions
 from callbacks.tensorboard import TensorBoard
-from distribution.optimizers import _ReduceFirst
+from distribution.global_batch import _ReduceFirst
 from tests.support.processes import events
 from tests.support.strategy_run import RUNS, data_options, write_data
 

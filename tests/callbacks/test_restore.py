@@ -10,7 +10,7 @@ from callbacks import checkpoint_files
 from callbacks import restore as restore_module
 from callbacks.checkpoint import Checkpoint, dropout_seeds
 from callbacks.restore import Restore
-from distribution.metric_states import MetricStates
+from distribution.global_batch import MetricStates
 from tests.support.tiny_recipe import Counter
 
 

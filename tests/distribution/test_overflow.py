@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from tests.support import forked
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution.global_loss import GlobalMean
+from distribution.global_batch import GlobalMean
 from models.chunked_head import MaskedLMInChunks, weighted_cross_entropy
 
 VOCABULARY, WIDTH, PREDICTIONS = 37, 8, 23

@@ -8,7 +8,7 @@ import pytest
 
 from callbacks.checkpoint_files import newest
 from data import oligos
-from distribution.global_loss import GlobalMean
+from distribution.global_batch import GlobalMean
 from recipes import dna_melting
 from tests.recipes.test_mnist import predicted_elsewhere, records
 from tests.support import processes

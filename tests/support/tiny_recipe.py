@@ -12,8 +12,7 @@ import numpy as np
 
 from callbacks.steps import StepCallback
 from data import arrays
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.options import SharedOptions

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from callbacks.errors import BadLoss
 from callbacks.steps import StepCallback
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, reduce_before_clipping
 from tests.support import tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
@@ -45,7 +44,7 @@ class TestCompile:
     )
     def test_a_loss_that_is_no_global_mean(self, tmp_path, loss):
         said = refused(tmp_path, arguments=lambda: {"loss": loss})
-        assert "write GlobalMean(keras.losses" in said and "distribution.global_loss" in said
+        assert "write GlobalMean(keras.losses" in said and "distribution.global_batch" in said
 
     @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
     def test_an_optimizer_that_reduces_last(self, tmp_path, precision):

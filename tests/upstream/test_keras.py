@@ -18,9 +18,7 @@ import tensorflow as tf
 
 from data.batches import evaluation_batches
 from distribution import keras_compat
-from distribution.accumulate import accumulate
-from distribution.global_loss import GlobalMean
-from distribution.optimizers import reduce_before_clipping
+from distribution.global_batch import GlobalMean, accumulate, reduce_before_clipping
 from tests.support import forked
 from tests.support.forked import KerasFails
 

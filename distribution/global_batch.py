@@ -1,0 +1,375 @@
+"""Trains on the global batch, for any number of replicas: the mean, the order of a step, its sums.
+
+The loss is the weighted mean over the global batch (`GlobalMean`). A step is: reduce over replicas,
+finite?, unscale, clip by global norm, apply (`reduce_before_clipping`); with `accumulate`, over
+several batches. What metrics have added up is read and written replica by replica (`MetricStates`).
+"""
+
+import math
+import weakref
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distribution import keras_compat
+
+# --- The mean ---
+
+
+def global_sum(value: tf.Tensor) -> tf.Tensor:
+    """The sum of a value over all replicas of all workers, on each of them.
+
+    Outside `strategy.run` and with one replica it is the value itself.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return value
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def weight_sum(y_true, sample_weight, dtype) -> tf.Tensor:
+    """The sum of the weights of a batch over all replicas; scalar.
+
+    Args:
+        y_true: labels of this replica; where there are no weights each of them weighs one.
+        sample_weight: weights of this replica, of the labels' shape or of the examples', or None.
+        dtype: the dtype of the sum.
+    """
+    if sample_weight is None:
+        local = keras.ops.cast(keras.ops.size(y_true), dtype)
+    else:
+        local = keras.ops.sum(keras.ops.cast(sample_weight, dtype))
+    return global_sum(local)
+
+
+class GlobalMean(keras.losses.Loss):
+    """Weighted mean of a loss over the global batch: sum(weight x value) / sum(weight).
+
+    Keras's `sum_over_batch_size` divides by all slots, filled or not, and its
+    `mean_with_sample_weight` by the weights of one replica alone. Here the sum of weights is
+    all-reduced, and each replica returns its share: the sum of the shares over the replicas is the
+    mean over the global batch, and the sum of their gradients, which is what Keras's optimizers
+    form, is that mean's gradient.
+
+    Example:
+        >>> loss = GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        >>> loss([1], [[0.0, 0.0]], sample_weight=[1.0])   # log(2)
+    """
+
+    def __init__(self, loss: keras.losses.Loss, name: str | None = None):
+        super().__init__(name=name or loss.name, reduction="sum", dtype=loss.dtype)
+        self.loss = loss
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        """This replica's share of the global mean; scalar."""
+        # The shape trap of regression: (batch,) against (batch, 1) would broadcast to
+        # (batch, batch). keras.losses.Loss squeezes in __call__, and so it is done here.
+        y_true = keras.ops.convert_to_tensor(y_true)
+        y_pred = keras.ops.convert_to_tensor(y_pred, dtype=self.dtype)
+        values = self.loss.call(*_same_rank(y_true, y_pred, self.loss))
+        weights = sample_weight
+        if weights is not None:
+            weights = keras.ops.cast(weights, values.dtype)
+            while len(weights.shape) > len(values.shape) and weights.shape[-1] == 1:
+                weights = keras.ops.squeeze(weights, axis=-1)
+            while len(weights.shape) < len(values.shape):
+                weights = keras.ops.expand_dims(weights, axis=-1)
+            # A weight of an example counts once for each of its values.
+            weights = keras.ops.broadcast_to(weights, keras.ops.shape(values))
+            values = values * weights
+        total = tf.stop_gradient(weight_sum(values, weights, values.dtype))
+        return keras.ops.divide_no_nan(keras.ops.sum(values), total)
+
+    def get_config(self):
+        """The wrapped loss, serialised."""
+        return {"loss": keras.losses.serialize(self.loss), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """Rebuilds the loss from `get_config()`."""
+        return cls(keras.losses.deserialize(config["loss"]), name=config["name"])
+
+
+def is_global(loss) -> bool:
+    """Whether a loss, as `model.loss` has it, is a mean over the global batch.
+
+    Args:
+        loss: a loss, or a list or dict of losses (None for an output without one).
+    """
+    losses = [part for part in keras.tree.flatten(loss) if part is not None]
+    return bool(losses) and all(isinstance(part, GlobalMean) for part in losses)
+
+
+def _same_rank(y_true, y_pred, loss):
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        return y_true, y_pred
+    y_true = keras.ops.cast(y_true, y_pred.dtype)
+    if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
+        y_pred = keras.ops.squeeze(y_pred, axis=-1)
+        y_true = keras.ops.expand_dims(y_true, axis=-1)
+        y_pred = keras.ops.expand_dims(y_pred, axis=-1)
+    return y_true, y_pred
+
+
+# --- The order of a step ---
+
+
+def reduce_before_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Makes an optimizer act on the gradient of the global batch.
+
+    Keras reduces last. So `global_clipnorm` clips each replica's own gradient (step norm 0.1 on one
+    replica, 0.17 on two), and `LossScaleOptimizer` looks for an overflow on replica 0 only: one on
+    another replica goes into the weights. And Keras never adds up the gradients of a row that a
+    batch looks up several times in an embedding (`tf.IndexedSlices`): Adam then adds up their
+    squares, where it should square their sum, and a clipped norm is wrong in the same way.
+
+    Under the `mixed_float16` policy the optimizer is wrapped into a `LossScaleOptimizer`, as
+    `compile()` would do. Its variables, their order and their names stay as they are.
+
+    Args:
+        optimizer: created inside the strategy's scope, not yet built. Changed in place.
+
+    Returns:
+        What goes into `model.compile(optimizer=...)`.
+    """
+    if is_reduced(optimizer):
+        return optimizer
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if keras.config.dtype_policy().compute_dtype == "float16" and not scales:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    specialize(getattr(optimizer, "inner_optimizer", optimizer), keras_compat.WithoutReduction)
+    specialize(optimizer, _ReduceFirst)
+    return optimizer
+
+
+def is_reduced(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer, as `model.optimizer` has it, reduces before all else."""
+    return isinstance(optimizer, _ReduceFirst)
+
+
+# A mixin calls what the optimizer has with which `specialize` puts it together.
+if TYPE_CHECKING:
+
+    class Mixin(keras.optimizers.Optimizer):
+        """A class that is put in front of an optimizer's own."""
+
+else:
+    Mixin = object
+
+# The norm of each optimizer's last gradient. Not an attribute: Keras would save it.
+_norms: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """The global norm of the last step's gradient, of the global batch and before clipping.
+
+    Args:
+        optimizer: as `model.optimizer` has it.
+
+    Returns:
+        The root of the sum of all squares; not finite before the first step and where half
+        precision overflowed; None of an optimizer that was not built, or did not go through
+        `reduce_before_clipping()`.
+    """
+    norm = _norms.get(optimizer) if is_reduced(optimizer) else None
+    return None if norm is None else float(keras.ops.convert_to_numpy(norm))
+
+
+class _ReduceFirst(Mixin):
+    """An optimizer whose `apply()` begins with the sum over the replicas; a mixin."""
+
+    def build(self, variables):
+        """Builds the optimizer, and a place for the norm of the gradient."""
+        super().build(variables)
+        if self in _norms:
+            return
+        _norms[self] = keras.Variable(
+            math.nan,
+            trainable=False,
+            dtype=keras.config.floatx(),
+            synchronization="on_read",  # each replica keeps its own
+            aggregation="only_first_replica",  # they are the same
+            name="gradient_norm",
+        )
+
+    def apply(self, grads, trainable_variables=None):
+        """Sums dense gradients over all replicas, and applies them as Keras does."""
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        present = [g for g in dense if g is not None]
+        replica = tf.distribute.get_replica_context()
+        if replica is not None and present:
+            present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
+        if self.built and present:
+            self._keep_norm(present)
+        sums = iter(present)
+        reduced = [None if g is None else next(sums) for g in dense]
+        return super().apply(reduced, trainable_variables)
+
+    def _keep_norm(self, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer
+        if scale is not None:
+            norm = norm / tf.cast(scale.value, norm.dtype)
+        _norms[self].assign(tf.cast(norm, keras.config.floatx()))
+
+
+def specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
+    """Makes an optimizer an instance of a subclass of its class, in which `mixin` comes first.
+
+    The subclass bears the names of its base, under which Keras saves and loads an optimizer.
+    """
+    base = type(optimizer)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    optimizer.__class__ = type(base.__name__, (mixin, base), names)
+
+
+# --- Several batches, one update ---
+
+
+def accumulate(model: keras.Model, batches_per_step: int) -> None:
+    """Makes each step of `fit()` take in several global batches.
+
+    The update is that of one batch of all their examples: each batch's mean gradient counts by the
+    batch's sum of weights. A step of `fit()` stays an update of the weights, and takes
+    `batches_per_step` elements from the dataset. The model must be built and compiled, with
+    `GlobalMean` as its loss, under the strategy's scope.
+
+    Args:
+        model: the compiled model; it gets a training function. Compiled anew, it needs it anew.
+        batches_per_step: K, at least 2.
+    """
+    strategy = model.distribute_strategy
+    # Each replica adds up its own gradients; they are reduced once, when they are applied.
+    sums = [_local(tf.zeros(v.shape, v.dtype)) for v in model.trainable_variables]
+    weights, losses = (_local(tf.zeros((), keras.config.floatx())) for _ in range(2))
+    loss_tracker = next(metric for metric in model.metrics if metric.name == "loss")
+
+    def start():
+        for variable in (*sums, weights, losses):
+            variable.assign(tf.zeros_like(variable))
+
+    def add_batch(data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
+            scaled = model.optimizer.scale_loss(loss)
+        # After the loss's own all-reduce on every replica: TensorFlow does not order collectives,
+        # and two that replicas begin in different order wait for each other for ever.
+        with tf.control_dependencies([loss]):
+            if sample_weight is not None:
+                sample_weight = tf.identity(sample_weight)
+            weight = weight_sum(y, sample_weight, weights.dtype)
+        gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+        for total, gradient in zip(sums, gradients, strict=True):
+            if gradient is not None:
+                dense = tf.convert_to_tensor(gradient)
+                total.assign_add(dense * tf.cast(weight, dense.dtype))
+        weights.assign_add(weight)
+        losses.assign_add(tf.cast(loss, losses.dtype) * weight)
+        model.compute_metrics(x, y, y_pred, sample_weight)
+
+    def apply():
+        gradients = [tf.math.divide_no_nan(s, tf.cast(weights, s.dtype)) for s in sums]
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        # Each replica holds its share of the mean, as in Keras's own train_step.
+        loss = tf.math.divide_no_nan(losses, weights) * tf.cast(replicas, losses.dtype)
+        loss_tracker.update_state(loss)
+        return model.get_metrics_result()
+
+    @tf.function
+    def one_step(iterator):
+        strategy.run(start)
+        for _ in tf.range(batches_per_step):
+            # One batch after the other: for the memory, and for the order of collectives.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            strategy.run(add_batch, args=(next(iterator),))
+        return keras_compat.logs_of_replicas(strategy, strategy.run(apply))
+
+    # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
+    # plain function, as Keras's own: a tf.function would become a part of what is exported.
+    model.train_function = lambda iterator: one_step(iterator)
+
+
+def _local(value: tf.Tensor) -> tf.Variable:
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
+
+
+# --- What metrics have added up ---
+
+
+class MetricStates:
+    """Reads and writes the variables of a model's metrics.
+
+    Each replica adds up its own numbers, which are summed when a metric is read. To resume bit for
+    bit, each replica must get its own numbers back. All workers call together.
+
+    Args:
+        model: a built and compiled model.
+    """
+
+    _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "MetricStates":
+        """The one of this model: its functions are traced once."""
+        if model not in cls._known:
+            cls._known[model] = cls(model)
+        return cls._known[model]
+
+    def __init__(self, model: keras.Model):
+        self.strategy = model.distribute_strategy
+        self.variables = list(model.metrics_variables)
+        self.replicas = self.strategy.num_replicas_in_sync
+        # CentralStorageStrategy and ParameterServerStrategy hold one copy for all replicas.
+        self.one_copy = self.replicas == 1 or not isinstance(
+            self.strategy,
+            (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy),
+        )
+        self.sizes = [int(np.prod(v.shape, dtype=int)) for v in self.variables]
+        self._read = tf.function(self._read_all)
+        self._write = tf.function(self._write_all)
+
+    def read(self) -> list[list[float]]:
+        """A row for each replica (one row where there is one copy)."""
+        if self.one_copy:
+            parts = [keras.ops.convert_to_numpy(v).reshape(-1) for v in self.variables]
+            return [np.concatenate(parts).astype(np.float64).tolist() if parts else []]
+        return self._read().numpy().tolist()
+
+    def write(self, rows: list[list[float]]) -> None:
+        """Puts rows back; of another number of replicas only their sum is kept."""
+        values = np.asarray(rows, np.float64)
+        if self.one_copy or len(values) != self.replicas:
+            total = np.split(values.sum(0), np.cumsum(self.sizes)[:-1])
+            for variable, value in zip(self.variables, total, strict=True):
+                variable.assign(value.reshape(variable.shape).astype(variable.dtype))
+        else:
+            self._write(tf.constant(values))
+
+    def _read_all(self):
+        def read():
+            parts = [
+                tf.cast(tf.reshape(tf.convert_to_tensor(v.value), [-1]), tf.float64)
+                for v in self.variables
+            ]
+            return tf.concat(parts, 0)[None]
+
+        return self.strategy.gather(self.strategy.run(read), axis=0)
+
+    def _write_all(self, values):
+        def write():
+            row = values[tf.distribute.get_replica_context().replica_id_in_sync_group]
+            for variable, value in zip(self.variables, tf.split(row, self.sizes), strict=True):
+                local = tf.cast(tf.reshape(value, variable.shape), variable.dtype)
+                variable.value.assign(local)
+
+        self.strategy.run(write)
