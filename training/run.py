@@ -34,7 +34,7 @@ from training.log import RunLogging, wants_progress_bar
 from training.model_card import model_card
 from training.options import SharedOptions, check, command, metadata, to_json
 from training.plan import Plan, make_plan, scaled_learning_rate
-from training.run_folder import RunFolder
+from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
 from training.verdict import Training, verdict
 
@@ -342,6 +342,7 @@ class Run:
             "resumed_from_step": info.step if info is not None else None,
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),
+            "git": git_state(),
         }
         self._show_hparams(results)
         if self.is_chief:

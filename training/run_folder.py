@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shutil
+import subprocess
 import types
 from pathlib import Path
 from typing import TextIO
@@ -16,29 +17,13 @@ from data import checksums
 from data.paths import read_text
 from distribution.launch import not_a_run
 from training.errors import RunError
-from training.options import SharedOptions, all_problems, command, flag, to_json
+from training.options import SharedOptions, all_problems, command, flag, metadata, shown, to_json
 
 log = logging.getLogger("recipes")
 
-# Options that change neither data, model, schedule nor order of the steps.
-OPTIONS_FREE_TO_CHANGE = {
-    *("strategy", "replicas", "validate_every", "test_every", "checkpoint_every"),
-    *("keep_checkpoints", "keep_best", "keep_best_mode", "early_stopping", "resume"),
-    *("steps_per_execution", "jit"),
-    *("deterministic", "run_dir", "options", "cache_dir", "log_every", "quiet"),
-    *("profile", "tracker"),
-}
-OPTIONS_OF_LENGTH = {"epochs", "max_steps"}
-
-# What a run reads of what an earlier part of it came to.
-FACTS: dict[str, type | types.UnionType] = {
-    **{"global_batch_size": int, "learning_rate": float, "steps_per_epoch": int},
-    **{"total_steps": int, "epochs": int, "dataset": str | None, "preset": str | None},
-}
-
 
 class RunFolder:
-    """The folder of one run, and the run that was there before.
+    """The folder of one run, and what an earlier part of the run left there.
 
     Args:
         path: the folder, which need not exist.
@@ -49,7 +34,7 @@ class RunFolder:
     Attributes:
         checkpoint: the checkpoint that this run resumes from, or None.
         results: what a finished run left, or None.
-        facts: what the earlier part of the run came to (dataset, global batch ...); empty without.
+        facts: what the earlier part of the run resolved to (dataset, global batch ...), or empty.
     """
 
     def __init__(self, path: Path, recipe: str, options: SharedOptions, is_chief: bool):
@@ -60,6 +45,7 @@ class RunFolder:
         self.checkpoint: checkpoint_files.CheckpointInfo | None = None
         self.results: dict | None = None
         self.facts: dict = {}
+        self._finished_at: int | None = None
         self._lock: TextIO | None = None
         self._made: list[Path] = []
 
@@ -100,12 +86,12 @@ class RunFolder:
             return
         if self.options.resume == "never":
             raise RunError(
-                f"--run-dir {self.path}: holds a run, and --resume never does not touch one"
+                f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
         there = read_run_file(path, recipe=str, options=dict, resolved=dict)
         if there["recipe"] != self.recipe:
             raise RunError(
-                f"--run-dir {self.path}: holds a run of {there['recipe']}, not {self.recipe}"
+                f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
             )
         self._refuse_differences(there["options"])
         self.checkpoint = checkpoint_files.newest(
@@ -113,21 +99,22 @@ class RunFolder:
         )
         if self.checkpoint is not None:
             self.facts = there["resolved"]
-            require_keys(path, self.facts, **FACTS)
-            if self.facts["global_batch_size"] < 1:
-                raise RunError(f"{path}: damaged, a global batch of less than one example")
-        results = self.path / "results.json"
-        if results.exists() and self.options.resume != "extend":
+        path = self.path / "results.json"
+        if path.exists():
+            results = read_run_file(path, recipe=str, test=dict, weights_sha256=str, steps=int)
+            self._finished_at = results["steps"]
             model = self.path / "model"
             problem = checksums.problem(model)
-            if model.is_dir() and problem is None:
-                self.results = read_run_file(results, recipe=str, test=dict, weights_sha256=str)
+            if self.options.resume == "extend":
+                pass
+            elif model.is_dir() and problem is None:
+                self.results = results
             elif self.checkpoint is not None:
                 log.warning(
-                    "%s: the run is finished but its model/ is %s: it is written again from the "
-                    "last checkpoint",
+                    "%s: the run is finished but its model/ is %s; rewriting it from the last "
+                    "checkpoint",
                     self.path,
-                    f"damaged ({problem})" if model.is_dir() else "gone",
+                    f"damaged ({problem})" if model.is_dir() else "missing",
                 )
         if self.checkpoint is None and self.results is None and self.is_chief:
             # Stopped before its first checkpoint: what it logged will be logged again.
@@ -136,34 +123,28 @@ class RunFolder:
 
     def _refuse_differences(self, saved: dict) -> None:
         now = json.loads(json.dumps(to_json(self.options)))
+        may_change = {name: metadata(type(self.options), name)["resume"] for name in now}
         different = [
-            name
-            for name in now
-            if name not in OPTIONS_FREE_TO_CHANGE and now[name] != saved.get(name)
+            name for name in now if may_change[name] != "free" and now[name] != saved.get(name)
         ]
-        if self.options.resume == "extend":
-            different = [name for name in different if name not in OPTIONS_OF_LENGTH]
-        if different:
+        can_extend = all(may_change[name] == "extend" for name in different)
+        if different and not (can_extend and self.options.resume == "extend"):
             lines = [f"{flag(n)}: was {saved.get(n)}, is now {now[n]}" for n in different]
-            hint = (
-                " (--resume extend trains on for more --epochs)"
-                if OPTIONS_OF_LENGTH.issuperset(different)
-                else ""
-            )
+            hint = " (--resume extend trains it for more --epochs)" if can_extend else ""
             raise RunError(
-                f"--run-dir {self.path}: holds a run of other options; the same command resumes "
-                f"it, another folder begins a new one{hint}\n" + "\n".join(lines)
+                f"--run-dir {self.path}: cannot resume, these options changed; the same command "
+                f"resumes it, another folder starts a new run{hint}\n" + "\n".join(lines)
             )
 
     def keep_facts(self, facts: dict, replicas_per_worker: int = 1) -> None:
-        """Writes down what the options came to: data, vocabulary, global batch, learning rate.
+        """Writes `options.json`: the options, what they resolved to, how the run is started.
 
         Args:
             facts: JSON values; `total_steps` and `steps_per_epoch` among them.
             replicas_per_worker: for the launcher, which may start other numbers of workers.
 
         Raises:
-            RunError: the run that is there came to something else, or has more steps behind it.
+            RunError: the run in the folder resolved to something else, or has no step left to do.
         """
         facts = json.loads(json.dumps(facts))
         extend = self.options.resume == "extend"
@@ -176,22 +157,26 @@ class RunFolder:
             ]
             if different:
                 raise RunError(
-                    f"--run-dir {self.path}: resumed like this, the run there would train "
-                    "differently\n" + "\n".join(different)
+                    f"--run-dir {self.path}: cannot resume, these values changed\n"
+                    + "\n".join(different)
                 )
-            if facts["total_steps"] < self.checkpoint.step:
+            done, total = self.checkpoint.step, facts["total_steps"]
+            if total < done or (extend and total == done == self._finished_at):
+                limit = f"--epochs {self.options.epochs}"
+                if self.options.max_steps == total:
+                    limit = f"--max-steps {total}"
                 raise RunError(
-                    f"--run-dir {self.path}: the run there has done {self.checkpoint.step} steps, "
-                    f"it cannot be cut to {facts['total_steps']}"
+                    f"--run-dir {self.path}: the run has done {done} steps, and {limit} ends it at "
+                    f"step {total}: pass a larger number"
                 )
             if extend and self.checkpoint.state["finished"]:
                 self.checkpoint = checkpoint_files.reopened(
                     self.checkpoint, facts["steps_per_epoch"]
                 )
-            if self.facts.get("total_steps") != facts["total_steps"]:
+            if self.facts.get("total_steps") != total:
                 log.warning(
                     "the schedule is recomputed over %s steps instead of %s",
-                    *(facts["total_steps"], self.facts.get("total_steps")),
+                    *(total, self.facts.get("total_steps")),
                 )
         self.facts = facts
         if self.is_chief:
@@ -199,6 +184,8 @@ class RunFolder:
                 "recipe": self.recipe,
                 "options": to_json(self.options),
                 "resolved": facts,
+                "shown": shown(self.options, facts),
+                "git": git_state(),
                 "replicas_per_worker": replicas_per_worker,
                 "command": command(self.recipe, self.options),
             }
@@ -231,6 +218,25 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def git_state() -> dict | None:
+    """Returns the commit of this checkout, and whether tracked files differ; None without git."""
+    found = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            found.append(
+                subprocess.run(
+                    ["git", "-C", str(Path(__file__).parent), *words],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=10,
+                ).stdout.strip()
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return {"commit": found[0], "dirty": bool(found[1])}
 
 
 def read_run_file(path: Path, **expected: type | types.UnionType) -> dict:

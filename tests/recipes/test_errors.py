@@ -32,53 +32,45 @@ def refused(command_line, tmp_path):
 
 
 class TestFiles:
-    def test_a_missing_path(self, refused, tmp_path):
-        errors = refused("--dataset", tmp_path / "none.txt")
-        assert errors.count("\n") == 1
-        assert str(tmp_path / "none.txt") in errors and "neither a known dataset" in errors
-
     @pytest.mark.parametrize(
         "content, expected",
         [
-            (b"", "empty; expected lines of text"),
+            (None, "neither a known dataset"),
             (b"\n \n", "empty; expected lines of text"),
-            (bytes(range(256)), "a binary file (it holds NUL bytes); expected UTF-8 text"),
+            (bytes(range(256)), "a binary file"),
             (b"good\nb\xe9d\n", "line 2: byte 0xe9 is not UTF-8"),
             (b"too short\n", "too small to be split"),
         ],
     )
     def test_a_file_that_is_no_text(self, refused, tmp_path, content, expected):
         path = tmp_path / "text.txt"
-        path.write_bytes(content)
+        if content is not None:
+            path.write_bytes(content)
         errors = refused("--dataset", path)
         assert errors.count("\n") == 1
         assert str(path) in errors and expected in errors
 
-    def test_a_text_too_short_for_a_sequence(self, refused, tiny_text):
-        errors = refused("--dataset", tiny_text, "--sequence-length", "512")
-        assert "gives no sequence of 512 tokens" in errors
-
-    def test_a_vocabulary_without_mask(self, refused, tiny_text, tmp_path):
-        path = tmp_path / "vocab.txt"
-        path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
-        errors = refused("--dataset", tiny_text, "--vocabulary", path)
-        assert f"--vocabulary {path}: lacks [MASK]" in errors
-
-    def test_a_missing_vocabulary(self, refused, tiny_text, tmp_path):
-        errors = refused("--dataset", tiny_text, "--vocabulary", tmp_path / "none.txt")
-        assert f"--vocabulary {tmp_path / 'none.txt'}: no such file" in errors
-
-    def test_a_vocabulary_size_without_room(self, refused, tiny_text):
-        errors = refused("--dataset", tiny_text, "--vocabulary-size", "10")
-        assert "--vocabulary-size 10 has no room" in errors
+    @pytest.mark.parametrize(
+        "option, value, expected",
+        [
+            ("--sequence-length", "512", "gives no sequence of 512 tokens"),
+            ("--vocabulary", "vocab.txt", "--vocabulary vocab.txt: lacks [MASK]"),
+            ("--vocabulary", "none.txt", "--vocabulary none.txt: no such file"),
+            ("--vocabulary-size", "10", "--vocabulary-size 10 has no room"),
+            ("--init-from", "none", "--init-from none: "),
+            ("--global-batch-size", "100000", "one step takes 100000 examples"),
+        ],
+    )
+    def test_what_does_not_fit(
+        self, refused, tiny_text, tmp_path, monkeypatch, option, value, expected
+    ):
+        monkeypatch.chdir(tmp_path)
+        Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+        assert expected in refused("--dataset", tiny_text, option, value)
 
     def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
         errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none", small=())
         assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
-
-    def test_weights_that_are_not_there(self, refused, tiny_text, tmp_path):
-        errors = refused("--dataset", tiny_text, "--init-from", tmp_path / "none")
-        assert f"--init-from {tmp_path / 'none'}: " in errors
 
     def test_weights_of_another_model(self, refused, tiny_text, tiny_run):
         errors = refused(
@@ -88,10 +80,6 @@ class TestFiles:
 
 
 class TestLimits:
-    def test_a_sequence_longer_than_the_model_takes(self, refused, tiny_text):
-        errors = refused("--dataset", tiny_text, "--sequence-length", "513")
-        assert errors == "bert_mlm: --sequence-length: must lie between 4 and 512\n"
-
     def test_a_sequence_longer_than_a_preset_takes(self, refused, tiny_text, tmp_path):
         preset = tmp_path / "preset"
         pieces = word_pieces.learn_vocabulary(tiny_text.read_text().splitlines(), 120)
@@ -109,17 +97,7 @@ class TestLimits:
         assert f"--sequence-length 16: the preset {preset} takes at most 15 tokens" in errors
 
 
-class TestNumbers:
-    def test_zero_negative_and_nan_all_at_once(self, refused):
-        line = "--epochs 0 --log-every -1 --base-learning-rate nan --clip-norm inf"
-        errors = refused(*line.split())
-        assert errors.splitlines() == [
-            "bert_mlm: --epochs 0: must be more than 0",
-            "  --log-every -1: must be more than 0",
-            "  --base-learning-rate nan: must be more than 0",
-            "  --clip-norm inf: must be more than 0",
-        ]
-
+class TestDevices:
     def test_a_global_batch_that_the_replicas_cannot_share(self, refused):
         small = [word for word in SMALL if word not in ("--strategy", "none")]
         errors = refused("--strategy", "mirrored", "--replicas", "3", small=small)
@@ -135,10 +113,6 @@ class TestNumbers:
         errors = refused(*line.split(), small=small)
         assert "--precision mixed_float16 does not go with central_storage" in errors
 
-    def test_a_batch_larger_than_the_text(self, refused, tiny_text):
-        errors = refused("--dataset", tiny_text, "--global-batch-size", "100000")
-        assert "one step takes 100000 examples" in errors and "take a smaller batch" in errors
-
 
 class TestFolder:
     def test_a_folder_that_was_there_stays(self, command_line, tmp_path):
@@ -148,35 +122,19 @@ class TestFolder:
         assert status == 2
         assert (tmp_path / "empty").exists()
 
-    def test_a_folder_of_something_else_is_refused_and_kept(
-        self, command_line, tmp_path, tiny_text
-    ):
-        (tmp_path / "kept.txt").touch()
-        arguments = ["--dataset", tiny_text, "--run-dir", tmp_path]
-        status, _, errors = command_line(bert_mlm, *SMALL, *arguments)
-        assert status == 2
-        assert "not a run directory (contains kept.txt); pass a new or empty one" in errors
-        assert list(tmp_path.iterdir()) == [tmp_path / "kept.txt"]
-
     def test_a_run_of_other_options_is_refused_and_kept(self, tiny_run, command_line):
         before = sorted(tiny_run.folder.rglob("*"))
         status, _, errors = command_line(bert_mlm, "--run-dir", tiny_run.folder, "--epochs", "3")
         assert status == 2
-        assert "holds a run of other options" in errors and "--epochs: was 2, is now 3" in errors
+        assert "these options changed" in errors and "--epochs: was 2, is now 3" in errors
         assert sorted(tiny_run.folder.rglob("*")) == before
-
-    def test_never_does_not_touch_a_run(self, tiny_run, command_line):
-        arguments = ["--run-dir", tiny_run.folder, "--resume", "never"]
-        status, _, errors = command_line(bert_mlm, *arguments)
-        assert status == 2
-        assert "holds a run, and --resume never does not touch one" in errors
 
 
 @pytest.mark.parametrize(
     "arguments, expected",
     [
         (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known dataset"),
-        (["--epochs", "0"], "bert_mlm: --epochs 0: must be more than 0"),
+        (["--epochs", "0"], "bert_mlm: --epochs 0: must be at least 1"),
     ],
 )
 @pytest.mark.long

@@ -149,7 +149,7 @@ class TestFaults:
 
     def test_a_batch_of_nothing(self, tiny_run, command_line):
         status, _, errors = command_line(evaluate, tiny_run.folder, "--batch-size", "0")
-        assert status == 2 and errors == "evaluate: --batch-size 0: must be more than 0\n"
+        assert status == 2 and errors == "evaluate: --batch-size 0: must be at least 1\n"
 
     def test_a_batch_that_no_memory_holds(self, tiny_run, command_line):
         status, _, errors = command_line(evaluate, tiny_run.folder, "--batch-size", "99999999")

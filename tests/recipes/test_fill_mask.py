@@ -107,7 +107,7 @@ class TestFaults:
         status, _, errors = command_line(fill_mask, tiny_run.folder, "a", "[mask]", "--top", "0")
         assert status == 2
         assert errors.splitlines() == [
-            "fill_mask: --top 0: must be more than 0",
+            "fill_mask: --top 0: must be at least 1",
             "  no [MASK] in 'a'",
             "  no [MASK] in '[mask]'",
         ]

@@ -154,7 +154,7 @@ class TestEvaluate:
         [
             ("mnist", "options", {"precision": "float7"}, "--precision 'float7': must be one of"),
             ("mnist", "options", {"seed": -1}, "--seed -1: must be 0 or more"),
-            ("mnist", "options", {"max_examples": 0}, "--max-examples 0: must be more than 0"),
+            ("mnist", "options", {"max_examples": 0}, "--max-examples 0: must be at least 1"),
             ("mnist", "resolved", {"dataset": "/no/such/folder"}, "/no/such/folder"),
             ("dna_melting", "options", {"oligos": -5}, "--oligos -5"),
             ("dna_melting", "options", {"oligos": "x"}, "--oligos x"),

@@ -178,7 +178,7 @@ def test_asked_to_stop_before_training(at, folder):
     kill = {"at": at, "signal": "TERM"}
     cache = folder / f"cache-{at}"
     said = killed_run(run_dir, "bert", status=75, kill=kill, cache_dir=str(cache))
-    assert "nothing was trained yet, the same command begins anew" in said
+    assert "stopped before training began: the same command starts again" in said
     assert not run_dir.exists()
     assert not [path for path in cache.rglob("*") if path.name.startswith(".")]
 

@@ -301,7 +301,7 @@ class TestResume:
         model = files_below(copied / "model")
         shutil.rmtree(copied / "model")
         start(copied, **EVALUATIONS)
-        assert "its model/ is gone: it is written again from the last checkpoint" in warnings.text
+        assert "its model/ is missing; rewriting it from the last checkpoint" in warnings.text
         assert files_below(copied / "model").keys() == model.keys()
         open_finished(copied, tiny_recipe.NAME)  # whole
         assert_as_unbroken(copied, finished)
@@ -323,7 +323,9 @@ class TestResume:
 
     def test_extend_does_not_cut(self, copied):
         before = files_below(copied)
-        with pytest.raises(RunError, match="has done 18 steps, it cannot be cut to 10"):
+        with pytest.raises(
+            RunError, match="has done 18 steps, and --max-steps 10 ends it at step 10"
+        ):
             start(copied, max_steps=10, resume="extend", **EVALUATIONS)
         after = files_below(copied)
         before.pop("worker-0.log"), after.pop("worker-0.log")
