@@ -37,51 +37,42 @@ SMALL = dict(
     dropout=0.1,
     quiet=True,
 )
+TINY = dict(epochs=3, max_steps=20, quiet=True)
+BERT = strategy_run.TINY_TEXT | SMALL
+IMAGES = strategy_run.TINY_IMAGES | SMALL
 TOGETHER = strategy_run.TOGETHER | dict(validate_every=3, test_every=4)
+# For another number of replicas.
+EXACT = dict(precision="float64", dropout=0.0, lr_scaling="none")
 RUNS = {
-    "tiny": ("tiny_recipe", dict(epochs=3, max_steps=20, quiet=True)),
-    "tiny_together": (
-        "tiny_recipe",
-        dict(epochs=3, max_steps=20) | TOGETHER,
-    ),
-    "tiny_half": ("tiny_recipe", dict(epochs=3, max_steps=20, precision="mixed_float16")),
-    "tiny_exact": (
-        "tiny_recipe",
-        dict(epochs=3, max_steps=20, precision="float64", dropout=0.0, lr_scaling="none"),
-    ),
-    "bert": ("bert_mlm", strategy_run.TINY_TEXT | SMALL),
-    "bert_together": (
-        "bert_mlm",
-        strategy_run.TINY_TEXT | SMALL | TOGETHER | dict(whole_word_masking=True),
-    ),
-    "bert_half": (
-        "bert_mlm",
-        strategy_run.TINY_TEXT | SMALL | dict(precision="mixed_float16"),
-    ),
-    "bert_xla": ("bert_mlm", strategy_run.TINY_TEXT | SMALL | dict(jit="on")),
-    "mnist": ("mnist", strategy_run.TINY_IMAGES | SMALL),
-    "mnist_together": (
-        "mnist",
-        strategy_run.TINY_IMAGES | SMALL | TOGETHER,
-    ),
+    "tiny": ("tiny_recipe", TINY),
+    "tiny_together": ("tiny_recipe", TINY | TOGETHER),
+    "tiny_half": ("tiny_recipe", TINY | dict(precision="mixed_float16")),
+    "tiny_exact": ("tiny_recipe", TINY | EXACT),
+    "bert": ("bert_mlm", BERT),
+    "bert_together": ("bert_mlm", BERT | TOGETHER | dict(whole_word_masking=True)),
+    "bert_half": ("bert_mlm", BERT | dict(precision="mixed_float16")),
+    "bert_xla": ("bert_mlm", BERT | dict(jit="on")),
+    "bert_exact": ("bert_mlm", BERT | EXACT),
+    "mnist": ("mnist", IMAGES),
+    "mnist_together": ("mnist", IMAGES | TOGETHER),
     "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
     "text": ("text_classification", strategy_run.TINY_SENTENCES | SMALL),
-    # For another number of replicas: float64, no dropout.
-    "bert_exact": (
-        "bert_mlm",
-        strategy_run.TINY_TEXT | SMALL | dict(precision="float64", dropout=0.0),
-    ),
 }
 
 
+def wrap(owner, name: str, make) -> None:
+    """Replaces a function of a class or module by `make(stock function)`, in this process."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
 def arm(kill: dict) -> None:
-    """Makes this process kill itself at the moment that was chosen."""
+    """Makes this process kill itself at the chosen moment."""
     number = getattr(signal, "SIG" + kill.get("signal", "KILL"))
+    at = kill.get("at")
 
     def shoot():
         os.kill(os.getpid(), number)
 
-    at = kill.get("at")
     if "worker" in kill:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         restarted = (Path(sys.argv[2]) / "checkpoints").exists()
@@ -93,83 +84,83 @@ def arm(kill: dict) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         os.dup2(writer, 1)
+    elif at in ("downloading", "tokenising"):
+        _before_training(at, shoot)
     elif at == "nan":
         _spoil_the_weights(kill["step"])
-    elif at in ("downloading", "tokenising"):
-        from data import word_pieces
-        from recipes import bert_mlm
-
-        def slow(*args, **kwargs):
-            shoot()
-            time.sleep(60)
-
-        if at == "downloading":
-            bert_mlm.load_text = slow
-        else:
-            word_pieces.tokenize = slow
     elif at == "evaluating":
         _at_an_evaluation(kill["evaluation"], shoot)
     elif at == "deaf":
-
-        def twice():
-            shoot()
-            time.sleep(1)
-            shoot()
-            time.sleep(60)
-
-        _at_an_evaluation(1, twice)
+        _at_an_evaluation(1, lambda: (shoot(), time.sleep(1), shoot(), time.sleep(60)))
     elif at == "step":
         _at_a_step(kill["step"], shoot)
     elif at:
         _at_a_save(at, kill["save"], shoot)
 
 
+def _before_training(at: str, shoot) -> None:
+    from data import word_pieces
+    from recipes import bert_mlm
+
+    owner, name = (bert_mlm, "load_text") if at == "downloading" else (word_pieces, "tokenize")
+    wrap(owner, name, lambda stock: lambda *args, **kwargs: (shoot(), time.sleep(60)))
+
+
 def _spoil_the_weights(at_step: int) -> None:
     from callbacks.stop_on_bad_loss import StopOnBadLoss
 
-    stock = StopOnBadLoss.on_step_end
+    def make(stock):
+        def on_step_end(self, step, logs):
+            if step == at_step:  # what a diverged step leaves in the weights
+                for variable in self.model.trainable_variables:
+                    variable.assign(variable * float("nan"))
+                logs = logs | {"loss": float("nan")}
+            stock(self, step, logs)
 
-    def bad(self, step, logs):
-        if step == at_step:  # what a diverged step leaves in the weights
-            for variable in self.model.trainable_variables:
-                variable.assign(variable * float("nan"))
-            logs = logs | {"loss": float("nan")}
-        stock(self, step, logs)
+        return on_step_end
 
-    StopOnBadLoss.on_step_end = bad
+    wrap(StopOnBadLoss, "on_step_end", make)
 
 
 def _at_an_evaluation(number: int, shoot) -> None:
     from callbacks.checkpoint import Checkpoint
 
-    stock, seen = Checkpoint.on_test_batch_end, 0
+    seen = []
 
-    def on_test_batch_end(self, batch, logs=None):
-        nonlocal seen
-        seen += batch == 1
-        if batch == 1 and seen == number:
-            shoot()
-        stock(self, batch, logs)
+    def make(stock):
+        def on_test_batch_end(self, batch, logs=None):
+            if batch == 1:
+                seen.append(batch)
+                if len(seen) == number:
+                    shoot()
+            stock(self, batch, logs)
 
-    Checkpoint.on_test_batch_end = on_test_batch_end
+        return on_test_batch_end
+
+    wrap(Checkpoint, "on_test_batch_end", make)
 
 
 def _at_a_step(at_step: int, shoot) -> None:
     from callbacks.stop_at_step import StopAtStep
     from callbacks.tensorboard import TensorBoard
 
-    stock_step, stock_record = StopAtStep.on_step_end, TensorBoard.on_record
+    def at_the_step(stock):
+        def on_step_end(self, step, logs):
+            if step == at_step:
+                shoot()
+            stock(self, step, logs)
 
-    def on_step_end(self, step, logs):
-        if step == at_step:
-            shoot()
-        stock_step(self, step, logs)
+        return on_step_end
 
-    def on_record(self, record):
-        stock_record(self, record)
-        self.flush()  # or the kill would leave nothing on disk that has to be cut off
+    def flushed(stock):
+        def on_record(self, record):
+            stock(self, record)
+            self.flush()  # or the kill would leave nothing on disk that has to be cut off
 
-    StopAtStep.on_step_end, TensorBoard.on_record = on_step_end, on_record
+        return on_record
+
+    wrap(StopAtStep, "on_step_end", at_the_step)
+    wrap(TensorBoard, "on_record", flushed)
 
 
 def _at_a_save(at: str, number: int, shoot) -> None:
