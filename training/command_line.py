@@ -66,6 +66,8 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         given = _how_given(hints[field.name]) | {"help": text}
         if not required:
             given["default"] = field.default
+        elif "nargs" in given:
+            given["nargs"] = "+"
         if about[field.name]["positional"]:
             group.add_argument(field.name, **given | {"metavar": field.name.upper()})
         else:

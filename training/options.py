@@ -54,7 +54,7 @@ def option(
         resume: whether a run that resumes may have another value: "fixed" never, "free" always,
             "extend" with `--resume extend`.
         shown: whether it describes the training, for TensorBoard and comparisons.
-        unless: options that make it meaningless where they are given.
+        unless: options, or what a plan resolved, that make it meaningless where they are given.
         positional: whether the command line takes its value without its name.
     """
     about = {"help": help, "group": group, "within": within, "resume": resume, "shown": shown}
@@ -125,12 +125,14 @@ class SharedOptions(ProgramOptions):
         "End the run, and its schedule, after N updates of the weights.",
         within=COUNT,
         resume="extend",
+        unless=("total_steps",),
     )
     batch_size_per_replica: int | None = _training(
         None,
         "Examples per batch on one replica (default: the recipe's own, usually 32, unless "
         "--global-batch-size is given).",
         within=COUNT,
+        unless=("global_batch_size",),
     )
     global_batch_size: int | None = _training(
         None, "Examples per batch over all replicas, which must divide it.", within=COUNT
@@ -139,10 +141,10 @@ class SharedOptions(ProgramOptions):
         1, "Batches to accumulate gradients over before each update.", within=COUNT
     )
     base_learning_rate: float | None = _training(
-        None, "Peak learning rate for one replica.", within=POSITIVE
+        None, "Peak learning rate for one replica.", within=POSITIVE, unless=("learning_rate",)
     )
     lr_scaling: Literal["linear", "sqrt", "none"] = _training(
-        "linear", "How the learning rate grows with the number of replicas."
+        "linear", "How the learning rate grows with replicas.", unless=("learning_rate",)
     )
     clip_norm: float | None = _training(
         None, "Clip the gradient to this global norm.", within=POSITIVE
@@ -342,10 +344,9 @@ def shown(options, resolved: dict | None = None) -> dict:
         options: a recipe's.
         resolved: what `auto` and the like became, by the option's name; it replaces the option.
     """
-    values = to_json(options) | {
-        name: value for name, value in (resolved or {}).items() if hasattr(options, name)
-    }
-    given = {name for name, value in values.items() if value not in (None, "auto", "scratch")}
+    known = to_json(options) | (resolved or {})
+    given = {name for name, value in known.items() if value not in (None, "auto", "scratch")}
+    values = {field.name: known[field.name] for field in dataclasses.fields(options)}
     about = {name: metadata(type(options), name) for name in values}
     return {
         name: value

@@ -1,30 +1,23 @@
-"""Runs beside each other: what differs, what came out, and what is no run."""
+"""A table of finished runs: what differs, what came out, and what is no run."""
 
 import copy
 import json
-import math
-import shutil
 import statistics
 import sys
 
 import pytest
 
 from recipes import compare
-from training import curves
 from training.errors import OptionsError, RunError
 
-OPTIONS = {"dataset": "auto", "strategy": "auto", "replicas": None, "epochs": 2, "dropout": 0.1}
-OPTIONS |= {"base_learning_rate": None, "lr_scaling": "linear", "global_batch_size": None}
-OPTIONS |= {"seed": 0, "run_dir": "x", "log_every": 50, "quiet": False, "cache_dir": None}
+SHOWN = {"dataset": "digits", "epochs": 2, "dropout": 0.1, "global_batch_size": 32, "seed": 0}
 RESULTS = {
     "recipe": "mnist",
     "dataset": "digits",
     "strategy": "none",
     "replicas": 1,
     "workers": 1,
-    "global_batch_size": 32,
     "learning_rate": 0.003,
-    "seed": 0,
     "steps": 1200,
     "test": {"accuracy": 0.9, "loss": 0.5},
     "baseline": {"most_frequent_accuracy": 0.1},
@@ -34,11 +27,11 @@ RESULTS = {
     "resumed_from_step": None,
 }
 RECORDS = [
-    {"event": "step", "step": 50, "epoch": 1, "loss": 2.0, "learning_rate": 0.1},
-    {"event": "evaluation", "step": 60, "epoch": 1, "split": "validation", "accuracy": 0.5},
-    {"event": "evaluation", "step": 60, "epoch": 1, "split": "test", "accuracy": 0.4},
-    {"event": "step", "step": 100, "epoch": 1, "loss": "nan", "learning_rate": 0.1},
-    {"event": "epoch", "step": 100, "epoch": 1, "loss": 1.5, "val_accuracy": 0.75},
+    {"event": "step", "step": 50, "loss": 2.0, "learning_rate": 0.1},
+    {"event": "evaluation", "step": 60, "split": "validation", "accuracy": 0.5},
+    {"event": "evaluation", "step": 60, "split": "test", "accuracy": 0.4},
+    {"event": "step", "step": 100, "loss": "nan", "learning_rate": 0.1},
+    {"event": "epoch", "step": 100, "loss": 1.5, "val_accuracy": 0.75},
 ]
 
 
@@ -46,16 +39,15 @@ RECORDS = [
 def run(tmp_path):
     """Writes a run's folder; values of its options and results may differ."""
 
-    def run(name, options=(), results=(), data="aaaa", records=RECORDS):
+    def run(name, options=(), results=(), data="aaaa"):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        seed = dict(options).get("seed", 0)
-        content = {"options": OPTIONS | {"run_dir": str(folder)} | dict(options)}
-        content |= {"recipe": "mnist", "resolved": {"data_sha256": data}}
+        shown = SHOWN | dict(options)
+        content = {"recipe": "mnist", "shown": shown, "resolved": {"data_sha256": data}}
         (folder / "options.json").write_text(json.dumps(content))
-        content = copy.deepcopy(RESULTS) | {"seed": seed} | dict(results)
+        content = copy.deepcopy(RESULTS) | {"seed": shown["seed"]} | dict(results)
         (folder / "results.json").write_text(json.dumps(content))
-        lines = [json.dumps(record) for record in records]
+        lines = [json.dumps(record) for record in RECORDS]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return folder
 
@@ -68,27 +60,16 @@ def rows(*folders, **options):
 
 class TestRows:
     def test_what_differs_and_what_came_out(self, run):
-        a, b = rows(
-            run("a"),
-            run(
-                "b",
-                {"dropout": 0.3, "lr_scaling": "sqrt", "quiet": True},
-                {"learning_rate": 0.01, "test": {"accuracy": 0.95, "loss": 0.25}, "seconds": 600},
-            ),
-        )
+        better = {"learning_rate": 0.01, "test": {"accuracy": 0.95, "loss": 0.25}, "seconds": 600}
+        a, b = rows(run("a"), run("b", {"dropout": 0.3}, better))
         assert list(a) == [
-            *("recipe", "run", "dropout", "learning_rate", "accuracy", "loss"),
-            *("to beat: most_frequent_accuracy", "speed", "time", "steps"),
+            *("table", "run", "dropout", "learning_rate", "seed", "accuracy", "loss"),
+            *("baseline: most_frequent_accuracy", "examples/s", "time", "steps"),
         ]
         assert list(b.values()) == [
-            *("mnist", "b", "0.3", "0.01", "0.9500", "0.2500"),
-            *("0.1000", "1,234 examples/s", "10.0 min", "1,200"),
+            *("mnist on digits", "b", "0.3", "0.01", "0", "0.9500", "0.2500"),
+            *("0.1000", "1,234", "600 s", "1,200"),
         ]
-
-    def test_auto_is_what_it_came_to(self, run):
-        """One run names what the other one fell back to: they are the same."""
-        found = rows(run("a"), run("b", {"dataset": "digits", "seed": 1}))
-        assert len(found) == 1
 
     def test_seeds_become_a_mean_and_a_deviation(self, run):
         values = [0.90, 0.92, 0.97]
@@ -100,8 +81,7 @@ class TestRows:
         mean, deviation = statistics.mean(values), statistics.stdev(values)
         assert row["accuracy"] == f"{mean:.4f} ± {deviation:.4f} (n=3)"
         assert row["run"] == "s0, s1, s2" and row["steps"] == "101 ± 1 (n=3)"
-        assert row["to beat: most_frequent_accuracy"] == "0.1000"
-        assert "seed" not in row
+        assert row["baseline: most_frequent_accuracy"] == "0.1000"
 
     def test_another_option_or_the_same_seed_again_stays_apart(self, run):
         folders = [run("a"), run("b", {"seed": 1, "epochs": 3}), run("c"), run("d", {"seed": 2})]
@@ -110,125 +90,90 @@ class TestRows:
         assert [row["epochs"] for row in found] == ["2", "3", "2"]
         assert [row["seed"] for row in found] == ["0, 2", "1", "0"]
 
-    def test_each_recipe_has_a_table(self, run, capsys):
+    def test_each_recipe_and_each_dataset_has_a_table(self, run, capsys):
         other = {"recipe": "bert_mlm", "test": {"cross_entropy": 4.0}, "tokens_per_second": 9e3}
-        found = rows(run("a"), run("b", results=other))
+        found = rows(run("a"), run("b", results=other), run("c", results={"dataset": "mnist"}))
         assert "cross_entropy" not in found[0] and "accuracy" not in found[1]
-        assert found[1]["speed"] == "9,000 tokens/s"
+        assert found[1]["tokens/s"] == "9,000"
         printed = capsys.readouterr().out
-        assert printed.index("mnist\n") < printed.index("\n\nbert_mlm\n")
+        titles = ("mnist on digits\n", "\n\nbert_mlm on digits\n", "\n\nmnist on mnist\n")
+        assert [printed.index(title) for title in titles] == sorted(map(printed.index, titles))
 
-    def test_a_resumed_runs_time_is_marked(self, run, capsys):
-        (row,) = rows(run("a", results={"resumed_from_step": 7}))
-        assert row["time"] == "90 s *"
-        assert "* resumed: the time is that of the last part" in capsys.readouterr().out
-
-    @pytest.mark.parametrize("value", ["nan", math.nan, math.inf, [1], {"a": 1}, True, 10**400])
-    def test_a_number_that_is_none_makes_no_mean(self, run, value):
-        (row,) = rows(
-            run("a", results={"test": {"accuracy": value}, "dataset": value}),
-            run("b", {"seed": 1}, {"test": {"accuracy": 0.5}, "dataset": value}),
-        )
-        assert "±" not in row["accuracy"] or value is True
-
-
-class TestTable:
-    def test_fits_the_terminal(self, run, capsys, monkeypatch):
-        folders = [run(f"run-{n}", {"dropout": n / 10, "epochs": n}) for n in range(1, 7)]
-        monkeypatch.setenv("COLUMNS", "140")
-        rows(*folders)
-        wide = capsys.readouterr().out.splitlines()
-        assert wide[1].split()[:3] == ["run", "epochs", "dropout"] and len(wide) == 8
-        monkeypatch.setenv("COLUMNS", "70")
-        rows(*folders)
-        narrow = capsys.readouterr().out
-        assert max(map(len, narrow.splitlines())) <= 70
-        for n in range(1, 7):
-            assert narrow.count(f"run-{n}") == 1
-        assert narrow.count("\nepochs") == 3  # two runs fit beside each other
-
-    def test_json(self, run, command_line):
-        status, printed, _ = command_line(compare, run("a"), "--json")
-        assert status == 0 and json.loads(printed)[0]["accuracy"] == "0.9000"
+    def test_a_number_that_is_none_makes_no_mean(self, run):
+        nan = {"test": {"accuracy": "nan"}, "resumed_from_step": 7}
+        (row,) = rows(run("a", results=nan), run("b", {"seed": 1}))
+        assert row["accuracy"] == "nan" and row["time"] == "90 s since resuming"
 
     def test_a_real_run(self, tiny_run, command_line):
         status, printed, errors = command_line(compare, tiny_run.folder)
         assert status == 0 and not errors
         assert f"{tiny_run.results['test']['cross_entropy']:.4f}" in printed
+        # What meant nothing is not shown.
+        settings = compare.read_run(tiny_run.folder).settings
+        assert not {"max_steps", "base_learning_rate", "run_dir", "quiet"} & set(settings)
+        assert settings["epochs"] == tiny_run.results["epochs"]
 
 
 class TestProblems:
     def test_each_is_named_in_a_line_and_the_others_are_compared(self, run, command_line, tmp_path):
         good = run("good")
-        unfinished, cut, list_, lacking = (run(n) for n in ("unfinished", "cut", "list", "lacking"))
+        unfinished, cut, lacking = (run(n) for n in ("unfinished", "cut", "lacking"))
         (unfinished / "results.json").unlink()
         (cut / "results.json").write_text('{"recipe": "mni')
-        (list_ / "options.json").write_text("[]")
         (lacking / "results.json").write_text('{"recipe": "mnist", "test": {}}')
-        folders = [tmp_path / "nothing", unfinished, cut, list_, lacking, good]
+        folders = [tmp_path / "nothing", unfinished, cut, lacking, good]
         status, printed, errors = command_line(compare, *folders)
         assert status == 0 and "0.9000" in printed
         lines = errors.splitlines()
         assert [line.split(":")[0] for line in lines] == [
-            *(str(tmp_path / "nothing"), str(unfinished), str(cut / "results.json")),
-            *(str(list_ / "options.json"), str(lacking / "results.json")),
+            *(str(tmp_path / "nothing" / "options.json"), str(unfinished)),
+            *(str(cut / "results.json"), str(lacking / "results.json")),
         ]
-        assert "is not finished" in lines[1] and "lacks seed, steps, seconds, baseline" in lines[4]
-
-    def test_none_at_all(self, command_line, tmp_path):
-        status, _, errors = command_line(compare, tmp_path)
-        assert status == 2
-        assert errors == f"compare: no finished run\n  {tmp_path}: holds no run\n"
-        status, _, errors = command_line(compare)
-        assert status == 2 and errors.startswith("compare: no run: give the folders")
+        assert "is not finished" in lines[1] and "lacks baseline" in lines[3]
+        status, _, errors = command_line(compare, unfinished)
+        assert status == 2 and errors.startswith("compare: no finished run\n  ")
 
     def test_data_that_only_share_their_name(self, run, command_line):
-        folders = [
-            run("a"),
-            run("b", {"dropout": 0.5}, data="bbbb"),
-            run("c", {"seed": 1}, data="c"),
-        ]
-        status, _, errors = command_line(compare, *folders)
+        a, b = run("a"), run("b", {"dropout": 0.5}, data="bbbb")
+        status, _, errors = command_line(compare, a, b, run("c", {"seed": 1}, data="c"))
         assert status == 0
-        assert errors == f"{folders[1]}: its digits is not the data of {folders[0]}\n"
+        assert errors == f"{b}: its data differ from those of {a}\n"
 
 
-class TestCurves:
-    def test_which_there_are(self, run):
-        assert curves.read_curves(run("a")) == {
-            "loss": ([50], [2.0]),
-            "validation accuracy": ([60, 100], [0.5, 0.75]),
-        }
-
-    def test_a_damaged_file_is_named(self, run):
+class TestPlot:
+    def test_which_curves_there_are(self, run):
         folder = run("a")
+        assert compare.read_curves(folder) == {
+            "loss": {50: 2.0},
+            "val_accuracy": {60: 0.5, 100: 0.75},
+        }
         (folder / "metrics.jsonl").write_text('{"event": "step"')
         with pytest.raises(RunError, match="a/metrics.jsonl: cannot be read"):
-            curves.read_curves(folder)
+            compare.read_curves(folder)
 
-    def test_a_picture(self, run, tmp_path, command_line):
-        Image = pytest.importorskip("PIL.Image")
-        pytest.importorskip("matplotlib")
-        folders = [run("a"), run("b", {"dropout": 0.5}), run("c")]
-        shutil.rmtree(folders[2])
-        lacking = run("d", {"dropout": 0.7})
-        (lacking / "metrics.jsonl").unlink()
+    def test_a_chart_for_each_dataset_and_metric(self, run, tmp_path, command_line, monkeypatch):
+        figure = pytest.importorskip("matplotlib.figure").Figure
+        titles = []
+        stock = figure.savefig
+
+        def savefig(self, *arguments, **named):
+            titles.extend(axis.get_title() for axis in self.axes)
+            stock(self, *arguments, **named)
+
+        monkeypatch.setattr(figure, "savefig", savefig)
+        folders = [run("a"), run("b", {"dropout": 0.5}), run("c", results={"dataset": "mnist"})]
         path = tmp_path / "curves.png"
-        status, _, errors = command_line(compare, *folders, lacking, "--png", path)
-        assert status == 0
-        assert f"{lacking}/metrics.jsonl: cannot be read (No such file" in errors
-        with Image.open(path) as picture:
-            assert picture.size[0] > 2 * picture.size[1]  # two charts beside each other
-            assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
+        status, _, errors = command_line(compare, *folders, "--png", path)
+        assert (status, errors) == (0, "") and path.stat().st_size > 1000
+        assert titles == [
+            *("mnist on digits: loss", "mnist on digits: val_accuracy"),
+            *("mnist on mnist: loss", "mnist on mnist: val_accuracy"),
+        ]
         status, _, errors = command_line(compare, folders[0], "--png", tmp_path / "no" / "x.png")
         assert status == 2 and errors.endswith("x.png: No such file or directory\n")
 
     def test_without_matplotlib(self, run, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(OptionsError, match="matplotlib, which is not installed"):
+        with pytest.raises(OptionsError, match="needs matplotlib"):
             rows(run("a"), png=tmp_path / "x.png")
-
-    def test_another_kind_of_file(self, command_line, tmp_path):
-        status, _, errors = command_line(compare, tmp_path, "--png", "x.jpg")
-        assert status == 2 and "--png x.jpg: must end in .png, .pdf, .svg" in errors
