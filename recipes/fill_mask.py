@@ -16,8 +16,7 @@ from pathlib import Path
 import keras_nlp
 import numpy as np
 
-from data import checksums
-from data.paths import kind_of
+from data import files
 from models import bert
 from models.bert import MASK, encode, fill_masks
 from training.command_line import command_line
@@ -91,9 +90,9 @@ def preset_folder(folder: Path) -> Path:
     Raises:
         RunError: there is none, or it has no masked language model's head.
     """
-    if kind_of(folder, "--run-dir") != "folder":
+    if not files.expand(folder, "--run-dir").is_dir():
         raise RunError(f"{folder}: no such folder; a finished run or a preset is expected")
-    if kind_of(folder / "options.json", "--run-dir"):
+    if files.expand(folder / "options.json", "--run-dir").exists():
         open_finished(folder, "bert_mlm")
         folder = folder / "model"
     missing = [n for n in ("task.json", "task.weights.h5") if not (folder / n).is_file()]
@@ -102,7 +101,7 @@ def preset_folder(folder: Path) -> Path:
             f"{folder}: lacks {' and '.join(missing)}; a finished run of bert_mlm is expected, "
             "or a preset with a masked language model's head"
         )
-    problem = checksums.problem(folder)
+    problem = files.damage(folder)
     if problem:
         raise RunError(f"{folder}: damaged ({problem})")
     kind = read_run_file(folder / "task.json", class_name=str)["class_name"]

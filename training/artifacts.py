@@ -2,15 +2,13 @@
 
 import hashlib
 import importlib.metadata
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from data import checksums
+from data import files
 from training.errors import RunError
 
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
@@ -57,10 +55,7 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    try:
+    with files.atomic(folder) as temporary:
         if preprocessor is not None:
             _save_preset(model, temporary, preprocessor)
         else:
@@ -68,11 +63,7 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
             _save_keras_file(model, temporary / "model.keras")
         if card:
             (temporary / "README.md").write_text(card, encoding="utf-8")
-        checksums.write(temporary)
-        checksums.put_in_place(temporary, folder)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        files.write_checksums(temporary)
 
 
 def _save_preset(model: keras.Model, folder: Path, preprocessor) -> None:
