@@ -24,7 +24,7 @@ from callbacks.masked_samples import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
-from data.text import load_text
+from data.text import load_text, text_sha256
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import MaskedLMInChunks
@@ -151,7 +151,7 @@ def main(options: Options) -> dict:
             tokens_per_example=tokens_per_example,
             about={"text": f"{text.name}: {words}", "model": bert.origin(options, preset)},
             dataset=text.name,
-            text_sha256=text.sha256,
+            text_sha256=text_sha256(text),
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )

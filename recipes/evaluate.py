@@ -21,10 +21,10 @@ import keras_nlp
 import numpy as np
 
 from callbacks.records import perplexity
-from data import arrays, files, images, masked_lm, oligos, sentence_inputs, sentences
+from data import arrays, cache, images, masked_lm, oligos, sentence_inputs, sentences, word_pieces
 from data import text as text_sources
 from data.errors import DataError
-from data.sequences import sequences_once
+from data.sequences import cut, sequences_once
 from distribution.global_batch import GlobalMean
 from models import bert
 from models.metrics import MacroF1
@@ -120,7 +120,7 @@ def main(options: Options) -> dict:
         results=results,
         dataset=options.dataset or facts["dataset"],
         split=options.split or ("test" if options.dataset in (None, facts["dataset"]) else "all"),
-        cache_dir=(options.cache_dir or files.default_cache_dir()).expanduser(),
+        cache_dir=(options.cache_dir or cache.default_cache_dir()).expanduser(),
     )
     with precision(settings["precision"]):
         found = EVALUATE[run["recipe"]](question)
@@ -347,8 +347,13 @@ def sequences_of(text, tokenizer, cache_dir: Path, split: str, settings: dict) -
     Those of a split are mapped into memory, from the run's file where it is still there.
     """
     mode, length = settings["text_mode"], settings["sequence_length"]
-    sequences = sequences_once(text, tokenizer, cache_dir, text_mode=mode, length=length)
-    return np.concatenate(list(sequences.values())) if split == "all" else sequences[split]
+    if split != "all":
+        return sequences_once(text, tokenizer, cache_dir, text_mode=mode, length=length)[split]
+    tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short=mode == "lines")
+    all_ids, all_offsets = zip(*(tokens[name] for name in text_sources.SPLITS), strict=True)
+    ids, lengths = np.concatenate(all_ids), np.concatenate([np.diff(each) for each in all_offsets])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return cut(mode, ids, offsets, length, masked_lm.SpecialTokens.of(tokenizer))
 
 
 COUNTED = ("sequences", "sentences", "images", "oligos")

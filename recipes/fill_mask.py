@@ -16,7 +16,8 @@ from pathlib import Path
 import keras_nlp
 import numpy as np
 
-from data import files
+from data import checksums
+from data.paths import kind_of
 from models import bert
 from models.bert import MASK, encode, fill_masks
 from training.command_line import command_line
@@ -90,9 +91,9 @@ def preset_folder(folder: Path) -> Path:
     Raises:
         RunError: there is none, or it has no masked language model's head.
     """
-    if not files.expand(folder, "--run-dir").is_dir():
+    if kind_of(folder, "--run-dir") != "folder":
         raise RunError(f"{folder}: no such folder; a finished run or a preset is expected")
-    if files.expand(folder / "options.json", "--run-dir").exists():
+    if kind_of(folder / "options.json", "--run-dir"):
         open_finished(folder, "bert_mlm")
         folder = folder / "model"
     missing = [n for n in ("task.json", "task.weights.h5") if not (folder / n).is_file()]
@@ -101,7 +102,7 @@ def preset_folder(folder: Path) -> Path:
             f"{folder}: lacks {' and '.join(missing)}; a finished run of bert_mlm is expected, "
             "or a preset with a masked language model's head"
         )
-    problem = files.damage(folder)
+    problem = checksums.problem(folder)
     if problem:
         raise RunError(f"{folder}: damaged ({problem})")
     kind = read_run_file(folder / "task.json", class_name=str)["class_name"]

@@ -17,7 +17,8 @@ import keras_nlp  # noqa: F401 (its layers are found by their names when a model
 import numpy as np
 
 from data import oligos
-from data.images import DIGITS, read_image
+from data.image_files import read_image
+from data.images import DIGITS
 from training.artifacts import load_keras_file
 from training.command_line import command_line
 from training.errors import RunError

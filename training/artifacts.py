@@ -2,13 +2,15 @@
 
 import hashlib
 import importlib.metadata
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from data import files
+from data import checksums
 from training.errors import RunError
 
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
@@ -55,7 +57,10 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    with files.atomic(folder) as temporary:
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
         if preprocessor is not None:
             _save_preset(model, temporary, preprocessor)
         else:
@@ -63,7 +68,11 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
             _save_keras_file(model, temporary / "model.keras")
         if card:
             (temporary / "README.md").write_text(card, encoding="utf-8")
-        files.write_checksums(temporary)
+        checksums.write(temporary)
+        checksums.put_in_place(temporary, folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def _save_preset(model: keras.Model, folder: Path, preprocessor) -> None:

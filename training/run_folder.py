@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import math
+import os
 import shutil
 import subprocess
 import types
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 from callbacks import checkpoint_files
-from data import files
+from data import checksums
+from data.paths import read_text
 from distribution.launch import not_a_run
 from training.errors import RunError
 from training.options import SharedOptions, all_problems, command, flag, metadata, shown, to_json
@@ -102,7 +104,7 @@ class RunFolder:
             results = read_run_file(path, recipe=str, test=dict, weights_sha256=str, steps=int)
             self._finished_at = results["steps"]
             model = self.path / "model"
-            problem = files.damage(model)
+            problem = checksums.problem(model)
             if self.options.resume == "extend":
                 pass
             elif model.is_dir() and problem is None:
@@ -248,7 +250,7 @@ def read_run_file(path: Path, **expected: type | types.UnionType) -> dict:
         RunError: not there, unreadable, no JSON object, or not what a run writes.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
@@ -298,7 +300,7 @@ def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
         raise RunError(f"{folder}: a run of {run['recipe']}; one of {expected} is expected")
     if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
         raise RunError(f"{folder}: the run there is not finished, it has no model yet")
-    problem = files.damage(folder / "model")
+    problem = checksums.problem(folder / "model")
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
     return run, read_run_file(folder / "results.json", recipe=str, test=dict, steps=int)
@@ -329,8 +331,16 @@ def write_json(path: Path, content: dict) -> None:
 
     JSON has no NaN and no infinity: such numbers become text.
     """
-    with files.atomic(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_finite(content), file, indent=1, allow_nan=False)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(_finite(content), file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _finite(value):

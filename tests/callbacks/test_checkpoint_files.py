@@ -7,7 +7,7 @@ import pytest
 
 from callbacks import checkpoint_files
 from callbacks.errors import CannotSave
-from data import files
+from data import checksums
 from tests.support import damaged, syncs
 
 
@@ -50,12 +50,15 @@ def test_nothing_is_written_in_its_place(tmp_path):
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
     write(tmp_path, 3, b"old")
+    stock = os.rename
 
-    def replace(source, target):
-        raise KeyboardInterrupt
+    def rename(source, target):
+        if os.path.basename(target) == "step-00000003":
+            raise KeyboardInterrupt
+        stock(source, target)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "replace", replace)
+        patched.setattr(os, "rename", rename)
         write(tmp_path, 3, b"new")
     found = checkpoint_files.newest(tmp_path)
     assert (found.folder / "model.weights.h5").read_bytes() == b"old"
@@ -115,9 +118,9 @@ class TestDamaged:
         write(tmp_path, 1)
         path = write(tmp_path, 2)
         (path / "state.json").write_bytes(state.encode(errors="surrogateescape"))
-        from data import files
+        from data import checksums
 
-        files.write_checksums(path)
+        checksums.write(path, ("model.weights.h5", "state.json"))
         assert checkpoint_files.newest(tmp_path).step == 1
 
     @pytest.mark.parametrize("sums", [b"", b"\xff", b"nonsense", b"abc  model.weights.h5\n"])
@@ -172,7 +175,7 @@ class TestCopies:
         for content in ("{}", "null", "[]", '{"step": 4}'):
             (target / "state.json").write_text(content)
             assert not checkpoint_files.is_copy_of(target, 4)
-            files.write_checksums(target)
+            checksums.write(target, ("model.weights.h5", "state.json"))
             assert not checkpoint_files.is_copy_of(target, 4)
 
 

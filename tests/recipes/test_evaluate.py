@@ -42,7 +42,7 @@ class TestItsOwnText:
 
     def test_the_sequences_are_those_that_the_run_has_cut(self, tiny_run, monkeypatch):
         """So a text beyond memory is evaluated as it was trained, and not tokenised again."""
-        monkeypatch.setattr(word_pieces, "tokenize", lambda *_, **__: pytest.fail("again"))
+        monkeypatch.setattr(word_pieces, "tokenize_once", lambda *_, **__: pytest.fail("again"))
         found = run(tiny_run.folder, batch_size=8)
         assert found["cross_entropy"] == tiny_run.results["test"]["cross_entropy"]
 

@@ -13,7 +13,6 @@ twice, a second between them, as if saving took for ever), "full output" and "cl
 Other keys are options of the recipe.
 """
 
-import glob
 import json
 import os
 import resource
@@ -166,9 +165,9 @@ def _at_a_step(at_step: int, shoot) -> None:
 
 def _at_a_save(at: str, number: int, shoot) -> None:
     from callbacks.checkpoint import Checkpoint
-    from data import files
+    from data import checksums
 
-    stock_save, stock_sha, stock_replace = Checkpoint.save, files.sha256_of, os.replace
+    stock_save, stock_sha, stock_rename = Checkpoint.save, checksums.sha256_of, os.rename
     saves, due = 0, False
 
     def save(self, *args, **kwargs):
@@ -191,13 +190,14 @@ def _at_a_save(at: str, number: int, shoot) -> None:
             shoot()
         return stock_sha(path)
 
-    def replace(source, target):
-        # Where the target existed, it has another name meanwhile.
-        if due and (at == "rename" or at == "replace" and glob.glob(f"{target.parent}/.*.old")):
+    def rename(source, target):
+        if due and at == "rename":
             shoot()
-        stock_replace(source, target)
+        stock_rename(source, target)
+        if due and at == "replace" and str(target).endswith(".old"):
+            shoot()
 
-    Checkpoint.save, files.sha256_of, os.replace = save, sha256_of, replace
+    Checkpoint.save, checksums.sha256_of, os.rename = save, sha256_of, rename
 
 
 def main(chosen: dict, output: Path) -> None:
