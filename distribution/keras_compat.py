@@ -391,6 +391,14 @@ def has_unweighted_metrics(model: keras.Model) -> bool:
     return bool(compiled is not None and keras.tree.flatten(compiled._user_metrics or []))
 
 
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns all layers of a model, also those within other layers.
+
+    Lacks: `model.layers` has the outermost ones alone.
+    """
+    return list(model._flatten_layers())
+
+
 def metric_direction(model: keras.Model, name: str) -> str | None:
     """Returns which way a compiled metric improves; None where Keras does not mark it.
 

@@ -187,12 +187,19 @@ def load_backbone(preset: str, dropout: float | None, sequence_length: int):
     return backbone
 
 
-def encoder_of(init_from: Path | None, preset: str) -> str | None:
+def encoder_of(init_from: Path | None, preset: str, known: str | None = None) -> str | None:
     """Returns the preset to take an encoder from: a run's model, a named one, or None for none.
+
+    Args:
+        init_from: a finished run, or None.
+        preset: "scratch", or a preset's name or folder.
+        known: the preset of an earlier part of this run, or None.
 
     Raises:
         DataError: `init_from` is no finished run.
     """
+    if known is not None:
+        return None if known == "scratch" else known
     if init_from is None:
         return None if preset == "scratch" else preset
     for folder in (init_from / "model", init_from):

@@ -12,6 +12,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -31,6 +32,7 @@ from models.chunked_head import MaskedLMInChunks
 from models.initial_weights import init_local_attention, init_unigram_bias
 from models.optimizers import adamw
 from training.command_line import command_line
+from training.loaded_run import LoadedRun, likeliest
 from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
@@ -184,17 +186,18 @@ def main(options: Options) -> dict:
                 **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model fills in.
-        fills = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=network)
+        samples = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=network)
         fit_options = plan.fit_options(
             model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[fills],
+            extra=[samples],
             perplexity_of="cross_entropy",
             operations_per_example=bert.training_operations(
                 network.backbone, options.sequence_length, masking.max_predictions
             ),
+            saves=network,
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
@@ -204,6 +207,50 @@ def main(options: Options) -> dict:
             baseline=baseline,
             preprocessor=bert.preprocessor(tokenizer, masking, options.sequence_length),
         )
+
+
+def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+    """Returns the likeliest word pieces for each [MASK] of texts.
+
+    Args:
+        run: a finished run of this recipe.
+        inputs: texts with one [MASK] or more. Special tokens are no fills.
+    """
+    model = run.load_model("float32")
+    tokenizer = bert.load(
+        keras_nlp.models.BertTokenizer, run.preset, special_tokens_in_strings=True
+    )
+    longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
+    answers = []
+    for text in inputs:
+        token_ids = bert.encode(tokenizer, text)
+        if bert.MASK not in text:
+            raise DataError(f"no {bert.MASK} in {text[:60]!r}")
+        if len(token_ids) > longest:
+            raise DataError(f"{len(token_ids)} tokens, the model takes {longest}: {text[:60]!r}")
+        probabilities = bert.fill_masks(model, tokenizer, token_ids)
+        answers.append(fills(text, probabilities, tokenizer.get_vocabulary()))
+    return answers
+
+
+def fills(text: str, probabilities: np.ndarray, pieces: list[str], most: int = 5) -> list[dict]:
+    """Returns the likeliest pieces for each [MASK] of a text, and the text with each of them.
+
+    Args:
+        text: with as many [MASK]s as `probabilities` has rows; the other ones stay.
+        probabilities: of shape (masks, word pieces).
+        pieces: the vocabulary.
+        most: pieces for each [MASK]; pieces of probability zero are left out.
+    """
+    parts = text.split(bert.MASK)
+    found = []
+    for mask, row in enumerate(probabilities):
+        before, after = bert.MASK.join(parts[: mask + 1]), bert.MASK.join(parts[mask + 1 :])
+        for answer in likeliest(row, pieces, most):
+            piece = answer["class"]
+            filled = {"piece": piece, "text": before + piece + after}
+            found.append({"probability": answer["probability"]} | filled)
+    return [answer for answer in found if answer["probability"] > 0]
 
 
 def make_sequences(options: Options, text, tokenizer, cache_dir: Path):

@@ -12,6 +12,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import keras
 import keras_nlp
@@ -24,6 +25,8 @@ from data.errors import DataError
 from data.oligos import (
     BASES,
     LONGEST,
+    checked,
+    encode,
     linear_baseline,
     load_oligos,
     nearest_neighbour_baseline,
@@ -31,6 +34,7 @@ from data.oligos import (
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
+from training.loaded_run import LoadedRun
 from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
@@ -119,8 +123,9 @@ def main(options: Options) -> dict:
         splits = {name: (ids, tm[:, np.newaxis]) for name, (ids, tm) in data.splits.items()}
         splits = arrays.first_examples(splits, options.max_examples)
         train_ids, train_tm = splits["train"]
-        mean = float(np.mean(train_tm, dtype=np.float64))
-        deviation = float(np.std(train_tm, dtype=np.float64))
+        # A trained run that is evaluated keeps its own scale.
+        mean = run.metadata.get("mean", float(np.mean(train_tm, dtype=np.float64)))
+        deviation = run.metadata.get("deviation", float(np.std(train_tm, dtype=np.float64)))
         if not deviation > 0:
             raise DataError(f"{data.name}: all training oligos melt at {mean:g} degrees C")
         counts = ", ".join(f"{len(tm):,} {split}" for split, (_, tm) in splits.items())
@@ -168,8 +173,23 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
-            model, test={"huber": test["huber"], "rmse": test["rmse"]}, baseline=baseline
+            model,
+            test={"huber": test["huber"], "rmse": test["rmse"]},
+            baseline=baseline,
+            metadata={"mean": mean, "deviation": deviation},
         )
+
+
+def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+    """Returns the temperatures at which oligos melt, in degrees C.
+
+    Args:
+        run: a finished run of this recipe.
+        inputs: oligos of 8 to 60 bases.
+    """
+    sequences = [checked(text, repr(text[:80])) for text in inputs]
+    celsius = keras.ops.convert_to_numpy(run.load_model("float32")(encode(sequences)))
+    return [[{"°C": float(temperature)}] for temperature in celsius[:, 0]]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,16 @@ from data import checksums
 from exports import trained
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
+from training.loaded_run import load_run
 from training.model_card import LOADING
-from training.options import ProgramOptions, check, is_installed, option, unusable_folder
-from training.run_folder import open_finished
+from training.options import (
+    ProgramOptions,
+    check,
+    is_installed,
+    option,
+    to_json,
+    unusable_folder,
+)
 
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {
@@ -62,11 +69,12 @@ def main(options: Options) -> dict:
     """
     check(options)
     run_dir = options.run_dir
-    run, results = open_finished(run_dir)
+    run = load_run(run_dir)
     folder = (options.folder or run_dir / "exports" / options.to).expanduser()
     if folder.exists():
         raise OptionsError(f"--folder {folder}: is there already; name a new one")
-    model = trained.load(run_dir, run, results)
+    saved = {"recipe": run.recipe, "options": to_json(run.options), "resolved": run.resolved}
+    model = trained.load(run_dir, saved, run.results | run.metadata)
     if options.to == "huggingface" and not model.is_bert:
         raise OptionsError(
             f"--to huggingface: {run_dir} is a run of {model.recipe}, which is no BERT"

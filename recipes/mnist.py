@@ -11,16 +11,20 @@ What came out, in what time and on what machine: the table in README.md, which `
 """
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
 
 from callbacks.image_summaries import ImageSummaries
 from data import arrays
+from data.image_files import read_image
 from data.images import load_images
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
+from training.loaded_run import LoadedRun, likeliest
 from training.options import SharedOptions, option
 from training.run import start_run
 
@@ -121,9 +125,25 @@ def main(options: Options) -> dict:
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline={"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))},
-            classes=images.classes,
+            metadata={"classes": images.classes},
             confusion_matrix=confused.confusion_matrix.tolist(),
         )
+
+
+def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+    """Returns the likeliest classes of image files, and what was done to each image.
+
+    Args:
+        run: a finished run of this recipe.
+        inputs: paths; the images are fitted to 28x28 pixels, light on dark.
+    """
+    images = [read_image(Path(path)) for path in inputs]
+    logits = run.load_model("float32")(np.stack([image.pixels for image in images]))
+    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+    return [
+        [{"note": done} for done in image.done] + likeliest(row, run.metadata["classes"])
+        for image, row in zip(images, probabilities, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -29,6 +30,7 @@ from models.metrics import MacroF1
 from models.optimizers import adamw
 from training.artifacts import data_sha256
 from training.command_line import command_line
+from training.loaded_run import LoadedRun, likeliest
 from training.options import SharedOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
@@ -135,8 +137,10 @@ def main(options: Options) -> dict:
         # Sentences as word pieces, and their labels, by split.
         data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
         run.note(data.note)
+        if run.metadata:  # a trained run is evaluated: its classes, in its order
+            data = data.with_classes(run.metadata["classes"])
         splits = arrays.first_examples(data.splits, options.max_examples)
-        preset = bert.encoder_of(options.init_from, options.preset)
+        preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
         inputs, labels = sentence_inputs.encode_splits(splits, preprocessor)
@@ -159,20 +163,24 @@ def main(options: Options) -> dict:
         valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)
         test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
         baseline = sentences.baselines(splits)
+        if "tfidf_accuracy" not in baseline:
+            run.note("no TF-IDF baseline: the sentences hold no word of two or more letters")
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sentence_inputs.naive_bayes_evidence(
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
             model = build_model(options, evidence, preset)
-            macro_f1 = MacroF1(len(data.classes))
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
                 optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
-                weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy"), macro_f1],
+                weighted_metrics=[
+                    keras.metrics.SparseCategoricalAccuracy("accuracy"),
+                    MacroF1(len(data.classes)),
+                ],
                 **plan.compile_options,
             )
         # Training and test; TensorBoard shows how some sentences are classified.
@@ -186,10 +194,22 @@ def main(options: Options) -> dict:
             model,
             test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},
             baseline=baseline,
-            confusion_matrix=macro_f1.confusion_matrix().tolist(),
-            classes=data.classes,
+            metadata={"classes": data.classes},
             preprocessor=preprocessor,
         )
+
+
+def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+    """Returns the likeliest classes of texts.
+
+    Args:
+        run: a finished run of this recipe.
+        inputs: texts; a long one is cut as in training.
+    """
+    model = run.load_model("float32")
+    logits = model(sentence_inputs.encode(inputs, model.preprocessor))
+    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+    return [likeliest(row, run.metadata["classes"]) for row in probabilities]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 import hashlib
 import importlib.metadata
+import inspect
+import json
 import os
 import shutil
 import sys
+import tempfile
+import types
 from pathlib import Path
 
 import keras
@@ -13,6 +17,8 @@ import numpy as np
 from data import checksums
 from training.errors import RunError
 
+KERAS_FILE = "model.keras"
+METADATA = "recipe.json"  # beside the model, under its checksums
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
 
@@ -42,7 +48,9 @@ def data_sha256(splits: dict[str, tuple]) -> str:
     return digest.hexdigest()
 
 
-def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = "") -> None:
+def save_model(
+    model: keras.Model, folder: Path, *, metadata: dict, preprocessor=None, card: str = ""
+) -> None:
     """Writes a model so that it loads without this package; whole or not at all.
 
     A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), anything else
@@ -51,8 +59,9 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
     Args:
         model: the trained model.
         folder: a run's `model` folder.
+        metadata: what is needed to read the model's inputs and outputs, as JSON values.
         preprocessor: a KerasNLP preprocessor, or None.
-        card: what its `README.md` says; "" for none.
+        card: the text of `README.md`; "" for none.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
@@ -60,12 +69,19 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
+    # Without its preprocessor in training, or `fit()` would tokenise. Uncompiled here: a reader
+    # would have to import our loss, and the optimizer's state is twice the size of the weights.
+    optimizer, compiled = model.optimizer, model.compiled
+    model.optimizer, model.compiled = None, False
     try:
+        temporary.mkdir()
         if preprocessor is not None:
-            _save_preset(model, temporary, preprocessor)
+            model.preprocessor = preprocessor
+            model.save_to_preset(str(temporary))
+            model.preprocessor = None
         else:
-            temporary.mkdir()
-            _save_keras_file(model, temporary / "model.keras")
+            model.save(temporary / KERAS_FILE)
+        (temporary / METADATA).write_text(json.dumps(metadata, ensure_ascii=False), "utf-8")
         if card:
             (temporary / "README.md").write_text(card, encoding="utf-8")
         checksums.write(temporary)
@@ -73,38 +89,71 @@ def save_model(model: keras.Model, folder: Path, preprocessor=None, card: str = 
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _save_preset(model: keras.Model, folder: Path, preprocessor) -> None:
-    # Without its preprocessor in training, or `fit()` would tokenise. Without its optimizer here,
-    # whose state, twice the size of the weights, Keras would put beside the head.
-    optimizer, model.optimizer = model.optimizer, None
-    model.preprocessor = preprocessor
-    try:
-        model.save_to_preset(str(folder))
     finally:
-        model.preprocessor, model.optimizer = None, optimizer
+        model.optimizer, model.compiled = optimizer, compiled
 
 
-def _save_keras_file(model: keras.Model, path: Path) -> None:
-    # A copy that was never compiled: our loss and schedule would have to be imported to be loaded.
-    copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    copy.save(path)
+def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
+    """Saves and loads a model that has not been trained, to learn before training whether one can.
+
+    Args:
+        model: the model. KerasNLP's own tasks are not tried.
+        folder: where there is space; nothing is left there.
+        options: the recipe's `Options`, whose module's layers may be in the model.
+
+    Raises:
+        RunError: says what the model lacks.
+    """
+    if hasattr(model, "save_to_preset"):
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".trial.") as trial:
+        try:
+            save_model(model, Path(trial) / "model", metadata={})
+            load_model(Path(trial) / "model", None, sys.modules[options.__module__])
+        except Exception as error:  # whatever the model's own get_config() or from_config() raise
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RunError(
+                f"{type(model).__name__}, the model, cannot be saved and loaded again: "
+                f"{first[:200]}; a class of your own needs get_config() with all arguments of its "
+                "constructor"
+            ) from error
 
 
-def load_keras_file(folder: Path) -> keras.Model:
-    """The model of a run's `model` folder that is no preset, never compiled.
+def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> keras.Model:
+    """Loads the model that `save_model` wrote, never compiled.
+
+    Args:
+        folder: a run's `model` folder.
+        dtype: a dtype policy; None for that of the training.
+        module: the recipe, whose layers may be in the model.
 
     Raises:
         RunError: it cannot be loaded.
     """
-    path = folder / "model.keras"
+    import keras_nlp  # its layers are found by name
+
+    layers = {n: o for n, o in vars(module).items() if inspect.isclass(o)}
     try:
-        return keras.saving.load_model(path, compile=False)
+        with keras.saving.custom_object_scope(layers):
+            if (folder / "task.json").is_file():
+                name = json.loads((folder / "task.json").read_text("utf-8"))["class_name"]
+                kind = getattr(keras_nlp.models, name)
+                changes = {} if dtype is None else {"dtype": dtype}
+                return kind.from_preset(str(folder), compile=False, **changes)
+            model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
+            return model if dtype is None else _with_dtype(model, dtype)
     except Exception as error:  # whatever the archive, its JSON or its weights give rise to
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunError(f"{path}: cannot be loaded ({first[:200]})") from error
+        raise RunError(f"{folder}: cannot be loaded ({first[:200]})") from error
+
+
+def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
+    config = json.dumps(model.get_config())  # each layer has a policy of its own
+    for name in ("float32", "float64", "mixed_float16", "mixed_bfloat16"):
+        config = config.replace(f'"{name}"', f'"{dtype}"')
+    copy = type(model).from_config(json.loads(config))
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 def versions() -> dict[str, str]:

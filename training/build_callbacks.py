@@ -10,6 +10,7 @@ from callbacks import checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.evaluate_every import EvaluateEvery
+from callbacks.fingerprint import Fingerprint
 from callbacks.learning_rate import LearningRatePrinter
 from callbacks.metrics_file import MetricsFile
 from callbacks.mlflow_tracker import MlflowTracker
@@ -73,6 +74,7 @@ class RunCallbacks:
         profiles = is_chief and last > 0
         self.profile = Profile(run_dir / "logs" / "train" if profiles else None, first, last)
         self.workers_by_step = WorkersByStep(workers)
+        self.fingerprint = Fingerprint()
         self.checkpoint: Checkpoint  # made by in_order()
 
     def in_order(
@@ -128,6 +130,7 @@ class RunCallbacks:
             "tester": tester,
             "options": summary,
             "workers": self.workers_by_step,
+            "fingerprint": self.fingerprint,
         } | checks.stateful(extra)
         checks.require_callbacks(info, stateful)
         self.checkpoint.stateful_callbacks = stateful
@@ -140,6 +143,7 @@ class RunCallbacks:
             self.profile,
             summary,
             self.workers_by_step,
+            self.fingerprint,
             *extra,
             self.records,
             self.tensorboard,

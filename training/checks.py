@@ -1,9 +1,11 @@
 """What a run refuses before it begins, and what would make its numbers silently wrong."""
 
 import contextlib
+import hashlib
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 from callbacks.checkpoint_files import CheckpointInfo
 from callbacks.errors import BadLoss
+from callbacks.fingerprint import Fingerprint
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
@@ -22,6 +25,9 @@ from training.options import SharedOptions, profiled_steps
 from training.plan import Plan
 
 log = logging.getLogger("recipes")
+
+# Examples of a batch from which two batches are not the same by chance.
+SURELY_DIFFERENT = 4
 
 # They hold numbers that no checkpoint of ours keeps, so a resumed run would train differently.
 KEEPS_STATE_OF_ITS_OWN = (
@@ -43,6 +49,30 @@ def precision(name: str) -> Iterator[None]:
     finally:
         keras.config.set_floatx(before[0])
         keras.config.set_dtype_policy(before[1])
+
+
+def module_of(recipe: str, options: SharedOptions) -> str:
+    """Returns the name under which the module of a recipe's options can be imported."""
+    name = type(options).__module__
+    if name == "__main__":  # python -m recipes.mnist
+        spec = sys.modules[name].__spec__
+        return spec.name if spec else f"recipes.{recipe}"
+    return name
+
+
+def refuse_options_of_another(recipe: str, options) -> None:
+    """Refuses what is no options of this recipe, as a notebook may pass it to `main`.
+
+    Raises:
+        OptionsError: says what was passed.
+    """
+    if not isinstance(options, SharedOptions):
+        given = options.__name__ if isinstance(options, type) else type(options).__name__
+        what = "the class" if isinstance(options, type) else "a value of type"
+        raise OptionsError(f"main() got {what} {given}; pass Options(...) of recipes.{recipe}")
+    module = module_of(recipe, options)
+    if module.startswith("recipes.") and module != f"recipes.{recipe}":
+        raise OptionsError(f"main() got options of {module}; pass those of recipes.{recipe}")
 
 
 def refuse_pairs(options: SharedOptions) -> None:
@@ -238,25 +268,89 @@ def require_callbacks(info: CheckpointInfo | None, callbacks: dict) -> None:
         )
 
 
-def refuse_unwrapped(model: keras.Model) -> None:
+def refuse_unwrapped(model: keras.Model, replicas: int) -> None:
     """Refuses a model that would train with silently wrong numbers on several replicas.
 
     Raises:
-        RunError: says what to write.
+        RunError: with a line for each reason, and what to write.
     """
+    found = []
     losses = keras.tree.flatten(model.loss)
     if not losses or not all(is_global(loss) for loss in losses):
-        raise RunError(
+        found.append(
             "model.compile(loss=...): Keras's own mean is that of one replica, or counts empty "
             "predictions; write GlobalMean(keras.losses...), from distribution.global_batch"
         )
     if not is_reduced(model.optimizer):
-        raise RunError(
+        found.append(
             "model.compile(optimizer=...): Keras clips and looks for overflows on one replica; "
             "write reduce_before_clipping(keras.optimizers...), from distribution.global_batch"
         )
     if keras_compat.has_unweighted_metrics(model):
-        raise RunError(
+        found.append(
             "model.compile(metrics=...) counts the examples that pad the last batch; write "
             "weighted_metrics=[...]"
+        )
+    for layer in keras_compat.layers_of(model):
+        normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        if normalises and replicas > 1 and not layer.synchronized:
+            found.append(
+                f"layer {layer.name}: each of the {replicas} replicas would normalise its own part "
+                "of the batch; write BatchNormalization(synchronized=True)"
+            )
+    if found:
+        raise RunError("\n".join(found))
+
+
+def first_batch_sha256(train_data: tf.data.Dataset) -> str:
+    """Returns the checksum of the first batch; refuses data that begin differently each time.
+
+    Raises:
+        RunError: says what to write.
+    """
+    # What `data.batches` made is a function of the step; anything else is looked at twice.
+    times = 1 if hasattr(train_data, "part_of_worker") else 2
+    seen = set()
+    for _ in range(times):
+        digest = hashlib.sha256()
+        for tensor in keras.tree.flatten(next(iter(train_data))):
+            digest.update(np.ascontiguousarray(tensor).tobytes())
+        seen.add(digest.hexdigest())
+    if len(seen) > 1:
+        raise RunError(
+            "train_data begins with another batch each time it is iterated: a resumed run would "
+            "train on other batches; take data.arrays.training_data(..., **plan.batches), or build "
+            "on data.batches.training_batches(), whose batches are functions of (seed, step)"
+        )
+    return seen.pop()
+
+
+def require_same(info: CheckpointInfo | None, now: Fingerprint, global_batch_size: int) -> None:
+    """Refuses to resume with another model, or with data that begin at the run's first batch.
+
+    Args:
+        info: the checkpoint, or None.
+        now: of the model and the data that the run would resume with.
+        global_batch_size: tiny batches may be the same ones by chance.
+
+    Raises:
+        RunError: says what has changed.
+    """
+    if info is None:
+        return
+    before = info.state["callbacks"]["fingerprint"]
+    if before["weights"] != now.weights:
+        was, new = (
+            sum(int(np.prod(shape)) for shape in shapes)
+            for shapes in (before["weights"], now.weights)
+        )
+        raise RunError(
+            f"{info.folder}: cannot resume: the model has changed since (weights: {was:,} numbers "
+            f"in {len(before['weights'])} arrays, now {new:,} in {len(now.weights)}); restore "
+            "build_model() and its options, or take another --run-dir"
+        )
+    if before["first_batch"] == now.first_batch and global_batch_size >= SURELY_DIFFERENT:
+        raise RunError(
+            f"cannot resume at step {info.step}: train_data begins with the first batch of the "
+            "whole run; hand **plan.batches to the pipeline, whose first_batch is the next one"
         )

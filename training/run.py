@@ -27,7 +27,7 @@ from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from distribution.global_batch import accumulate
-from training import artifacts, checks
+from training import artifacts, checks, evaluation
 from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
@@ -67,7 +67,13 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         RunError: the run's folder cannot be used.
         Stopped: a signal stopped the run; it is saved.
     """
+    checks.refuse_options_of_another(recipe, options)
     check(options)
+    trained = evaluation.requested()
+    if trained is not None:
+        with checks.precision(options.precision):
+            yield evaluation.EvaluatedRun(trained, options)
+        return
     checks.refuse_pairs(options)
     with contextlib.ExitStack() as stack:
         logging_ = RunLogging(options.quiet)
@@ -103,6 +109,8 @@ class Run:
         strategy: for `with run.strategy.scope():`.
         tensorboard: where a callback of the recipe's own writes images or texts.
         results: what a finished run left; empty before.
+        metadata: what the recipe stored beside the model, where a trained run is evaluated; empty
+            where one is trained.
         is_chief: whether this process writes what is shared.
     """
 
@@ -132,6 +140,7 @@ class Run:
             lambda: self.agreement.any_worker(signals.asked),
         )
         self.tensorboard = self.callbacks.tensorboard
+        self.metadata: dict = {}
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
@@ -287,6 +296,7 @@ class Run:
         *,
         test: dict[str, float],
         baseline: dict[str, float],
+        metadata: dict | None = None,
         preprocessor=None,
         **more,
     ) -> dict:
@@ -296,6 +306,8 @@ class Run:
             model: the trained model.
             test: metrics of the test split.
             baseline: what a simpler model reaches there.
+            metadata: what is needed to read the model's inputs and outputs, as JSON values, for
+                instance the names of the classes; stored in `model/`, under its checksums.
             preprocessor: of a KerasNLP task, which then becomes a preset; or None.
             **more: what else `results.json` shall hold, as JSON values.
 
@@ -317,6 +329,7 @@ class Run:
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
+            "module": checks.module_of(self.recipe, self.options),
             "dataset": self._facts.get("dataset"),
             "preset": self._facts.get("preset"),
             "vocabulary_sha256": self._facts.get("vocabulary_sha256"),
@@ -350,8 +363,14 @@ class Run:
             if not (path / "options.json").exists():
                 raise RunError(f"--run-dir {path}: somebody removed it, or its options.json")
             try:
-                card = model_card(model, results, self.options)
-                artifacts.save_model(model, path / "model", preprocessor, card)
+                card = model_card(model, results | (metadata or {}), self.options)
+                artifacts.save_model(
+                    model,
+                    path / "model",
+                    metadata=metadata or {},
+                    preprocessor=preprocessor,
+                    card=card,
+                )
             except OSError as error:
                 raise RunError(
                     f"{path / 'model'} cannot be written: {error.strerror or error}; the last "
@@ -414,6 +433,7 @@ class TrainingPlan(Plan):
         extra: Sequence[keras.callbacks.Callback] = (),
         perplexity_of: str | None = None,
         operations_per_example: int | None = None,
+        saves: keras.Model | None = None,
     ) -> dict:
         """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
 
@@ -429,16 +449,22 @@ class TrainingPlan(Plan):
             perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
             operations_per_example: floating-point operations that training on one example needs,
                 for `mfu`.
+            saves: the model that `run.finish()` will save, where that is not `model`.
 
         Raises:
-            RunError: the loss is no `GlobalMean`, the optimizer did not go through
-                `reduce_before_clipping()`, a metric ignores weights, a callback holds state that no
-                checkpoint keeps, or the disk is too small.
+            RunError: the model would train with wrong numbers on several replicas, the data would
+                differ when the run resumes, the model cannot be saved or has changed since the
+                checkpoint, a callback holds state that no checkpoint keeps, or the disk is too
+                small.
             OptionsError: the model has no metric `--keep-best`.
         """
-        run = self.run
-        checks.refuse_unwrapped(model)
+        run, info = self.run, self.run.folder.checkpoint
+        checks.refuse_unwrapped(model, self.replicas)
+        fingerprint = run.callbacks.fingerprint
+        fingerprint.first_batch = checks.first_batch_sha256(train_data)
         keras_compat.build(model, train_data)
+        fingerprint.weights = [list(weight.shape) for weight in model.weights]
+        checks.require_same(info, fingerprint, self.global_batch_size)
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
         if self.accumulate_steps > 1:
             with run.strategy.scope():
@@ -463,7 +489,7 @@ class TrainingPlan(Plan):
                     "%-14s no step of Adam is longer than %.3g learning rates", "bound", adam_bound
                 )
             checks.require_space(model, run.folder.path, run.options.keep_checkpoints)
-        info = run.folder.checkpoint
+            artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.callbacks.records.perplexity_of = perplexity_of
         callbacks = run.callbacks.in_order(self, info, validation, test, extra)
         epochs_done = 0

@@ -17,7 +17,7 @@ from data import checksums
 from data.paths import read_text
 from distribution.launch import not_a_run
 from training.errors import RunError
-from training.options import SharedOptions, all_problems, command, flag, metadata, shown, to_json
+from training.options import SharedOptions, command, flag, metadata, shown, to_json
 
 log = logging.getLogger("recipes")
 
@@ -276,54 +276,6 @@ def require_keys(path: Path, content, **expected) -> None:
     ]
     if wrong or not isinstance(content, dict):
         raise RunError(f"{path}: damaged, it lacks {', '.join(wrong) or 'everything'}")
-
-
-def open_finished(folder: Path, *recipes: str) -> tuple[dict, dict]:
-    """What a finished run wrote into `options.json` and `results.json`.
-
-    Args:
-        folder: the run's.
-        *recipes: those that it may be a run of; none for any.
-
-    Raises:
-        RunError: no such run, one that is not finished or damaged, or one of another recipe.
-    """
-    try:
-        there = (folder / "options.json").is_file()
-    except OSError as error:
-        raise RunError(f"{str(folder)[:80]}: {error.strerror}") from error
-    if not there:
-        raise RunError(f"{folder}: holds no run; the folder of a finished one is expected")
-    run = read_run_file(folder / "options.json", recipe=str, options=dict, resolved=dict)
-    if recipes and run["recipe"] not in recipes:
-        expected = " or ".join(recipes)
-        raise RunError(f"{folder}: a run of {run['recipe']}; one of {expected} is expected")
-    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
-        raise RunError(f"{folder}: the run there is not finished, it has no model yet")
-    problem = checksums.problem(folder / "model")
-    if problem:
-        raise RunError(f"{folder / 'model'}: damaged ({problem})")
-    return run, read_run_file(folder / "results.json", recipe=str, test=dict, steps=int)
-
-
-def require_settings(path: Path, saved: dict, *needed: str) -> None:
-    """Refuses options that a run has saved, of which one is missing or has a value that is wrong.
-
-    Args:
-        path: the file that they come from.
-        saved: options by name.
-        *needed: names that are read, of those that every recipe takes.
-
-    Raises:
-        RunError: names the first of them.
-    """
-    defaults = to_json(SharedOptions())
-    missing = [name for name in needed if name not in saved]
-    if missing:
-        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
-    found = all_problems(SharedOptions(**(defaults | {name: saved[name] for name in needed})))
-    if found:
-        raise RunError(f"{path}: damaged, {found[0]}")
 
 
 def write_json(path: Path, content: dict) -> None:

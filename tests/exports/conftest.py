@@ -38,9 +38,10 @@ def load(runs):
     from exports import trained
 
     def call(name):
-        run, results = (
-            json.loads((runs[name] / file).read_text()) for file in ("options.json", "results.json")
+        run, results, metadata = (
+            json.loads((runs[name] / file).read_text())
+            for file in ("options.json", "results.json", "model/recipe.json")
         )
-        return trained.load(runs[name], run, results)
+        return trained.load(runs[name], run, results | metadata)
 
     return call

@@ -13,7 +13,7 @@ from data import checksums
 from exports import compare, saved_model
 from exports import litert as litert_module
 from exports import onnx as onnx_module
-from recipes import export, fill_mask
+from recipes import export, predict
 from training.errors import RunError
 
 NAMES = ("bert", "text", "mnist", "dna")
@@ -68,13 +68,13 @@ def test_a_saved_model_says_what_the_keras_model_says(runs, name, tmp_path, comm
 
 @pytest.mark.long
 def test_a_saved_model_runs_without_keras(runs, load, tmp_path):
-    """Texts with several masks, with none, and `<unk>`; the fills are those of fill_mask."""
+    """Texts with several masks, with none, and `<unk>`; the fills are those of predict."""
     saved_model.write(load("bert"), tmp_path / "bert")
     texts = ["the [MASK] of a step", "the loss <unk> <unk> [MASK] [MASK]", "no mask"]
     out = run_elsewhere(ELSEWHERE, tmp_path / "bert", ".", "texts", "|".join(texts))
     assert "fills (3, 2, 5)" in out and "scores (3, 2, 5)" in out
-    ours = fill_mask.main(fill_mask.Options(run_dir=runs["bert"], texts=(texts[0],)))
-    pieces = [fill["piece"] for fill in ours[0]["masks"][0]]
+    ours = predict.main(predict.Options(run_dir=runs["bert"], inputs=(texts[0],)))
+    pieces = [fill["piece"] for fill in ours[0]]
     assert str([piece.encode() for piece in pieces]) in out
 
 

@@ -89,8 +89,6 @@ def test_a_recipe_by_its_path(tmp_path):
 
 ASKING = {
     "evaluate": (),
-    "fill_mask": ("a [MASK]",),
-    "classify": ("a text",),
     "predict": ("x.png",),
     "export": ("--to", "saved_model"),
     "compare": (),

@@ -1,12 +1,14 @@
-"""The recipe of docs/write_a_recipe.md, taken out of the page and run as its reader would."""
+"""The recipe of docs/write_a_recipe.md, taken out of the page and used as its reader would."""
 
 import json
 import re
+import shlex
 
 import pytest
 
 from tests.support import processes
 
+PAGE = (processes.ROOT / "docs" / "write_a_recipe.md").read_text()
 # Adds a folder to the package, as a file saved in recipes/ would be.
 RUN = """
 import runpy, sys
@@ -22,55 +24,84 @@ if kill != "-":
         if step == int(kill):
             os.kill(os.getpid(), signal.SIGKILL)
     Checkpoint.on_step_end = on_step_end
-runpy.run_module("recipes.tumours", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-EXACT = "--precision float64 --lr-scaling none --global-batch-size 16 --epochs 2 --jit off".split()
 
 
 @pytest.fixture(scope="module")
-def tumours(tmp_path_factory):
-    """Runs the page's recipe with these options in a folder; returns the folder."""
-    page = (processes.ROOT / "docs" / "write_a_recipe.md").read_text()
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
-    assert len(code.splitlines()) <= 75
+def run(tmp_path_factory):
+    """Runs a module with words, in whose `recipes` the page's recipe is; returns its output."""
     package = tmp_path_factory.mktemp("package")
-    (package / "tumours.py").write_text(code)
+    (package / "tumours.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
     script = package / "script.py"
     script.write_text(RUN)
 
-    def run(folder, *options, kill="-", status=0):
-        words = (str(package), kill, *options, "--run-dir", str(folder))
-        said = processes.run_script(str(script), *words, status=status)
-        return folder, said
+    def run(module, *words, kill="-", status=0):
+        words = (str(package), kill, module, *map(str, words))
+        return processes.run_script(str(script), *words, status=status)
 
     return run
 
 
 @pytest.fixture(scope="module")
-def plain(tumours, tmp_path_factory):
-    return tumours(tmp_path_factory.mktemp("plain") / "run", *EXACT)
+def said(run, tmp_path_factory):
+    """The output of each of the page's commands, run in its order, by module; and their folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    commands = re.search(r"```sh\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
+    found = {}
+    for command in commands:
+        words = shlex.split(command.replace("runs/tumours", str(folder)))
+        is_ours = words[:2] == ["python", "-m"] and words[2].startswith("recipes.")
+        if is_ours and words[2] != "recipes.export" and "--help" not in words:
+            found.setdefault(words[2], []).append(run(*words[2:]))
+    return found, folder
 
 
-def test_it_learns_and_shows_up(plain):
-    folder, said = plain
-    results = json.loads((folder / "results.json").read_text())
-    assert results["test"]["accuracy"] > results["baseline"]["most_frequent_accuracy"]
-    assert results["recipe"] == "tumours" and results["steps"] == 50
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_it_learns_and_shows_up(said):
+    folder = said[1] / "one"
+    found = results(folder)
+    assert found["test"]["accuracy"] > found["baseline"]["most_frequent_accuracy"]
+    assert found["recipe"] == "tumours" and found["module"] == "recipes.tumours"
     tags = {tag for _, tag, _, _ in processes.events(folder)}
     assert {"1_loss/loss", "2_quality/accuracy", "3_optimizer/learning_rate"} <= tags
-    assert "model" in said
 
 
-def test_two_replicas_are_equal(plain, tumours, tmp_path):
-    folder, _ = tumours(tmp_path / "two", *EXACT, "--strategy", "mirrored", "--replicas", "2")
-    processes.assert_equal_tensors(plain[0], folder)
+def test_the_two_runs_of_the_page_are_equal(said):
+    one, two = said[1] / "one", said[1] / "two"
+    assert (results(one)["replicas"], results(two)["replicas"]) == (1, 2)
+    processes.assert_equal_tensors(one, two)
 
 
-def test_killed_and_resumed_it_is_identical(plain, tumours, tmp_path):
-    options = [*EXACT, "--checkpoint-every", "7"]
-    folder, _ = tumours(tmp_path / "killed", *options, kill="33", status=-9)
-    _, said = tumours(folder, *options)
-    assert "resumes at step 28" in said
-    ours, theirs = (json.loads((f / "results.json").read_text()) for f in (plain[0], folder))
+def test_it_is_compared(said):
+    (table,) = said[0]["recipes.compare"]
+    assert "one" in table and "two" in table and "accuracy" in table
+
+
+def test_it_is_evaluated(said):
+    (table,) = said[0]["recipes.evaluate"]
+    accuracy = results(said[1] / "one")["test"]["accuracy"]
+    assert re.search(rf"^accuracy +{accuracy:.4f}$", table, re.MULTILINE)
+
+
+def test_it_is_queried(said):
+    (answer,) = said[0]["recipes.predict"]
+    assert re.search(r"^ +\d+\.\d%  (malignant|benign)$", answer, re.MULTILINE)
+
+
+@pytest.mark.xfail(reason="exports of any recipe are in the works", strict=False)
+def test_it_is_exported(said, run):
+    run("recipes.export", said[1] / "one", "--to", "saved_model")
+    assert (said[1] / "one" / "exports" / "saved_model" / "saved_model.pb").is_file()
+
+
+def test_killed_and_resumed_it_is_identical(said, run, tmp_path):
+    options = ("--precision", "float64", "--checkpoint-every", "7", "--run-dir", tmp_path / "run")
+    run("recipes.tumours", *options, kill="33", status=-9)
+    assert "resumes at step 28" in run("recipes.tumours", *options)
+    ours, theirs = results(said[1] / "one"), results(tmp_path / "run")
     for name in ("weights_sha256", "history", "test", "steps"):
         assert ours[name] == theirs[name]

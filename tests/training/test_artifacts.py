@@ -47,7 +47,7 @@ def test_every_example_is_in_the_checksum():
 
 
 def test_a_model_has_checksums(tmp_path):
-    artifacts.save_model(small_model(), tmp_path / "model")
+    artifacts.save_model(small_model(), tmp_path / "model", metadata={})
     assert checksums.problem(tmp_path / "model", ["model.keras"]) is None
     content = bytearray((tmp_path / "model" / "model.keras").read_bytes())
     content[100] ^= 1
@@ -57,7 +57,7 @@ def test_a_model_has_checksums(tmp_path):
 
 def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     order = syncs.recorded(monkeypatch)
-    artifacts.save_model(small_model(), tmp_path / "model", card="A card.")
+    artifacts.save_model(small_model(), tmp_path / "model", metadata={}, card="A card.")
     renamed = order.index(("rename", "model"))
     before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
     assert before >= {"model.keras", "README.md", "SHA256SUMS"}
@@ -68,9 +68,9 @@ def test_what_is_left_of_a_model_that_could_not_be_written(tmp_path, monkeypatch
     def full(path):
         raise OSError(28, "No space left on device")
 
-    artifacts.save_model(small_model(), tmp_path / "model")
+    artifacts.save_model(small_model(), tmp_path / "model", metadata={})
     monkeypatch.setattr(checksums, "write", full)
     with pytest.raises(OSError, match="No space left"):
-        artifacts.save_model(small_model(), tmp_path / "model")
+        artifacts.save_model(small_model(), tmp_path / "model", metadata={})
     assert os.listdir(tmp_path) == ["model"]
     assert checksums.problem(tmp_path / "model", ["model.keras"]) is None

@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import keras
+import keras_nlp
 import numpy as np
 import pytest
 
@@ -16,10 +17,9 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stop_at_step import StopAtStep
 from data.errors import DataError
 from tests.support import processes, tiny_recipe
-from training import artifacts
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
-from training.run_folder import open_finished
+from training.loaded_run import load_run
 from training.signals import Signals
 
 PER_EPOCH = tiny_recipe.STEPS_PER_EPOCH
@@ -303,7 +303,7 @@ class TestResume:
         start(copied, **EVALUATIONS)
         assert "its model/ is missing; rewriting it from the last checkpoint" in warnings.text
         assert files_below(copied / "model").keys() == model.keys()
-        open_finished(copied, tiny_recipe.NAME)  # whole
+        load_run(copied)  # whole
         assert_as_unbroken(copied, finished)
         assert processes.results(copied)["resumed_from_step"] == 18
 
@@ -312,7 +312,7 @@ class TestResume:
         path.write_bytes(path.read_bytes()[:-9])
         start(copied, **EVALUATIONS)
         assert "its model/ is damaged (model.keras does not match its checksum)" in warnings.text
-        open_finished(copied, tiny_recipe.NAME)  # whole
+        load_run(copied)  # whole
         assert_as_unbroken(copied, finished)
 
     def test_nothing_is_done_to_a_finished_run_without_checkpoints(self, finished, copied):
@@ -466,14 +466,14 @@ class TestFullDisk:
     )
     def test_of_a_preset(self, spare, small_disk, monkeypatch, tiny_run, run_bert):
         """KerasHub writes it: JSON, word pieces, the weights, the head."""
-        stock, folder = artifacts._save_preset, small_disk / "run"
+        stock, folder = keras_nlp.models.BertMaskedLM.save_to_preset, small_disk / "run"
 
-        def save_preset(*arguments):
+        def save_to_preset(*arguments):
             fill(small_disk, spare)
             stock(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(artifacts, "_save_preset", save_preset)
+            patched.setattr(keras_nlp.models.BertMaskedLM, "save_to_preset", save_to_preset)
             with pytest.raises(RunError, match="model cannot be written: No space left") as caught:
                 run_bert(folder)
         assert "\n" not in str(caught.value) and "step-00000040" in str(caught.value)
@@ -481,7 +481,7 @@ class TestFullDisk:
         (small_disk / "filler").unlink()
         again = run_bert(folder)
         assert again.results["weights_sha256"] == tiny_run.results["weights_sha256"]
-        open_finished(folder, "bert_mlm")  # whole
+        load_run(folder)  # whole
 
     def test_of_the_model(self, tmp_path, monkeypatch, as_command, finished):
         """A disk that is full only when the model is written."""
@@ -490,7 +490,7 @@ class TestFullDisk:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(artifacts, "_save_keras_file", full)
+            patched.setattr(keras.Model, "save", full)
             status, _, errors = as_command("--run-dir", tmp_path / "run")
         assert status == 2 and errors.count("\n") == 1
         assert "model cannot be written: No space left on device" in errors

@@ -10,7 +10,7 @@ from callbacks.checkpoint_files import CheckpointInfo
 from tests.support import tiny_recipe
 from training import run_folder
 from training.errors import RunError
-from training.run_folder import RunFolder, open_finished, write_json
+from training.run_folder import RunFolder, write_json
 
 FACTS = {
     "dataset": "numbers",
@@ -112,14 +112,6 @@ class TestDamagedFiles:
         (there / "results.json").write_text("{}")
         with pytest.raises(RunError, match="results.json: damaged, it lacks recipe, test"):
             opened()
-
-    def test_no_finished_run_there(self, there):
-        with pytest.raises(RunError, match="holds no run"):
-            open_finished(there / "nothing", "tiny_recipe")
-        with pytest.raises(RunError, match="not finished, it has no model yet"):
-            open_finished(there, "tiny_recipe")
-        with pytest.raises(RunError, match="a run of tiny_recipe; one of mnist is expected"):
-            open_finished(there, "mnist")
 
 
 class TestOtherRuns:

@@ -1,0 +1,125 @@
+"""Loads a finished run: its recipe's module, its options, its results and its model."""
+
+import dataclasses
+import importlib
+import json
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from data import checksums
+from training import artifacts
+from training.errors import OptionsError, RunError
+from training.options import SharedOptions, check, from_json
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A finished run.
+
+    Attributes:
+        folder: the run's.
+        module: the recipe that trained it.
+        options: the run's, an `Options` of that module, without the run's folder.
+        resolved: what the options came to: dataset, preset, checksums of the data, global batch ...
+        results: what `results.json` holds.
+        metadata: what the recipe needs to read the model's inputs and outputs, for instance the
+            names of the classes: `run.finish(metadata=...)`. It is stored in `model/`, under its
+            checksums.
+    """
+
+    folder: Path
+    module: types.ModuleType
+    options: SharedOptions
+    resolved: dict
+    results: dict
+    metadata: dict
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return self.results["recipe"]
+
+    @property
+    def model_dir(self) -> Path:
+        """Where the model is stored."""
+        return self.folder / "model"
+
+    @property
+    def preset(self) -> str | None:
+        """The model's folder where it is a KerasNLP preset, or None."""
+        return str(self.model_dir) if (self.model_dir / "task.json").is_file() else None
+
+    def load_model(self, dtype: str | None = None) -> keras.Model:
+        """Loads the trained model, never compiled.
+
+        Args:
+            dtype: a dtype policy, for instance "float32"; None for that of the training.
+
+        Raises:
+            RunError: it cannot be loaded.
+        """
+        return artifacts.load_model(self.model_dir, dtype, self.module)
+
+
+def load_run(folder: Path) -> LoadedRun:
+    """Loads a finished run of any recipe; the model itself is loaded by `load_model()`.
+
+    Raises:
+        RunError: no finished run, a damaged one, or one whose recipe cannot be imported.
+    """
+    try:
+        there = (folder / "options.json").is_file()
+        finished = (folder / "results.json").is_file() and (folder / "model").is_dir()
+    except OSError as error:
+        raise RunError(f"{str(folder)[:80]}: {error.strerror}") from error
+    if not there:
+        raise RunError(f"{folder}: not a run directory; pass the folder of a finished run")
+    if not finished:
+        raise RunError(f"{folder}: the run is not finished, it has no model yet")
+    problem = checksums.problem(folder / "model", [artifacts.METADATA])
+    if problem:
+        raise RunError(f"{folder / 'model'}: damaged ({problem})")
+    saved = _read(folder / "options.json", "options", "resolved")
+    results = _read(folder / "results.json", "recipe", "module", "test", "steps")
+    metadata = _read(folder / "model" / artifacts.METADATA)
+    name = results["module"]
+    try:
+        module = importlib.import_module(name)
+        kind = module.Options
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RunError(f"{folder}: its recipe, {name}, cannot be imported ({error})") from error
+    try:
+        options = from_json(kind, folder / "options.json")
+        check(options)
+    except OptionsError as error:
+        first = str(error).splitlines()[0]
+        raise RunError(f"{folder / 'options.json'}: damaged, {first}") from error
+    return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
+
+
+def _read(path: Path, *keys: str) -> dict:
+    """Reads a JSON object that has these keys."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        missing = [key for key in keys if content[key] is None]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    if missing or not isinstance(content, dict):
+        raise RunError(f"{path}: damaged, it lacks {', '.join(missing) or 'everything'}")
+    return content
+
+
+def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:
+    """Returns the likeliest names with their probabilities, the likeliest first.
+
+    Args:
+        probabilities: of shape (names,).
+        names: in the order of the probabilities.
+        most: how many.
+    """
+    best = np.argsort(-probabilities, kind="stable")[:most]
+    return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
