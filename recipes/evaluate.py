@@ -1,4 +1,4 @@
-"""Evaluate a trained model of any recipe, on its own test split or on another dataset's.
+"""Evaluate a trained model of any recipe: on its own test data, or on another dataset.
 
     python -m recipes.evaluate RUN_DIR
     python -m recipes.evaluate RUN_DIR --dataset my_text.txt

@@ -157,7 +157,7 @@ def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monk
     assert status == 2
     assert err == "export: --to onnx: needs tf2onnx; pip install -e '.[export]' has them\n"
     status, _, err = command_line(export, tmp_path, "--to", "litert")
-    assert status == 2 and err.startswith(f"export: {tmp_path}: holds no run")
+    assert status == 2 and err.startswith(f"export: {tmp_path}: not a run directory")
     status, _, err = command_line(export, runs["dna"], "--to", "huggingface")
     assert status == 2 and "is a run of dna_melting, which is no BERT" in err
     damaged = shutil.copytree(runs["mnist"], tmp_path / "damaged")
@@ -174,10 +174,11 @@ def test_where_the_data_are_gone_sentences_of_our_own_are_taken(runs, tmp_path):
     from exports import trained
 
     for name in ("bert", "text", "mnist", "dna"):
-        run, results = (
-            json.loads((runs[name] / file).read_text()) for file in ("options.json", "results.json")
+        run, results, metadata = (
+            json.loads((runs[name] / file).read_text())
+            for file in ("options.json", "results.json", "model/recipe.json")
         )
         run["resolved"]["dataset"] = str(tmp_path / "gone")
-        found = trained.load(runs[name], run, results)
+        found = trained.load(runs[name], run, results | metadata)
         assert len(found.outputs) > 1
         assert any(word in found.sources_of for word in ("own", "digits", "nearest-neighbour"))
