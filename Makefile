@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export soak fuzz bench results clean
+.PHONY: help bert_mlm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export mutation soak fuzz bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -20,6 +20,7 @@ help:
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
 	@echo "make check-tests             break the code on purpose: do tests fail?"
+	@echo "make mutation ARGS='FILE TESTS'  random changes of a file: which ones do its tests miss?"
 	@echo "make fuzz                    random options and damaged files: no traceback"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make bench                   measure it beside the tutorial and Hugging Face's Trainer"
@@ -75,6 +76,9 @@ test-export: .venv-export/installed
 
 check-tests: .venv/installed
 	@$(BIN)/python tests/check_tests.py $(ARGS)
+
+mutation: .venv/installed
+	@$(BIN)/python tests/mutate.py $(ARGS)
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)

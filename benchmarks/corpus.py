@@ -7,10 +7,9 @@ with a capital or a punctuation mark, the same for the same seed. A fresh proces
 tokenises it and cuts it into sequences. The vocabulary, of 8,192 pieces, is learned before, from
 its first lines.
 
-Memory is anonymous memory (RssAnon of /proc/PID/status, looked at every 0.05 s): that of the
-process, what it had before it began (TensorFlow, KerasNLP), and that of the processes that it
-starts, each at its largest and all of them together at theirs. Pages of files that are mapped do
-not count.
+Memory is anonymous memory (RssAnon of /proc/PID/status, read every 0.05 s): what the process had
+before it began (TensorFlow, KerasNLP), and its largest value. Pages of files that are mapped do not
+count.
 """
 
 import argparse
@@ -84,19 +83,16 @@ def cut(folder: Path) -> None:
     source = text.load_text(str(folder / "text.txt"), folder / "cache")
     source.sha256  # noqa: B018
     loaded = time.perf_counter()
-    word_pieces.tokenize_once(source, tokenizer, folder / "cache")
-    tokenized = time.perf_counter()
     options = {"text_mode": "packed", "length": LENGTH}
     found = sequences.sequences_once(source, tokenizer, folder / "cache", **options)
     end = time.perf_counter()
     print(
         json.dumps(
             {
-                "lines": sum(map(len, source.splits.values())),
+                "lines": sum(1 for lines in source.splits.values() for _ in lines),
                 "sequences": sum(map(len, found.values())),
                 "load_seconds": round(loaded - begun, 1),
-                "tokenize_seconds": round(tokenized - loaded, 1),
-                "cut_seconds": round(end - tokenized, 1),
+                "tokenize_seconds": round(end - loaded, 1),
                 "before_megabytes": round(before / 1e6),
             }
         )
@@ -112,40 +108,24 @@ def anonymous(process: int) -> int:
     return sum(1024 * int(row.split()[1]) for row in status.splitlines() if "RssAnon" in row)
 
 
-def children(process: int) -> list[int]:
-    """The processes that a process has started, from any of its threads."""
-    found = []
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except OSError:
-            pass
-    return found
-
-
 def measure(folder: Path, megabytes: float) -> dict:
     """A row of the table."""
     words = [sys.executable, __file__, "--cut", str(folder)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    peak = one = together = 0
+    peak = 0
     while process.poll() is None:
         peak = max(peak, anonymous(process.pid))
-        theirs = [anonymous(child) for child in children(process.pid)]
-        one, together = max([one, *theirs]), max(together, sum(theirs))
         time.sleep(0.05)
     assert process.stdout is not None
     if process.returncode:
         raise SystemExit(process.returncode)
     found = json.loads(process.stdout.read())
-    seconds = sum(found[f"{phase}_seconds"] for phase in ("load", "tokenize", "cut"))
+    seconds = sum(found[f"{phase}_seconds"] for phase in ("load", "tokenize"))
     return found | {
         "megabytes": megabytes,
         "seconds": round(seconds, 1),
         "megabytes_per_second": round(megabytes / seconds, 2),
         "peak_megabytes": round(peak / 1e6),
-        "worker_peak_megabytes": round(one / 1e6),
-        "workers_peak_megabytes": round(together / 1e6),
-        "cores": len(os.sched_getaffinity(0)),
     }
 
 

@@ -123,7 +123,7 @@ def write_store(folder: Path, megabytes: int):
     """A token store of random ids in a folder; the rows of it, mapped."""
     import numpy as np
 
-    from data import token_store
+    from data import sequences
 
     rows, block = megabytes * 10**6 // (2 * steps.LENGTH), 100_000
     rng = np.random.default_rng(0)
@@ -132,24 +132,27 @@ def write_store(folder: Path, megabytes: int):
         for start in range(0, rows, block):
             yield rng.integers(5, 30_522, (min(block, rows - start), steps.LENGTH), np.uint16)
 
-    return token_store.store_once(folder, {"train": blocks}, steps.LENGTH, 30_522)["train"]
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        sequences.write(folder / "train.bin", blocks(), sequences.dtype_of(30_522))
+    return sequences.mapped(folder / "train.bin", sequences.dtype_of(30_522), steps.LENGTH)
 
 
 def read_store(folder: Path, megabytes: int) -> None:
     """Prints the anonymous memory of this process after it has read a store through `tf.data`."""
     import tensorflow as tf
 
-    from data import batches, token_store
+    from data import batches, sequences
 
-    sequences = write_store(folder, megabytes)  # takes what is there
-    tensor = token_store.as_tensor(sequences)
+    stored = write_store(folder, megabytes)  # takes what is there
+    tensor = sequences.as_tensor(stored)
 
     def make_batch(indices, epoch):
         rows = tf.gather(tensor, indices)
         return rows, rows, tf.ones_like(indices, tf.float32)
 
     total = 0
-    for rows, _, _ in batches.evaluation_batches(len(sequences), 4096, make_batch):
+    for rows, _, _ in batches.evaluation_batches(len(stored), 4096, make_batch):
         total += int(tf.reduce_max(rows))
     assert total
     print(json.dumps(resident("RssAnon")))
@@ -203,6 +206,7 @@ def compare_input(folder: Path, turns: int, workers: int = 4, batches: int = 300
 def compare_tokenizers(folder: Path, turns: int) -> dict:
     """The row of the table: ours ÷ the bulk path of `tokenizers`."""
     import keras_nlp
+    import numpy as np
     import tokenizers
 
     from data import word_pieces
@@ -218,25 +222,26 @@ def compare_tokenizers(folder: Path, turns: int) -> dict:
     ratios = []
     for turn in range(turns + 1):
         begun = time.perf_counter()
-        ids, offsets = word_pieces.tokenize(lines, stock)
+        ids = [ids for ids, _ in word_pieces.tokenize(lines, stock)]
         middle = time.perf_counter()
         encoded = bulk.encode_batch(lines, add_special_tokens=False)
         theirs = [each.ids for each in encoded]
         end = time.perf_counter()
         if turn:  # the first one warms up
             ratios.append((end - middle) / (middle - begun))
+    lengths = np.concatenate([sizes for _, sizes in word_pieces.tokenize(lines, stock)])
+    rows = np.split(np.concatenate(ids), np.cumsum(lengths)[:-1])
     differ = [
         line
-        for line, start, end, other in zip(lines, offsets, offsets[1:], theirs, strict=False)
-        if ids[start:end].tolist() != other
+        for line, ours, other in zip(lines, rows, theirs, strict=True)
+        if ours.tolist() != other
     ]
     words = sorted({word for line in differ for word in line.split()})
-    ids, offsets = word_pieces.tokenize(words, stock)
     others = bulk.encode_batch(words, add_special_tokens=False)
     words = [
         word
-        for word, start, end, other in zip(words, offsets, offsets[1:], others, strict=False)
-        if ids[start:end].tolist() != other.ids
+        for word, ours, other in zip(words, stock(words), others, strict=True)
+        if list(ours) != other.ids
     ]
     found = row("tokens/s: each distinct word once ÷ `tokenizers` in bulk", ratios)
     return found | {"lines": len(lines), "lines_that_differ": len(differ), "words": words}

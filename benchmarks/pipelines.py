@@ -34,16 +34,16 @@ def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) ->
     import keras_nlp
     import numpy as np
 
-    from data import cache, masked_lm, sequences, text, word_pieces
+    from data import files, masked_lm, sequences, text, word_pieces
 
-    found = text.load_text(dataset, cache.default_cache_dir())
+    found = text.load_text(dataset, files.default_cache_dir())
     (folder / "text").mkdir(parents=True)
     for split, lines in found.splits.items():
         content = "".join(f"{line}\n" for line in lines)
         (folder / "text" / f"wiki.{split}.tokens").write_text(content, encoding="utf-8")
     if vocabulary is None:
         pieces = word_pieces.vocabulary_once(
-            found, sizes["vocabulary_size"], cache.default_cache_dir()
+            found, sizes["vocabulary_size"], files.default_cache_dir()
         )
     else:
         pieces = word_pieces.read_vocabulary(vocabulary)
@@ -52,9 +52,9 @@ def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) ->
     tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
     special = masked_lm.SpecialTokens.of(tokenizer)
     for split in ("train", "valid"):
-        ids, offsets = word_pieces.tokenize(found.splits[split], tokenizer)
-        packed = sequences.cut("packed", ids, offsets, sizes["length"], special)
-        np.save(folder / f"{split}.npy", packed)
+        tokens = word_pieces.tokenize(found.splits[split], tokenizer)
+        packed = list(sequences.packed(tokens, sizes["length"], special))
+        np.save(folder / f"{split}.npy", np.concatenate(packed))
     (folder / "sizes.json").write_text(json.dumps(sizes))
 
 

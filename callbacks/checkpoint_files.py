@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from callbacks.errors import CannotSave
-from data import checksums
+from data import files
 
 log = logging.getLogger("recipes")
 
@@ -107,7 +107,7 @@ def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
-    return checksums.problem(folder, (WEIGHTS, STATE))
+    return files.damage(folder, (WEIGHTS, STATE))
 
 
 def write(folder: Path, state: dict, save_weights: Callable[[Path], None]) -> Path:
@@ -123,26 +123,16 @@ def write(folder: Path, state: dict, save_weights: Callable[[Path], None]) -> Pa
             it are as they were.
     """
     target = folder / name_of(state["step"])
-    temporary = folder / f".{target.name}.{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone stays gone
         for left in folder.glob(".step-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        temporary.mkdir()
-        save_weights(temporary / WEIGHTS)
-        (temporary / STATE).write_text(json.dumps(state))
-        checksums.write(temporary, (WEIGHTS, STATE))
-        checksums.sync(temporary)
-        replaced = None
-        if target.exists():  # the end of an epoch whose last step was saved without validation
-            replaced = folder / f".{target.name}.{os.getpid()}.old"
-            os.rename(target, replaced)
-        os.rename(temporary, target)
-        checksums.sync(folder, deep=False)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
+        with files.atomic(target) as temporary:
+            temporary.mkdir()
+            save_weights(temporary / WEIGHTS)
+            (temporary / STATE).write_text(json.dumps(state))
+            files.write_checksums(temporary)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CannotSave(
             f"the checkpoint of step {state['step']} cannot be written to {folder}: "
             f"{_reason(error)}; "
@@ -163,13 +153,10 @@ def copy_as(source: Path, target: Path) -> None:
     Raises:
         CannotSave: it cannot be written; the source is as it was.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(source, temporary)
-        checksums.put_in_place(temporary, target)
+        with files.atomic(target) as temporary:
+            shutil.copytree(source, temporary)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CannotSave(
             f"the best checkpoint cannot be copied to {target}: {_reason(error)}; it is still "
             f"{source}"

@@ -4,11 +4,11 @@ import contextlib
 import json
 import logging
 import math
-import os
 from pathlib import Path
 
 from callbacks.errors import CannotSave
 from callbacks.steps import StepCallback
+from data import files
 
 log = logging.getLogger("recipes")
 
@@ -138,10 +138,9 @@ class Tracker(StepCallback):
 
     def _remember(self) -> None:
         content = json.dumps({"run_id": self.run_id, "last_step": self.last_sent})
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            temporary.write_text(content + "\n", encoding="utf-8")
-            os.replace(temporary, self.path)
+            with files.atomic(self.path) as temporary:
+                temporary.write_text(content + "\n", encoding="utf-8")
         except OSError as error:
             raise CannotSave(f"{self.path} cannot be written: {error.strerror}") from error
 

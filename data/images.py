@@ -1,13 +1,14 @@
-"""Small images of ten classes: MNIST, Fashion-MNIST, digits, or a folder of IDX files."""
+"""Small images of ten classes: MNIST, Fashion-MNIST, digits, IDX files; and single image files."""
 
 import dataclasses
+import math
 import os
-import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
 
-from data import paths
+from data import files
 from data.download import fetch
 from data.errors import DataError
 
@@ -44,8 +45,12 @@ FASHION_MNIST_HASHES = {
 }
 
 LOOK_SECONDS = 10.0  # how long the source may take to begin to answer
-STALL_SECONDS = 30.0  # how long a download may stand still
 MOST_VALID = 5_000  # validation images taken from a training split, at most
+
+SIDE = 28  # pixels
+LIGHT = 0.5  # a border whose mean is above this is a light background
+MOST_PIXELS = 20_000_000  # of an image file, which take 400 MB while it is read
+DRAFT_SIDE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,20 +94,12 @@ def load_images(dataset: str, cache_dir: Path) -> Images:
     del cache_dir
     if dataset == "auto":
         try:
-            images = _mnist()
+            return _mnist()
         except DataError as error:
             note = f"mnist: {error.short}; scikit-learn's digits are used instead"
-            images = dataclasses.replace(_digits(), note=note)
-    elif dataset == "mnist":
-        images = _mnist()
-    elif dataset == "fashion_mnist":
-        images = _fashion_mnist()
-    elif dataset == "digits":
-        images = _digits()
-    else:
-        images = _folder(dataset)
-    _check(images)
-    return images
+            return dataclasses.replace(_digits(), note=note)
+    named = {"mnist": _mnist, "fashion_mnist": _fashion_mnist, "digits": _digits}
+    return named[dataset]() if dataset in named else _folder(dataset)
 
 
 def _mnist() -> Images:
@@ -147,30 +144,28 @@ def _digits() -> Images:
 
 
 def _folder(dataset: str) -> Images:
-    folder = paths.expand(dataset, "dataset")
-    if paths.kind_of(folder, "dataset") != "folder":
+    folder = files.expand(dataset, "--dataset")
+    if not folder.is_dir():
         raise DataError(
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
             "a folder with the four IDX files of MNIST"
         )
-    names = [name.removesuffix(".gz") for name in FASHION_MNIST_HASHES]
-    path_of: dict[str, Path] = {}
-    for name in names:
-        candidates = (folder / name, folder / f"{name}.gz")
-        found = [path for path in candidates if paths.kind_of(path, "dataset") == "file"]
-        if found:
-            path_of[name] = found[0]
-    missing = [name for name in names if name not in path_of]
-    if missing:
-        raise DataError(f"{folder}: no {', '.join(missing)}; expected each, plain or as .gz")
+    found: dict[str, Path] = {}
+    for packed in FASHION_MNIST_HASHES:
+        name = packed.removesuffix(".gz")
+        paths = [files.expand(folder / path, "--dataset") for path in (name, packed)]
+        there = [path for path in paths if path.is_file()]
+        if not there:
+            raise DataError(f"{folder}: no {name}; expected it, plain or as .gz")
+        found[name] = there[0]
 
     halves = []
     for half in ("train", "t10k"):
         images_path, labels_path = (
-            path_of[f"{half}-images-idx3-ubyte"],
-            path_of[f"{half}-labels-idx1-ubyte"],
+            found[f"{half}-images-idx3-ubyte"],
+            found[f"{half}-labels-idx1-ubyte"],
         )
-        pixels = _read_idx(images_path, (28, 28))
+        pixels = _read_idx(images_path, (SIDE, SIDE))
         labels = _read_idx(labels_path, ())
         if len(pixels) != len(labels):
             raise DataError(
@@ -196,7 +191,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
     Args:
         path: The file; one that ends in .gz is decompressed.
-        shape: What one item should measure: (28, 28) for images, () for labels.
+        shape: The shape of one item: (28, 28) for images, () for labels.
 
     Returns:
         uint8 of shape (count, *shape), at least one item.
@@ -205,45 +200,27 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         DataError: The file is not that.
     """
     dimensions = 1 + len(shape)
-    expected = bytes([0, 0, 8, dimensions])
-    length = 4 + 4 * dimensions
-    with paths.open_bytes(path) as file:
-        header = file.read(length)
-        if header[:4] != expected:
-            found = header[:4].hex(" ") or "nothing"
-            raise DataError(
-                f"{path}: begins with {found}, expected {expected.hex(' ')} (IDX, unsigned bytes, "
-                f"{dimensions} dimensions)"
-            )
-        if len(header) < length:
-            raise DataError(
-                f"{path}: cut short: {len(header)} bytes, expected a header of {length}"
-            )
-        count, *sizes = struct.unpack(f">{dimensions}I", header[4:])
-        if tuple(sizes) != shape:
-            raise DataError(
-                f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
-                f"{'x'.join(map(str, shape))}"
-            )
-        expected_bytes = count * int(np.prod(shape, dtype=np.int64))
-        size = os.fstat(file.fileno()).st_size
-        if path.suffix == ".gz" and expected_bytes > paths.unpacked_limit(size):
-            raise paths.too_large(str(path), size, length + expected_bytes)
-        # No more than is expected, and a byte that shows whether there is more. (A plain file is
-        # never longer than it is: a header may promise terabytes.)
-        wanted = expected_bytes + 1
-        content = file.read(wanted if path.suffix == ".gz" else min(wanted, size))
-    if len(content) != expected_bytes:
-        found = f"{length + len(content):,}"
-        problem = "cut short" if len(content) < expected_bytes else "too long"
-        more = "" if len(content) < expected_bytes else " or more"
+    magic, header = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions
+    with files.open_bytes(path) as stream:
+        content = stream.read()
+    if content[:4] != magic or len(content) < header:
         raise DataError(
-            f"{path}: {problem}: {found} bytes{more}, expected {length + expected_bytes:,} for "
-            f"{count:,} items"
+            f"{path}: begins with {content[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} "
+            f"(IDX, unsigned bytes, {dimensions} dimensions) and a header of {header} bytes"
         )
-    if count == 0:
-        raise DataError(f"{path}: holds 0 items, expected at least 1")
-    return np.frombuffer(content, np.uint8).reshape(count, *shape)
+    count, *sizes = map(int, np.frombuffer(content, ">u4", dimensions, 4))
+    if tuple(sizes) != shape:
+        raise DataError(
+            f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
+            f"{'x'.join(map(str, shape))}"
+        )
+    expected = header + count * math.prod(shape)
+    if len(content) != expected or not count:
+        raise DataError(
+            f"{path}: {len(content):,} bytes for {count:,} items, expected {expected:,} bytes and "
+            "at least 1 item"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
 
 
 def _three_splits(
@@ -261,31 +238,6 @@ def _three_splits(
         "valid": (pixels[kept:], labels[kept:]),
         "test": scaled(*test),
     }
-
-
-def _check(images: Images) -> None:
-    """Holds every source to the promise that `Images` makes."""
-    for split, (pixels, labels) in images.splits.items():
-        where = f"{images.name}, {split} split"
-        if pixels.dtype != np.float32 or pixels.shape[1:] != (28, 28, 1) or not len(pixels):
-            raise DataError(
-                f"{where}: pixels are {pixels.dtype} of shape {pixels.shape}, expected float32 of "
-                "shape (n, 28, 28, 1)"
-            )
-        # Written so that NaN fails, too.
-        if not (pixels.min() >= 0 and pixels.max() <= 1):
-            raise DataError(
-                f"{where}: pixels from {pixels.min()} to {pixels.max()}, expected values in [0, 1]"
-            )
-        if labels.dtype != np.int32 or labels.shape != (len(pixels),):
-            raise DataError(
-                f"{where}: labels are {labels.dtype} of shape {labels.shape}, expected int32 of "
-                f"shape ({len(pixels)},)"
-            )
-        if labels.min() < 0 or labels.max() > 9:
-            raise DataError(
-                f"{where}: labels from {labels.min()} to {labels.max()}, expected 0 to 9"
-            )
 
 
 def _keras_cache() -> Path:
@@ -312,4 +264,85 @@ def _fetch(hashes: dict[str, str], subfolder: str) -> None:
     """
     for name, expected in hashes.items():
         path = _keras_cache() / subfolder / name
-        fetch([ORIGIN + name], expected, path, STALL_SECONDS, name, LOOK_SECONDS)
+        fetch([ORIGIN + name], expected, path, name, LOOK_SECONDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFile:
+    """One image, light on dark as MNIST and Fashion-MNIST have it.
+
+    Attributes:
+        pixels: float32 of shape (28, 28, 1) in [0, 1].
+        done: Each change that was made to it; empty where none was.
+    """
+
+    pixels: np.ndarray
+    done: tuple[str, ...]
+
+
+def read_image(path: str | Path) -> ImageFile:
+    """Reads an image file of any kind that Pillow knows.
+
+    Colours become grey; what is transparent becomes white; an image with a light background is
+    inverted; one of another size is scaled to fit, with its background around it.
+
+    Raises:
+        DataError: There is no such file, it is no image, or it has too many pixels.
+    """
+    from PIL import Image, ImageOps
+
+    path = files.expand(path, "image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            file = Image.open(path)
+        with file:
+            width, height = file.size
+            file.draft(None, (DRAFT_SIDE, DRAFT_SIDE))  # a large JPEG is decoded at a smaller size
+            if file.width * file.height > MOST_PIXELS:
+                raise DataError(
+                    f"{path}: {width}x{height} pixels, expected at most {MOST_PIXELS:,} in all; "
+                    "scale it down first"
+                )
+            grey = _grey(ImageOps.exif_transpose(file))
+    except DataError:
+        raise
+    # Pillow raises what its many decoders raise for what is no image.
+    except Exception as error:
+        raise DataError(f"{path}: no image that can be read ({str(error)[:100]})") from error
+    done = []
+    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    background = float(np.median(border))
+    if border.mean() > LIGHT:
+        grey, background = 1 - grey, 1 - background
+        done.append("inverted, its background is light")
+    if grey.shape != (SIDE, SIDE):
+        done.append(f"scaled from {width}x{height}")
+        grey = _fitted(grey, background)
+    return ImageFile(np.clip(grey, 0, 1).astype(np.float32)[..., np.newaxis], tuple(done))
+
+
+def _grey(image) -> np.ndarray:
+    """Returns the brightness in [0, 1], float64 of shape (height, width)."""
+    from PIL import Image
+
+    if image.mode[0] in "IF":  # 16 bits, or floating point numbers
+        values = np.asarray(image, np.float64)
+        largest = max(values.max(), 0.0)
+        return values / next((full for full in (1, 255, 65535) if largest <= full), largest)
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, "white")
+    return np.asarray(Image.alpha_composite(white, image).convert("L"), np.float64) / 255
+
+
+def _fitted(grey: np.ndarray, background: float) -> np.ndarray:
+    from PIL import Image
+
+    height, width = grey.shape
+    scale = SIDE / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    small = Image.fromarray(grey.astype(np.float32)).resize(size, Image.Resampling.BOX)
+    fitted = np.full((SIDE, SIDE), background)
+    top, left = (SIDE - size[1]) // 2, (SIDE - size[0]) // 2
+    fitted[top : top + size[1], left : left + size[0]] = np.asarray(small)
+    return fitted

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data import cache
+from data import files
 from data.errors import DataError
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
@@ -99,7 +99,7 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
             lines = [f"{package}\t{paragraph}\n" for paragraph, package in found]
             (temporary / f"{split}.tsv").write_text("".join(lines), "utf-8")
 
-    cache.build_once(folder, build, "reading the docstrings of the installed packages")
+    files.build_once(folder, build, "reading the docstrings of the installed packages")
     splits = {}
     for split in ("train", "valid", "test"):
         lines = (folder / f"{split}.tsv").read_text("utf-8").split("\n")[:-1]

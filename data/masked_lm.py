@@ -6,32 +6,13 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from data import batches, token_store
+from data import batches
 from data.errors import DataError
+from data.sequences import as_tensor, in_blocks
 from data.whole_words import NOT_CHOSEN, continuations, keep_whole_words
-from data.word_pieces import SPECIAL_TOKENS
+from data.word_pieces import SpecialTokens
 
 COUNTED = 4096  # sequences of which `fill` counts the masks of whole words
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialTokens:
-    """The ids of BERT's special tokens, which are never masked and never predicted."""
-
-    pad: int
-    unknown: int
-    cls: int
-    sep: int
-    mask: int
-
-    @classmethod
-    def of(cls, tokenizer) -> "SpecialTokens":
-        """Those of a `keras_nlp.models.BertTokenizer`."""
-        return cls(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
-
-    def all(self) -> tuple[int, ...]:
-        """The five ids."""
-        return dataclasses.astuple(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +184,7 @@ def evaluation_data(
 
 
 def _gather_and_mask(sequences: np.ndarray, masking: Masking, split: str):
-    table = token_store.as_tensor(sequences)
+    table = as_tensor(sequences)
 
     def make_batch(indices, epoch):
         token_ids = tf.cast(tf.gather(table, indices), tf.int32)
@@ -226,7 +207,7 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
     empty = [
         split
         for split, found in sequences.items()
-        if all(np.isin(block, special).all() for block in token_store.in_blocks(found))
+        if all(np.isin(block, special).all() for block in in_blocks(found))
     ]
     if empty:
         raise DataError(
@@ -262,7 +243,7 @@ def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
         in the first `COUNTED` sequences.
     """
     text = filled = 0
-    for block in token_store.in_blocks(sequences):
+    for block in in_blocks(sequences):
         is_text = block != masking.special.pad
         eligible = ~np.isin(block, masking.special.all())
         wanted = np.maximum(np.rint(masking.probability * is_text.sum(1)), 1)
@@ -315,7 +296,7 @@ def log_frequency(train: np.ndarray, masking: Masking) -> np.ndarray:
 def _counts(token_ids: np.ndarray, masking: Masking) -> np.ndarray:
     """How often each word piece occurs; special tokens count as if they did not."""
     counts = np.zeros(masking.vocabulary_size, np.float64)
-    for block in token_store.in_blocks(token_ids):
+    for block in in_blocks(token_ids):
         counts += np.bincount(block.ravel(), minlength=masking.vocabulary_size)
     counts[list(masking.special.all())] = 0
     return counts

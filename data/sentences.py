@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data import installed_docs
+from data import files, installed_docs
 from data.errors import DataError
-from data.paths import expand, kind_of
 from data.text import Text
 
 SPLITS = ("train", "valid", "test")
@@ -124,18 +123,17 @@ def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
                 "a docstring belongs to, with the packages' names removed"
             )
         return dataclasses.replace(_sentences(INSTALLED_DOCS, rows, {}), note=note)
-    path = expand(dataset, "--dataset")
-    kind = kind_of(path, "--dataset")
-    if kind == "folder":
-        files = {"train": path / "train.tsv", "valid": path / "dev.tsv", "test": path / "test.tsv"}
-        missing = [f.name for f in files.values() if kind_of(f, "--dataset") != "file"]
+    path = files.expand(dataset, "--dataset")
+    if path.is_dir():
+        found = {"train": path / "train.tsv", "valid": path / "dev.tsv", "test": path / "test.tsv"}
+        missing = [f.name for f in found.values() if not f.is_file()]
         if missing:
             raise DataError(
                 f"{dataset}: no {' and no '.join(missing)}; expected train.tsv, dev.tsv and "
                 "test.tsv, or the path of one CSV or TSV file"
             )
-        return _sentences(dataset, _read_folder(files), files)
-    if kind == "file":
+        return _sentences(dataset, _read_folder(found), found)
+    if path.is_file():
         return _sentences(dataset, _split(dataset, _read_file(path)[1], seed), {})
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "

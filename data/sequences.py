@@ -1,43 +1,43 @@
-"""Sequences of equal length, cut from the tokens of lines, once for all runs."""
+"""Sequences of equal length, cut from a text once and mapped into memory: corpora larger than it.
 
-from collections.abc import Iterator
+A file holds rows of equal length, one after the other and nothing else: 2 bytes an id while the
+vocabulary allows it, otherwise 4, little-endian. All processes of a machine that map it share one
+copy, which the operating system may drop and read again.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
-from data import token_store, word_pieces
-from data.masked_lm import SpecialTokens
+from data import files, word_pieces
 from data.text import Text
+from data.word_pieces import SpecialTokens
 
-# What is in memory at once: at most so many lines, and no more tokens than these, or one line.
-LINES_AT_ONCE = 10_000
-TOKENS_AT_ONCE = 2_000_000
+SHORT_LINE = 100  # bytes; "lines" leaves out lines that are not longer, headings mostly
 
 
 def packed(
-    ids: np.ndarray, offsets: np.ndarray, length: int, special: SpecialTokens
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]], length: int, special: SpecialTokens
 ) -> Iterator[np.ndarray]:
     """Joins lines by [SEP] and cuts them into full sequences, [CLS] first.
 
     Args:
-        ids: int32 of shape (tokens,), all lines concatenated.
-        offsets: int64 of shape (lines + 1,), where each line begins.
-        length: tokens of a sequence, [CLS] counted.
-        special: the ids of the special tokens.
+        blocks: Ids and lengths of some lines at a time, see `word_pieces.tokenize`.
+        length: Tokens of a sequence, [CLS] counted.
+        special: The ids of the special tokens.
 
     Yields:
         int32 of shape (sequences, length), those that some lines fill up; the incomplete last
         sequence of all is dropped.
     """
     rest = np.zeros(0, np.int32)
-    for part, lengths in _blocks_of_lines(ids, offsets):
-        kept = lengths > 0
-        ends = np.cumsum(lengths[kept] + 1) - 1
-        stream = np.full(int(lengths.sum() + kept.sum()), special.sep, np.int32)
-        is_text = np.ones(len(stream), bool)
-        is_text[ends] = False
-        stream[is_text] = part
-        stream = np.concatenate([rest, stream])
+    for ids, lengths in blocks:
+        ends = np.cumsum(lengths)[lengths > 0]
+        stream = np.concatenate([rest, np.insert(ids, ends, special.sep)])
         body = length - 1
         count = len(stream) // body
         sequences = np.full((count, length), special.cls, np.int32)
@@ -47,35 +47,24 @@ def packed(
 
 
 def lines(
-    ids: np.ndarray, offsets: np.ndarray, length: int, special: SpecialTokens
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]], length: int, special: SpecialTokens
 ) -> Iterator[np.ndarray]:
     """One line per sequence: [CLS], the line cut to fit, [SEP], padding; empty lines give none.
 
     Args and Yields as `packed`.
     """
-    for part, all_lengths in _blocks_of_lines(ids, offsets):
-        kept = all_lengths > 0
-        starts = (np.cumsum(all_lengths) - all_lengths)[kept]
-        lengths = np.minimum(all_lengths[kept], length - 2)
-        place = np.arange(length - 2)
-        inside = place[None, :] < lengths[:, None]
-        sequences = np.full((len(starts), length), special.pad, np.int32)
+    for ids, lengths in blocks:
+        rows = np.split(ids, np.cumsum(lengths)[:-1])
+        rows = [row[: length - 2] for row in rows if len(row)]
+        sequences = np.full((len(rows), length), special.pad, np.int32)
         sequences[:, 0] = special.cls
-        source = np.minimum(starts[:, None] + place[None, :], max(len(part) - 1, 0))
-        sequences[:, 1:-1] = np.where(inside, part[source] if len(part) else 0, special.pad)
-        sequences[np.arange(len(starts)), lengths + 1] = special.sep
+        for sequence, row in zip(sequences, rows, strict=True):
+            sequence[1 : len(row) + 1] = row
+            sequence[len(row) + 1] = special.sep
         yield sequences
 
 
 CUT = {"packed": packed, "lines": lines}
-
-
-def cut(
-    text_mode: str, ids: np.ndarray, offsets: np.ndarray, length: int, special: SpecialTokens
-) -> np.ndarray:
-    """All sequences at once, int32 of shape (sequences, length); Args as `packed`."""
-    blocks = CUT[text_mode](ids, offsets, length, special)
-    return np.concatenate([np.zeros((0, length), np.int32), *blocks])
 
 
 def sequences_once(
@@ -84,43 +73,92 @@ def sequences_once(
     """Tokenises a text and cuts it into sequences, or takes them from the cache.
 
     Args:
-        text: a `data.text.Text`.
-        tokenizer: a `keras_nlp.models.BertTokenizer`.
-        cache_dir: where `tokens/` and `sequences/` lie.
+        text: A `data.text.Text`.
+        tokenizer: A `keras_nlp.models.BertTokenizer`.
+        cache_dir: The cache; sequences are stored in its folder `sequences`.
         text_mode: "packed" or "lines"; the latter leaves out lines of 100 bytes or fewer.
-        length: tokens of a sequence.
+        length: Tokens of a sequence.
 
     Returns:
         By split, token ids of shape (sequences, length), uint16 or int32: files that are mapped
-        into memory (`token_store`).
+        into memory.
     """
-    drop_short = text_mode == "lines"
-    key = word_pieces.tokens_key(text, tokenizer, drop_short)
-    special = SpecialTokens.of(tokenizer)
+    made_from = {
+        "text": text.sha256,
+        "text_mode": text_mode,
+        "length": length,
+        "vocabulary": word_pieces.vocabulary_sha256(tokenizer.vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "strip_accents": tokenizer.strip_accents,
+        "split_on_cjk": tokenizer.split_on_cjk,
+    }
+    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:24]
+    target = Path(cache_dir) / "sequences" / key
+    dtype = dtype_of(len(tokenizer.vocabulary))
 
-    def blocks_of(split: str):
-        def blocks() -> Iterator[np.ndarray]:
-            tokens = word_pieces.tokenize_once(text, tokenizer, cache_dir, drop_short)
-            return CUT[text_mode](*tokens[split], length, special)
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        for split, found in text.splits.items():
+            found = word_pieces.with_progress(found, f"tokenising {split}")
+            if text_mode == "lines":
+                found = (line for line in found if len(line.encode()) > SHORT_LINE)
+            tokens = word_pieces.tokenize(found, tokenizer)
+            blocks = CUT[text_mode](tokens, length, SpecialTokens.of(tokenizer))
+            write(folder / f"{split}.bin", blocks, dtype)
+        (folder / "made-from.json").write_text(json.dumps(made_from, indent=1))
 
-        return blocks
-
-    return token_store.store_once(
-        Path(cache_dir) / "sequences" / f"{key}-{length}",
-        {split: blocks_of(split) for split in text.splits},
-        length,
-        len(tokenizer.vocabulary),
-    )
+    files.build_once(target, build, "sequences")
+    return {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
 
 
-def _blocks_of_lines(
-    ids: np.ndarray, offsets: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ids of some lines at a time, and the lengths of these lines."""
-    start = 0
-    while start < len(offsets) - 1:
-        some = np.asarray(offsets[start : start + LINES_AT_ONCE + 1])
-        fit = int(np.searchsorted(some, some[0] + TOKENS_AT_ONCE, "right"))
-        some = some[: max(2, fit)]
-        yield np.asarray(ids[some[0] : some[-1]]), np.diff(some)
-        start += len(some) - 1
+def dtype_of(vocabulary_size: int) -> np.dtype:
+    """Returns the type of the ids in a file."""
+    return np.dtype("<u2" if vocabulary_size <= 2**16 else "<i4")
+
+
+def write(path: Path, blocks: Iterable[np.ndarray], dtype: np.dtype) -> None:
+    """Writes sequences, integers of shape (sequences, length), some at a time."""
+    with open(path, "wb") as file:
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).data)
+
+
+def mapped(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
+    """Maps a file of sequences into memory, read-only, of shape (sequences, length)."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros((0, length), dtype)
+    return np.memmap(path, dtype, "r").reshape(-1, length)
+
+
+def as_tensor(sequences: np.ndarray) -> tf.Tensor:
+    """Makes a tensor for `tf.gather` inside `tf.data`: without a copy where a file is mapped.
+
+    (TensorFlow's own `ImmutableConst` maps a file too, but makes a copy on the way, whose memory
+    it keeps.)
+
+    Args:
+        sequences: Of shape (sequences, length); if `mapped` made it, or it is the first rows of
+            such an array, the tensor is the mapped file.
+
+    Returns:
+        A tensor of that shape and type.
+    """
+    if not isinstance(sequences, np.memmap) or not _begins_its_file(sequences):
+        return tf.constant(sequences)
+    # "c", private pages: TensorFlow takes no array that cannot be written. Nobody writes to it.
+    private = np.memmap(str(sequences.filename), sequences.dtype, "c", shape=sequences.shape)
+    return tf.experimental.dlpack.from_dlpack(private.__dlpack__())
+
+
+def _begins_its_file(sequences: np.memmap) -> bool:
+    # A slice keeps the offset of the whole array, so addresses are compared.
+    whole = sequences
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    return sequences.ctypes.data == whole.ctypes.data and sequences.flags.c_contiguous
+
+
+def in_blocks(sequences: np.ndarray, rows: int = 16_384) -> Iterator[np.ndarray]:
+    """Yields some sequences at a time, so that what is computed of them needs little memory."""
+    for start in range(0, len(sequences), rows):
+        yield np.asarray(sequences[start : start + rows])

@@ -4,18 +4,15 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import io
 import os
 import re
-import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from data import cache, download, installed_docs, paths
+from data import download, files, installed_docs
 from data.errors import DataError
-from data.lines import Collector
 
 SPLITS = ("train", "valid", "test")
 
@@ -23,28 +20,49 @@ SPLITS = ("train", "valid", "test")
 AUTO_SECONDS = 8.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Lines of text by split.
+class Lines:
+    """The lines of text files, read again by each iteration: none is held in memory.
 
-    A line is a paragraph without its newline; empty lines are dropped. WikiText keeps its headings
-    and its `<unk>`. Lines of files that are not compressed stay there (`data.lines.Lines`); a file
-    that is changed afterwards is an error at its next use.
+    A line is a paragraph without its newline; empty lines are left out.
+
+    Args:
+        sources: Paths, each with the name of a member where it is a zip archive.
+        split: Takes only the lines whose hash falls to this split.
+
+    Raises (while iterating):
+        DataError: A file is not UTF-8 text, or was changed since this object was made.
     """
 
+    def __init__(self, sources: Sequence[tuple[Path, str | None]], split: str | None = None):
+        self.sources, self.split = sources, split
+        self._stamps = [_stamp(path) for path, _ in sources]
+
+    def __iter__(self) -> Iterator[str]:
+        for (path, member), stamp in zip(self.sources, self._stamps, strict=True):
+            with files.open_bytes(path, member) as stream:
+                for line in _lines_of(stream, f"{path}/{member}" if member else str(path)):
+                    if self.split is None or installed_docs.split_of(line) == self.split:
+                        yield line
+            if _stamp(path) != stamp:
+                raise DataError(f"{path}: was changed while it was in use; start again")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Lines of text by split. WikiText keeps its headings and its `<unk>`."""
+
     name: str  # A known dataset, or the path that was given.
-    splits: Mapping[str, Sequence[str]]  # Keys "train", "valid" and "test".
+    splits: Mapping[str, Iterable[str]]  # Keys "train", "valid" and "test".
     english_wikitext: bool  # Decides whether a pretrained English preset is tried.
     note: str | None = None  # One line where something else than the first choice is used, and why.
 
     @functools.cached_property
     def sha256(self) -> str:
-        """See `text_sha256`; a gigabyte is read once for it."""
+        """Fingerprint of the lines and of the splits that they are in (hex)."""
         digest = hashlib.sha256()
         for split in SPLITS:
-            lines = self.splits[split]
-            digest.update(f"{split} {len(lines)}\n".encode())
-            for line in lines:
+            digest.update(f"\0{split}\n".encode())
+            for line in self.splits[split]:
                 digest.update(f"{line}\n".encode())
         return digest.hexdigest()
 
@@ -115,219 +133,118 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
             return _load_wikitext("wikitext-2", archives, cache_dir, AUTO_SECONDS)
         except DataError as error:
             note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
-            return dataclasses.replace(_load_installed_docs(cache_dir), note=note)
+            return dataclasses.replace(load_text("installed-docs", cache_dir), note=note)
     if dataset == "installed-docs":
-        return _load_installed_docs(cache_dir)
+        splits = installed_docs.load_installed_docs(cache_dir)
+        return Text("installed-docs", splits, english_wikitext=False)
     if dataset in archives:
         return _load_wikitext(dataset, archives, cache_dir)
-    if dataset:
-        path = paths.expand(dataset, "dataset")
-        kind = paths.kind_of(path, "dataset")
-        if kind == "folder":
-            return _load_folder(dataset, path)
-        if kind == "file":
-            path = paths.readable_file(path, "dataset")
-            return _load_zip(dataset, path) if _is_zip(path) else _load_files(dataset, [path])
-        if kind == "device":
-            raise DataError(f"dataset {dataset}: a {kind}; expected a file or folder")
-        if glob.has_magic(dataset):
-            files = paths.matching_files(path, "dataset")
-            if not files:
-                raise DataError(f"no file matches {dataset!r}")
-            return _load_files(dataset, files)
+    path = files.expand(dataset, "--dataset")
+    if path.is_dir():
+        try:
+            found = {name: (path / name, None) for name in os.listdir(path)}
+        except OSError as error:
+            raise DataError(f"{dataset}: cannot be listed ({error.strerror})") from error
+        return _with_splits(dataset, found)
+    if path.is_file() and zipfile.is_zipfile(path):
+        return _load_zip(dataset, path)
+    matches = [path, *map(Path, sorted(glob.glob(str(path), recursive=True)))]
+    sources = [(match, None) for match in dict.fromkeys(matches) if match.is_file()]
+    if sources:
+        splits = {split: Lines(sources, split) for split in SPLITS}
+        return _not_empty(dataset, splits, [str(source) for source, _ in sources])
     known = ", ".join(["auto", "installed-docs", *archives])
     raise DataError(
-        f"{dataset!r} is neither a known dataset ({known}) nor an existing file or folder"
+        f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
     )
 
 
 def load_unchanged(dataset: str, sha256: str, cache_dir: Path) -> Text | None:
-    """A text that was loaded before, or None where it is not there any more as it was.
-
-    Nothing is downloaded for it.
+    """Returns a text that was loaded before, or None where it is not there any more as it was.
 
     Args:
-        dataset: as for `load_text`.
-        sha256: what `text_sha256` gave.
-        cache_dir: as for `load_text`.
+        dataset: As for `load_text`; nothing is downloaded.
+        sha256: Of the `Text`.
+        cache_dir: As for `load_text`.
     """
-    if dataset in wikitext_archives() and not (cache_dir / dataset).is_dir():
+    if dataset in wikitext_archives() and not (cache_dir / f"{dataset}.zip").is_file():
         return None
     try:
         text = load_text(dataset, cache_dir)
+        return text if text.sha256 == sha256 else None
     except DataError:
         return None
-    return text if text_sha256(text) == sha256 else None
-
-
-def text_sha256(text: Text) -> str:
-    """Returns a fingerprint of the lines and of the splits that they are in (hex)."""
-    return text.sha256
-
-
-def _load_installed_docs(cache_dir: Path) -> Text:
-    splits = installed_docs.load_installed_docs(cache_dir)
-    return Text("installed-docs", splits, english_wikitext=False)
 
 
 def _load_wikitext(
     name: str, archives: dict[str, Archive], cache_dir: Path, answer_within: float | None = None
 ) -> Text:
-    folder = Path(cache_dir) / name
-
-    def build(temporary: Path) -> None:
-        temporary.mkdir()
-        archive = temporary / f"{name}.zip"
-        download.fetch(
-            archives[name].urls, archives[name].sha256, archive, 30.0, name, answer_within
-        )
-        with download.open_zip(archive, archive.name) as members:
-            found = _find_splits(members.namelist(), archive.name)
-            download.check_unpacked_size(members, found.values(), archive.name)
-            for split, member in found.items():
-                target = temporary / f"wiki.{split}{Path(member).suffix}"
-                with members.open(member) as source, open(target, "wb") as file:
-                    shutil.copyfileobj(source, file)
-        archive.unlink()
-
-    cache.build_once(folder, build, name)
-    return dataclasses.replace(_load_folder(name, folder), english_wikitext=True)
-
-
-def _load_folder(name: str, folder: Path) -> Text:
-    found = _find_splits([path.name for path in paths.files_in(folder, "dataset")], name)
-    splits = {
-        split: _read_files([folder / file], lambda line: "train")["train"]
-        for split, file in found.items()
-    }
-    return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
+    path = Path(cache_dir) / f"{name}.zip"
+    download.fetch(archives[name].urls, archives[name].sha256, path, name, answer_within)
+    return dataclasses.replace(_load_zip(name, path), english_wikitext=True)
 
 
 def _load_zip(name: str, path: Path) -> Text:
-    with download.open_zip(path, name) as members:
-        found = _find_splits(members.namelist(), name)
-        download.check_unpacked_size(members, found.values(), name)
-        splits = {}
-        for split, member in found.items():
-            with members.open(member) as stream:
-                splits[split] = _read_lines(stream, f"{name}/{member}")
-    return Text(name, splits, english_wikitext=_is_wikitext(found.values()))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except (*files.UNPACKING_ERRORS, OSError) as error:
+        raise DataError(f"{name}: damaged zip archive ({error})") from error
+    return _with_splits(name, {member: (path, member) for member in members})
 
 
-def _load_files(name: str, files: list[Path]) -> Text:
-    splits = _read_files(files, installed_docs.split_of)
-    for split in SPLITS:
-        if not splits[split]:
-            total = sum(map(len, splits.values()))
-            raise DataError(
-                f"{name}: too small to be split 90/5/5: of {total} lines none falls to {split};"
-                " expected a longer text, or a folder with train, valid and test files"
-            )
-    return Text(name, splits, english_wikitext=_is_wikitext(str(file) for file in files))
+def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text:
+    """Picks the source of each split by its name; the surest kind of name that has all three wins.
 
-
-def _is_zip(path: Path) -> bool:
-    return path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)
-
-
-def _is_wikitext(names: Iterable[str]) -> bool:
-    pattern = r"wiki\.(train|valid|test)\.(tokens|raw)(\.gz)?"
-    return all(re.fullmatch(pattern, os.path.basename(name)) for name in names)
-
-
-def _find_splits(names: list[str], where: str) -> dict[str, str]:
-    """Picks the file of each split by name; the surest kind of name that has all three wins."""
-    patterns = (
-        r"wiki\.{}\.tokens",
-        r"wiki\.{}\.raw",
-        r"{}\.txt",
-        r"(.*[^a-z])?{}([^a-z].*)?\.txt",
-        r".*{}.*\.txt",
-    )
-    words = {"train": "train", "valid": "valid(?:ation)?", "test": "test"}
-    seen: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for pattern in patterns:
-        found = {}
-        for split, word in words.items():
-            compiled = re.compile(pattern.format(word) + r"(\.gz)?", re.IGNORECASE)
-            matches = [name for name in names if compiled.fullmatch(os.path.basename(name))]
-            seen[split].update(matches)
-            if len(matches) == 1:
-                found[split] = matches[0]
-        if len(set(found.values())) == len(SPLITS):
-            return found
-    missing = [split for split in SPLITS if not seen[split]]
-    if missing:
-        raise DataError(
-            f"{where}: no {' and no '.join(missing)} file; expected train, valid and test files"
-            " called wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
-        )
-    choices = ", ".join(sorted(set.union(*seen.values())))
-    raise DataError(f"{where}: it is not clear which of {choices} are train, valid and test")
-
-
-def _read_files(
-    files: Sequence[Path], split_of: Callable[[str], str]
-) -> Mapping[str, Sequence[str]]:
-    """The lines of files by split: where they lie, or themselves where a file is compressed."""
-    held: dict[str, list[str]] = {split: [] for split in SPLITS}
-    lying = {split: Collector() for split in SPLITS}
-    compressed = any(file.suffix == ".gz" for file in files)
-    for file in files:
-        with paths.open_bytes(file) as stream:
-            packed = os.fstat(stream.fileno()).st_size if file.suffix == ".gz" else None
-            for collector in lying.values():
-                collector.begin(file, stream.fileno())
-            for start, size, line in _scan(stream, str(file), packed):
-                if compressed:
-                    held[split_of(line)].append(line)
-                else:
-                    lying[split_of(line)].add(start, size)
-    return held if compressed else {split: each.lines() for split, each in lying.items()}
-
-
-def _read_lines(
-    stream: IO[bytes] | io.BufferedIOBase, name: str, packed: int | None = None
-) -> list[str]:
-    return [line for _, _, line in _scan(stream, name, packed)]
-
-
-def _scan(
-    stream: IO[bytes] | io.BufferedIOBase, name: str, packed: int | None = None
-) -> Iterator[tuple[int, int, str]]:
-    """Reads lines of UTF-8; `packed` are the bytes of the gzip file that the stream unpacks.
-
-    Yields:
-        First byte, bytes, and the line itself.
+    Args:
+        name: What the text is called.
+        sources: By file name.
     """
-    # Line by line, so that half a gigabyte of text does not lie in memory three times over.
-    binary = DataError(f"{name}: a binary file (it holds NUL bytes); expected UTF-8 text")
-    if b"\0" in stream.read(65536):
-        raise binary
-    stream.seek(0)
-    left = paths.unpacked_limit(packed) if packed is not None else None
-    found = False
-    start = 0
-    # A bound for each line, too: a bomb may hold a single one.
-    read_line = stream.readline if left is None else lambda: stream.readline(left + 1)
-    for number, raw in enumerate(iter(read_line, b""), 1):
-        if left is not None and packed is not None:
-            left -= len(raw)
-            if left < 0:
-                raise paths.too_large(name, packed)
+    words = {"train": "train", "valid": "valid(?:ation)?", "test": "test"}
+    seen: dict[str, list[str]] = {}
+    for kind in (r"wiki\.{}\.tokens", r"wiki\.{}\.raw", r"(.*[^a-z])?{}([^a-z].*)?\.txt"):
+        for split, word in words.items():
+            pattern = re.compile(kind.format(word) + r"(\.gz)?", re.IGNORECASE)
+            seen[split] = [found for found in sources if pattern.fullmatch(Path(found).name)]
+        if all(len(found) == 1 for found in seen.values()):
+            chosen = [found for (found,) in seen.values()]
+            splits = {split: Lines([sources[found]]) for split, (found,) in seen.items()}
+            return _not_empty(name, splits, chosen)
+    found = ", ".join(sorted(sources)[:5]) or "nothing"
+    raise DataError(
+        f"{name}: found {found}; expected one train, one valid and one test file called "
+        "wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
+    )
+
+
+def _not_empty(name: str, splits: dict[str, Lines], names: Sequence[str]) -> Text:
+    for split, lines in splits.items():
+        if next(iter(lines), None) is None:
+            raise DataError(
+                f"{name}: no line of text for the {split} split; expected more text, or a folder "
+                "with train, valid and test files"
+            )
+    pattern = re.compile(r"wiki\.(train|valid|test)\.(tokens|raw)(\.gz)?")
+    return Text(name, splits, all(pattern.fullmatch(Path(found).name) for found in names))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
+    for number, raw in enumerate(stream, 1):
         try:
-            line = raw.decode("utf-8").rstrip("\r\n")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{name}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8"
             ) from error
         if "\0" in line:
-            raise binary
-        mark = 3 if number == 1 and line.startswith("\ufeff") else 0
-        line = line[1:] if mark else line
+            raise DataError(f"{name}: a binary file (it holds NUL bytes); expected UTF-8 text")
         if line.strip():
-            found = True
-            yield start + mark, len(raw.rstrip(b"\r\n")) - mark, line
-        start += len(raw)
-    if not found:
-        raise DataError(f"{name}: empty; expected lines of text")
+            yield line

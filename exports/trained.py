@@ -10,9 +10,8 @@ import keras
 import keras_nlp
 import numpy as np
 
-from data import cache, images, oligos, sentence_inputs, sentences, text
+from data import files, images, oligos, sentence_inputs, sentences, text
 from data.errors import DataError
-from data.paths import expand
 from models import bert
 from models.bert import MASK, encode
 
@@ -92,7 +91,7 @@ def load(folder: Path, run: dict, results: dict) -> Trained:
         )
     facts = {"seed": run["options"].get("seed", 0)} | run["resolved"]
     given = run["options"].get("cache_dir")
-    cache_dir = expand(given, "--cache-dir") if given else cache.default_cache_dir()
+    cache_dir = files.expand(given, "--cache-dir") if given else files.default_cache_dir()
     made = loaders[recipe](folder / "model", facts, cache_dir, results)
     outputs = keras.ops.convert_to_numpy(made.call(made.inputs))
     return dataclasses.replace(made, outputs=outputs.astype(np.float32))
@@ -190,7 +189,7 @@ def _lines(facts: dict, cache_dir: Path, own: Callable) -> tuple[list[str], str]
     """Sentences of the run's test split, or ours; nothing is downloaded for it."""
     name = facts["dataset"]
     try:
-        if name in text.wikitext_archives() and not (cache_dir / name).is_dir():
+        if name in text.wikitext_archives() and not (cache_dir / f"{name}.zip").is_file():
             raise DataError(f"{name} is not in the cache")
         lines = [line for line in own() if len(line.split()) > 3]
     except DataError:

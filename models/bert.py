@@ -9,9 +9,8 @@ import keras
 import keras_nlp
 import numpy as np
 
-from data import checksums, word_pieces
+from data import files, word_pieces
 from data.errors import DataError
-from data.paths import kind_of
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
@@ -106,7 +105,7 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
     """
     if preset is None and options.init_from is not None and options.vocabulary is None:
         folder = options.init_from / "model"
-        preset = str(folder) if kind_of(folder, "--init-from") == "folder" else None
+        preset = str(folder) if files.expand(folder, "--init-from").is_dir() else None
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
     if options.vocabulary is not None:
@@ -203,7 +202,7 @@ def encoder_of(init_from: Path | None, preset: str, known: str | None = None) ->
     if init_from is None:
         return None if preset == "scratch" else preset
     for folder in (init_from / "model", init_from):
-        if kind_of(folder / "config.json", "--init-from") == "file":
+        if files.expand(folder / "config.json", "--init-from").is_file():
             return str(folder)
     raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
 
@@ -219,7 +218,7 @@ def load(kind, preset: str, **changes):
     Raises:
         DataError: the preset cannot be loaded, or does not match its checksums.
     """
-    problem = checksums.problem(Path(preset)) if os.path.isdir(preset) else None
+    problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
     if problem:
         raise DataError(f"preset {preset}: damaged ({problem})")
     try:
@@ -236,10 +235,10 @@ def load_weights(model, source: Path) -> None:
     """
     what = f"--init-from {source}"
     candidates = [source / "model" / "task.weights.h5", source / "model.weights.h5", source]
-    found = next((path for path in candidates if kind_of(path, what) == "file"), None)
+    found = next((path for path in candidates if files.expand(path, what).is_file()), None)
     if found is None:
         raise DataError(f"{what}: neither a run's folder with model/ nor a weights file")
-    problem = checksums.problem(found.parent)
+    problem = files.damage(found.parent)
     if problem:
         raise DataError(f"{what}: {found.parent} is damaged ({problem})")
     if found.name == "task.weights.h5":  # the head alone

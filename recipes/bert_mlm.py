@@ -25,7 +25,7 @@ from callbacks.masked_samples import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
-from data.text import load_text, text_sha256
+from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import MaskedLMInChunks
@@ -153,7 +153,7 @@ def main(options: Options) -> dict:
             tokens_per_example=tokens_per_example,
             about={"text": f"{text.name}: {words}", "model": bert.origin(options, preset)},
             dataset=text.name,
-            text_sha256=text_sha256(text),
+            text_sha256=text.sha256,
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )

@@ -11,12 +11,10 @@ that loads it, and checksums. The formats and what they hold: docs/export.md.
 
 import dataclasses
 import importlib
-import os
-import shutil
 from pathlib import Path
 from typing import Literal
 
-from data import checksums
+from data import files
 from exports import trained
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
@@ -83,16 +81,14 @@ def main(options: Options) -> dict:
 
     # Written aside: where it differs, or the disk is full, nothing is left.
     made = [path for path in folder.parents if not path.exists()]
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        differences = writer.write(model, temporary)
-        text = card(run_dir, model, differences, writer.how_to_load(model))
-        (temporary / "README.md").write_text(text, encoding="utf-8")
-        checksums.write(temporary)
-        os.rename(temporary, folder)
+        with files.atomic(folder) as temporary:
+            differences = writer.write(model, temporary)
+            text = card(run_dir, model, differences, writer.how_to_load(model))
+            (temporary / "README.md").write_text(text, encoding="utf-8")
+            files.write_checksums(temporary)
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         for path in made:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()

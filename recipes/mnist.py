@@ -19,8 +19,7 @@ import numpy as np
 
 from callbacks.image_summaries import ImageSummaries
 from data import arrays
-from data.image_files import read_image
-from data.images import load_images
+from data.images import load_images, read_image
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line

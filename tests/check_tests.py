@@ -132,6 +132,7 @@ def broken_source(broken: Break, root: Path = ROOT) -> str:
         begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
         new = f"({broken.new})" if isinstance(node, ast.expr) else broken.new
+        new = new.replace("\n", "\n" + " " * node.col_offset)
         edited = content[:begin] + new.encode() + content[end:]
         if ast.dump(ast.parse(edited)) == ast.dump(ast.parse(content)):
             raise DoesNotApply("nothing changes")

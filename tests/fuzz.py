@@ -4,8 +4,8 @@
     python tests/fuzz.py --seed 7 --only 123   that case alone, with all that it prints
 
 Allowed ends: status 0, 2 and 75, and 1 with a message. Not allowed: a traceback, death by a signal,
-more than `SECONDS`, a folder that a refused command leaves behind, a `results.json` that is no
-JSON. Each case is a fork of a process that has imported TensorFlow and the recipes.
+more than `SECONDS`, a folder that a refused command leaves behind. Each case is a fork of a process
+that has imported TensorFlow and the recipes.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import random
-import shlex
 import shutil
 import subprocess
 import sys
@@ -38,7 +37,7 @@ SMALL = {
     "dna_melting": "--num-layers 1 --hidden-dim 8",
     "text_classification": BERT,
 }
-SHORT = "--epochs 1 --global-batch-size 8 --max-steps 2 --jit off"
+OPTIONS: dict[str, type] = {}
 
 NUMBERS = (
     *(0, 1, 2, 7, -1, 2**31, 2**32, 2**63, 2**64, 10**9, 10**18, 10**400, -(2**63)),
@@ -57,16 +56,6 @@ JSONS = (
     *(None, True, 0, -1, 2**31, 10**400, 0.5, "", "x", "x" * 300, "\ud800", [], [1], [[]], {}),
     *({"a": 1}, {"options": 5}, "float64", "\0"),
 )
-
-
-@dataclasses.dataclass
-class Case:
-    """A command line, variables of its environment, and what was damaged."""
-
-    recipe: str
-    words: list[str]
-    environ: dict[str, str] = dataclasses.field(default_factory=dict)
-    what: str = ""
 
 
 def fitting_word(rng: random.Random, hint) -> str:
@@ -128,23 +117,19 @@ def damage(rng: random.Random, path: Path) -> str:
     return f"{path.parent.name}/{path.name}: {how}"
 
 
-def options_of(recipe: str) -> type:
-    return importlib.import_module(f"recipes.{recipe}").Options
+def on_a_line(words: dict[str, str | None]) -> list[str]:
+    return [word for pair in words.items() for word in pair if word is not None]
 
 
-def training_words(recipe: str, base: Path, run_dir: Path) -> dict[str, str]:
-    words = f"{SMALL[recipe]} {SHORT}".split()
+def training_words(recipe: str, base: Path, run_dir: Path) -> dict[str, str | None]:
+    words = f"{SMALL[recipe]} --epochs 1 --global-batch-size 8 --max-steps 2 --jit off".split()
     data = strategy_run.data_options(recipe, base)
     extra = {"--dataset": data["dataset"], "--run-dir": str(run_dir)}
     return dict(zip(words[::2], words[1::2], strict=True)) | extra
 
 
-def on_a_line(words: dict[str, str | None]) -> list[str]:
-    return [word for pair in words.items() for word in pair if word is not None]
-
-
-def make_case(seed: int, number: int, base: Path, folder: Path) -> Case:
-    """Draws a case; its files are in `folder`."""
+def make_case(seed: int, number: int, base: Path, folder: Path) -> tuple[str, list[str], dict, str]:
+    """Returns a program, its command line, variables of its environment, and what was done."""
     rng = random.Random(f"{seed}/{number}")
     (folder / "empty").mkdir(parents=True)
     (folder / "loop").symlink_to("loop")
@@ -152,36 +137,33 @@ def make_case(seed: int, number: int, base: Path, folder: Path) -> Case:
     (folder / "a-file").write_text("one line of text\n" * 3)
     (folder / "binary").write_bytes(rng.randbytes(1000) + b"\0")
     os.mkfifo(folder / "a-pipe")
-    recipe, kind = rng.choice(TRAINING), rng.random()
-    words = training_words(recipe, base, folder / "run")
-    if kind < 0.4:
-        changes = random_options(rng, options_of(recipe))
-        return Case(recipe, on_a_line(words | changes), what="options")
+    recipe, program, kind = rng.choice(TRAINING), rng.choice(USING), rng.random()
+    words, environ = training_words(recipe, base, folder / "run"), {}
+    inputs = [rng.choice(("a [MASK]", *WORDS))] if program == "predict" else []
     if kind < 0.5:
-        program = rng.choice(USING)
-        run_dir = rng.choice((str(base / "runs" / recipe), *PATHS))
-        inputs = [str(rng.choice(WORDS))] if program == "predict" else []
-        changes = random_options(rng, options_of(program))
-        return Case(program, [run_dir, *inputs, *on_a_line(changes)], what="options")
+        words |= random_options(rng, OPTIONS[recipe])
+        return recipe, on_a_line(words), environ, "options"
     if kind < 0.6:
+        run_dir = rng.choice((str(base / "runs" / recipe), *PATHS))
+        options = on_a_line(random_options(rng, OPTIONS[program]))
+        return program, [run_dir, *inputs, *options], environ, "options"
+    if kind < 0.7:
         address = rng.choice(("a:1", "127.0.0.1:99999", "127.0.0.1:0", ":1", "", 5, None))
         task = {"type": rng.choice(("worker", "chief", "", 5)), "index": rng.choice(JSONS)}
         cluster = changed_json(rng, {"cluster": {"worker": [address]}, "task": task})
-        return Case(recipe, on_a_line(words), {"TF_CONFIG": json.dumps(cluster)}, "cluster")
-    case = Case(recipe, on_a_line(words))
-    if rng.random() < 0.5:
-        case.recipe = rng.choice(USING)
-        case.words = [str(folder / "run"), *(["a [MASK]"] if case.recipe == "predict" else [])]
+        return recipe, on_a_line(words), {"TF_CONFIG": json.dumps(cluster)}, "cluster"
     shutil.copytree(base / "runs" / recipe, folder / "run")
     files = [path for path in sorted((folder / "run").rglob("*")) if path.is_file()]
-    case.what = ", ".join(damage(rng, path) for path in rng.sample(files, rng.randint(1, 3)))
-    return case
+    what = ", ".join(damage(rng, path) for path in rng.sample(files, rng.randint(1, 3)))
+    if kind < 0.85:
+        return recipe, on_a_line(words), environ, what
+    return program, [str(folder / "run"), *inputs], environ, what
 
 
-def run(case: Case, base: Path, folder: Path) -> tuple[int | None, str]:
+def run(program: str, words: list[str], base: Path, folder: Path, **environ) -> tuple:
     """Returns the exit status (None: it had to be killed) and the output."""
-    environ = {"HOME": str(folder), "RECIPES_CACHE_DIR": str(base / "cache"), **case.environ}
-    process = processes.Forked("-m", f"recipes.{case.recipe}", *case.words, cwd=folder, **environ)
+    environ = {"HOME": str(folder), "RECIPES_CACHE_DIR": str(base / "cache"), **environ}
+    process = processes.Forked("-m", f"recipes.{program}", *words, cwd=folder, **environ)
     try:
         output, _ = process.communicate(SECONDS)
         return process.returncode, output
@@ -199,8 +181,6 @@ def problem_of(is_new: bool, folder: Path, status: int | None, output: str) -> s
         return "a traceback"
     if status not in (0, 1, 2, 75) or (status and not output.strip()):
         return f"status {status}"
-    if status == 0 and (folder / "run" / "results.json").is_file():
-        json.loads((folder / "run" / "results.json").read_text())
     if status == 2 and is_new and (folder / "run").exists():
         return "a refused command left a folder behind"
     return None
@@ -214,8 +194,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     numbers, failures = options.only or range(options.cases), []
-    for recipe in (*TRAINING, *USING):
-        options_of(recipe)  # imports it, before there are threads
+    for name in (*TRAINING, *USING):  # before there are threads
+        OPTIONS[name] = importlib.import_module(f"recipes.{name}").Options
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as name,
         concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
@@ -224,24 +204,24 @@ def main() -> int:
         strategy_run.write_data(base)
         for recipe in TRAINING:  # the runs that are damaged later
             words = on_a_line(training_words(recipe, base, base / "runs" / recipe))
-            status, output = run(Case(recipe, words), base, base)
+            status, output = run(recipe, words, base, base)
             assert status == 0, f"{recipe} ended with {status}\n{output}"
 
         def one(number: int):
             folder = base / f"case-{number}"
-            case = make_case(options.seed, number, base, folder)
+            program, words, environ, what = make_case(options.seed, number, base, folder)
             is_new = not (folder / "run").exists()
-            status, output = run(case, base, folder)
+            status, output = run(program, words, base, folder, **environ)
             problem = problem_of(is_new, folder, status, output)
             shutil.rmtree(folder, ignore_errors=True)
-            return number, case, status, output, problem
-
-        for number, case, status, output, problem in pool.map(one, numbers):
             if problem or options.only:
-                words = shlex.join([word[:99] for word in case.words])
-                print(f"\ncase {number}: {problem}, status {status}, {case.what} {case.environ}")
-                print(f"  recipes.{case.recipe} {words!a}\n{output[-2000:]!a}", flush=True)
-            failures += [number] if problem else []
+                words = [word[:99] for word in words]
+                print(f"\ncase {number}: {problem}, status {status}, {what} {environ}\n")
+                print(f"recipes.{program} {words!a}\n{output[-2000:]!a}", flush=True)
+            return [number] if problem else []
+
+        for found in pool.map(one, numbers):
+            failures += found
     print(f"seed {options.seed}: {len(numbers)} cases, {len(failures)} not allowed {failures}")
     return 1 if failures else 0
 

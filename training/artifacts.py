@@ -4,8 +4,6 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-import os
-import shutil
 import sys
 import tempfile
 import types
@@ -14,7 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from data import checksums
+from data import files
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -66,29 +64,23 @@ def save_model(
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
     # Without its preprocessor in training, or `fit()` would tokenise. Uncompiled here: a reader
     # would have to import our loss, and the optimizer's state is twice the size of the weights.
     optimizer, compiled = model.optimizer, model.compiled
     model.optimizer, model.compiled = None, False
     try:
-        temporary.mkdir()
-        if preprocessor is not None:
-            model.preprocessor = preprocessor
-            model.save_to_preset(str(temporary))
-            model.preprocessor = None
-        else:
-            model.save(temporary / KERAS_FILE)
-        (temporary / METADATA).write_text(json.dumps(metadata, ensure_ascii=False), "utf-8")
-        if card:
-            (temporary / "README.md").write_text(card, encoding="utf-8")
-        checksums.write(temporary)
-        checksums.put_in_place(temporary, folder)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        with files.atomic(folder) as temporary:
+            temporary.mkdir()
+            if preprocessor is not None:
+                model.preprocessor = preprocessor
+                model.save_to_preset(str(temporary))
+                model.preprocessor = None
+            else:
+                model.save(temporary / KERAS_FILE)
+            (temporary / METADATA).write_text(json.dumps(metadata, ensure_ascii=False), "utf-8")
+            if card:
+                (temporary / "README.md").write_text(card, encoding="utf-8")
+            files.write_checksums(temporary)
     finally:
         model.optimizer, model.compiled = optimizer, compiled
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from callbacks.records import perplexity
 from callbacks.tensorboard import TensorBoard
-from data.cache import default_cache_dir
+from data.files import default_cache_dir
 from training.errors import RunError
 from training.loaded_run import LoadedRun
 from training.plan import Plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from data import checksums
+from data import files
 from training import artifacts
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, check, from_json
@@ -80,7 +80,7 @@ def load_run(folder: Path) -> LoadedRun:
         raise RunError(f"{folder}: not a run directory; pass the folder of a finished run")
     if not finished:
         raise RunError(f"{folder}: the run is not finished, it has no model yet")
-    problem = checksums.problem(folder / "model", [artifacts.METADATA])
+    problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
     saved = _read(folder / "options.json", "options", "resolved")

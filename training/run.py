@@ -21,8 +21,8 @@ from callbacks import checkpoint_files
 from callbacks.errors import Stopped
 from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT, WIDEST
-from data.cache import default_cache_dir
 from data.errors import DataError
+from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.agree import Agreement
 from distribution.errors import DistributionError

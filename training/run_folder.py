@@ -5,7 +5,6 @@ import fcntl
 import json
 import logging
 import math
-import os
 import shutil
 import subprocess
 import types
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from callbacks import checkpoint_files
-from data import checksums
-from data.paths import read_text
+from data import files
 from distribution.launch import not_a_run
 from training.errors import RunError
 from training.options import SharedOptions, command, flag, metadata, shown, to_json
@@ -104,7 +102,7 @@ class RunFolder:
             results = read_run_file(path, recipe=str, test=dict, weights_sha256=str, steps=int)
             self._finished_at = results["steps"]
             model = self.path / "model"
-            problem = checksums.problem(model)
+            problem = files.damage(model)
             if self.options.resume == "extend":
                 pass
             elif model.is_dir() and problem is None:
@@ -250,7 +248,7 @@ def read_run_file(path: Path, **expected: type | types.UnionType) -> dict:
         RunError: not there, unreadable, no JSON object, or not what a run writes.
     """
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
@@ -283,16 +281,8 @@ def write_json(path: Path, content: dict) -> None:
 
     JSON has no NaN and no infinity: such numbers become text.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(_finite(content), file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with files.atomic(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        json.dump(_finite(content), file, indent=1, allow_nan=False)
 
 
 def _finite(value):

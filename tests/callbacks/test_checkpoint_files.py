@@ -7,7 +7,7 @@ import pytest
 
 from callbacks import checkpoint_files
 from callbacks.errors import CannotSave
-from data import checksums
+from data import files
 from tests.support import damaged, syncs
 
 
@@ -50,15 +50,12 @@ def test_nothing_is_written_in_its_place(tmp_path):
 
 def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
     write(tmp_path, 3, b"old")
-    stock = os.rename
 
-    def rename(source, target):
-        if os.path.basename(target) == "step-00000003":
-            raise KeyboardInterrupt
-        stock(source, target)
+    def replace(source, target):
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "rename", rename)
+        patched.setattr(os, "replace", replace)
         write(tmp_path, 3, b"new")
     found = checkpoint_files.newest(tmp_path)
     assert (found.folder / "model.weights.h5").read_bytes() == b"old"
@@ -118,9 +115,9 @@ class TestDamaged:
         write(tmp_path, 1)
         path = write(tmp_path, 2)
         (path / "state.json").write_bytes(state.encode(errors="surrogateescape"))
-        from data import checksums
+        from data import files
 
-        checksums.write(path, ("model.weights.h5", "state.json"))
+        files.write_checksums(path)
         assert checkpoint_files.newest(tmp_path).step == 1
 
     @pytest.mark.parametrize("sums", [b"", b"\xff", b"nonsense", b"abc  model.weights.h5\n"])
@@ -175,7 +172,7 @@ class TestCopies:
         for content in ("{}", "null", "[]", '{"step": 4}'):
             (target / "state.json").write_text(content)
             assert not checkpoint_files.is_copy_of(target, 4)
-            checksums.write(target, ("model.weights.h5", "state.json"))
+            files.write_checksums(target)
             assert not checkpoint_files.is_copy_of(target, 4)
 
 

@@ -1,19 +1,17 @@
 import hashlib
 import http.server
-import io
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 import requests
 
-from data import download, paths
+from data import download
 from data.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,15 +63,24 @@ def server():
 
 def fetch(server, paths, target, **options):
     urls = [f"{server.url}/{path}" for path in paths]
-    download.fetch(urls, SHA256, target, **{"timeout": 5.0, "what": "the file", **options})
+    download.fetch(urls, SHA256, target, "the file", **options)
+
+
+def visible(folder):
+    return [name for name in os.listdir(folder) if not name.startswith(".lock-")]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
 
 
 def test_a_good_answer(server, tmp_path, capfd):
     fetch(server, ["good"], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
-    assert os.listdir(tmp_path) == ["file"]
-    assert server.requests == [("/good", download.USER_AGENT)]
-    assert not download.USER_AGENT.startswith("python")
+    assert visible(tmp_path) == ["file"]
+    ((path, agent),) = server.requests
+    assert path == "/good" and agent.startswith("Mozilla")
     assert f"downloaded from {server.url}/good" in capfd.readouterr().err
 
 
@@ -88,45 +95,43 @@ def test_a_damaged_file_is_named_and_downloaded_again(server, tmp_path, caplog):
     fetch(server, ["good"], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     assert str(tmp_path / "file") in caplog.text and f"expected {SHA256}" in caplog.text
-    assert os.listdir(tmp_path) == ["file"]
+    assert visible(tmp_path) == ["file"]
 
 
 FAILURES = {
     "403": "answered 403 Forbidden",
     "404": "answered 404 Not Found",
-    "slow": "sent no data within 0.5 s",
-    "stalled": "stopped sending after",
+    "slow": "did not answer in time",
+    "stalled": "stopped sending",
     "cut": "cut the file off",
     "wrong": "sent something else: 102400 bytes",
 }
 
 
 @pytest.mark.parametrize("path", FAILURES)
-def test_the_next_mirror_is_tried_and_a_broken_download_is_thrown_away(server, tmp_path, path):
-    fetch(server, [path, "good"], tmp_path / "file", timeout=0.5)
+def test_the_next_mirror_is_tried_and_a_broken_download_is_thrown_away(
+    server, tmp_path, path, impatient
+):
+    fetch(server, [path, "good"], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     assert [asked for asked, _ in server.requests] == [f"/{path}", "/good"]
-    assert os.listdir(tmp_path) == ["file"]
+    assert visible(tmp_path) == ["file"]
 
 
-def test_all_mirrors_fail(server, tmp_path):
+def test_all_mirrors_fail(server, tmp_path, impatient):
     with socket.socket() as closed:  # A port on which nobody listens.
         closed.bind(("127.0.0.1", 0))
         refused = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
         urls = [*(f"{server.url}/{path}" for path in FAILURES), refused, "http://[broken"]
         with pytest.raises(DataError) as error:
-            download.fetch(urls, SHA256, tmp_path / "file", timeout=0.5, what="the file")
+            download.fetch(urls, SHA256, tmp_path / "file")
     message = str(error.value)
     assert "\n" not in message
     for path, reason in FAILURES.items():
         assert f"{server.url}/{path} {reason}" in message
     assert f"{refused} cannot be reached (Connection refused)" in message
     assert "http://[broken failed" in message
-    host = server.url.removeprefix("http://")
-    first, reason = next(iter(FAILURES.items()))
-    assert error.value.short.startswith(f"{host} {reason}; {host} ")
-    assert "http://" not in error.value.short.split("[broken failed")[0]
-    assert os.listdir(tmp_path) == []
+    assert visible(tmp_path) == []
 
 
 def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
@@ -142,7 +147,7 @@ def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
 def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):
     begun = time.monotonic()
     with pytest.raises(DataError):
-        fetch(server, ["slow"] * 3, tmp_path / "file", timeout=30.0, answer_within=0.6)
+        fetch(server, ["slow"] * 3, tmp_path / "file", answer_within=0.6)
     assert time.monotonic() - begun < 25  # less than a single one could take
     assert len(server.requests) == 3, "each mirror gets its share of the time"
 
@@ -150,20 +155,33 @@ def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):
 def test_a_name_that_cannot_be_looked_up_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(60))
     begun = time.monotonic()
-    with pytest.raises(DataError, match="sent no data within 0.3 s"):
+    with pytest.raises(DataError, match="did not answer in time"):
         download.fetch(["http://mirror.invalid/file"], SHA256, tmp_path / "file", answer_within=0.3)
     assert time.monotonic() - begun < 25
 
 
 def test_a_full_disk_is_not_blamed_on_a_mirror(server, tmp_path, monkeypatch):
-    def write(self, chunk):
-        raise OSError(28, "No space left on device")
+    class Full:
+        def update(self, chunk):
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download._Sink, "write", write)
+    monkeypatch.setattr(download.hashlib, "sha256", Full)
     with pytest.raises(DataError, match="No space left on device"):
         fetch(server, ["good", "good"], tmp_path / "file")
     assert len(server.requests) == 1
-    assert os.listdir(tmp_path) == []
+    assert visible(tmp_path) == []
+
+
+def test_there_is_no_progress_bar_before_there_is_data(server, tmp_path, monkeypatch, impatient):
+    shown = []
+    stock = download.tqdm
+    monkeypatch.setattr(download, "tqdm", lambda **more: shown.append(more) or stock(**more))
+    with pytest.raises(DataError):
+        fetch(server, ["slow", "404"], tmp_path / "file")
+    assert shown == []
+    fetch(server, ["good"], tmp_path / "file")
+    ((bar),) = shown
+    assert bar["total"] == len(BODY)
 
 
 def test_two_processes_download_once(server, tmp_path):
@@ -176,96 +194,7 @@ def test_two_processes_download_once(server, tmp_path):
     assert [process.wait(timeout=30) for process in processes] == [0, 0]
     assert len(server.requests) == 1
     assert (tmp_path / "file").read_bytes() == BODY
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def make_zip(path, members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def open_zip(path):
-    with download.open_zip(path, "a.zip") as archive:
-        return {name: archive.read(name).decode() for name in archive.namelist()}
-
-
-def test_open_zip(tmp_path):
-    make_zip(tmp_path / "a.zip", {"folder/one": "1", "two": "2"})
-    assert open_zip(tmp_path / "a.zip") == {"folder/one": "1", "two": "2"}
-
-
-@pytest.mark.parametrize(
-    "name", ["../climbs", "folder/../../climbs", "/absolute", "..\\climbs", "C:\\absolute"]
-)
-def test_a_path_that_climbs_out_is_refused(tmp_path, name):
-    make_zip(tmp_path / "a.zip", {"good": "1", name: "2"})
-    with pytest.raises(DataError, match="a.zip: .* leaves its folder"):
-        open_zip(tmp_path / "a.zip")
-
-
-def test_a_symbolic_link_is_refused(tmp_path):
-    link = zipfile.ZipInfo("link")
-    link.external_attr = 0o120777 << 16
-    make_zip(tmp_path / "a.zip", {link: "/etc"})
-    with pytest.raises(DataError, match="symbolic link"):
-        open_zip(tmp_path / "a.zip")
-
-
-def test_damaged_archives(tmp_path):
-    buffer = io.BytesIO()
-    make_zip(buffer, {"good": os.urandom(1000)})
-    damaged = bytearray(buffer.getvalue())
-    damaged[200] ^= 0xFF
-    for content in (bytes(damaged), buffer.getvalue()[:500], b"no archive", b""):
-        (tmp_path / "a.zip").write_bytes(content)
-        with pytest.raises(DataError, match="a.zip: damaged zip archive"):
-            open_zip(tmp_path / "a.zip")
-
-
-class TestUnpackedSize:
-    def check(self, path, members=("zeros",)):
-        with download.open_zip(path, "a.zip") as archive:
-            download.check_unpacked_size(archive, members, "a.zip")
-
-    def test_what_is_out_of_proportion_is_refused(self, tmp_path, monkeypatch):
-        make_zip(tmp_path / "a.zip", {"zeros": bytes(200_000), "text": "text"})
-        self.check(tmp_path / "a.zip")  # small enough for any ratio
-        monkeypatch.setattr(paths, "UNPACKED_BYTES", 199_999)
-        with pytest.raises(DataError, match="unpack to 200,000, expected at most 199,999"):
-            self.check(tmp_path / "a.zip")
-        self.check(tmp_path / "a.zip", ["text"])  # what is not read does not count
-        monkeypatch.setattr(paths, "UNPACKED_RATIO", 2000)
-        self.check(tmp_path / "a.zip")
-
-    def test_all_chosen_members_count(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(paths, "UNPACKED_BYTES", 100_000)
-        make_zip(tmp_path / "a.zip", {"one": bytes(60_000), "two": bytes(60_000)})
-        self.check(tmp_path / "a.zip", ["one"])
-        with pytest.raises(DataError, match="unpack to 120,000"):
-            self.check(tmp_path / "a.zip", ["one", "two"])
-
-    def test_an_archive_that_lies_yields_no_more_than_it_says(self, tmp_path):
-        make_zip(tmp_path / "a.zip", {"zeros": bytes(200_000)})
-        content = (tmp_path / "a.zip").read_bytes()
-        size, small = (200_000).to_bytes(4, "little"), (100).to_bytes(4, "little")
-        assert content.count(size) == 2
-        (tmp_path / "a.zip").write_bytes(content.replace(size, small))
-        read = []
-        with pytest.raises(DataError, match="damaged zip archive .*CRC"):
-            with download.open_zip(tmp_path / "a.zip", "a.zip") as archive:
-                with archive.open("zeros") as stream:
-                    while piece := stream.read(50):
-                        read.append(len(piece))
-        assert sum(read) <= 100
-
-    def test_wikitext_103_is_in_proportion(self):
-        assert paths.unpacked_limit(190_229_076) > 541_000_000
-        assert paths.unpacked_limit(1_500_000) < 14_000_000_000
-
-    def test_no_more_than_the_memory_holds(self, monkeypatch):
-        monkeypatch.setattr(os, "sysconf", lambda name: 4096)
-        assert paths.unpacked_limit(10**9) == 4096**2
+    assert visible(tmp_path) == ["file"]
 
 
 def test_a_killed_download_leaves_nothing_in_place(server, tmp_path):
@@ -283,4 +212,4 @@ def test_a_killed_download_leaves_nothing_in_place(server, tmp_path):
     assert not (tmp_path / "file").exists()
     fetch(server, ["good"], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
-    assert os.listdir(tmp_path) == ["file"]
+    assert visible(tmp_path) == ["file"]

@@ -1,9 +1,12 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from data import images
 from data.errors import DataError
-from data.image_files import read_image
+from data.images import read_image
 
 
 @pytest.fixture
@@ -76,3 +79,24 @@ def test_what_cannot_be_read(tmp_path, digit):
         with pytest.raises(DataError) as error:
             read_image(tmp_path / name)
         assert "\n" not in str(error.value) and name in str(error.value)
+
+
+def test_one_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path):
+    """Thirteen thousand pixels a side took 4.4 GB."""
+    Image.new("1", (13_000, 13_000)).save(tmp_path / "huge.png")
+    tracemalloc.start()
+    with pytest.raises(DataError, match="13000x13000 pixels, expected at most 20,000,000 in all"):
+        read_image(tmp_path / "huge.png")
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_large_jpeg_is_decoded_at_a_smaller_size(digit, tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MOST_PIXELS", 2_000_000)
+    large = np.kron(digit, np.ones((80, 80), np.uint8))  # 5 million pixels
+    pixels, done = read(tmp_path, Image.fromarray(large), "image.jpg")
+    np.testing.assert_allclose(pixels, digit / 255, atol=0.05)
+    assert done == ("scaled from 2240x2240",)
+    Image.fromarray(large).save(tmp_path / "image.png")
+    with pytest.raises(DataError, match="2240x2240 pixels"):
+        read_image(tmp_path / "image.png")

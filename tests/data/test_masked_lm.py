@@ -7,26 +7,12 @@ import pytest
 import tensorflow as tf
 
 from data import masked_lm
-from data import sequences as cutting
 from data.errors import DataError
 from data.masked_lm import Masking, SpecialTokens
-from data.sequences import cut as cut_sequences
+from tests.data.test_sequences import cut, random_lines
 
 SPECIAL = SpecialTokens(pad=0, unknown=1, cls=2, sep=3, mask=4)
 MASKING = Masking(SPECIAL, vocabulary_size=200, probability=0.15, max_predictions=19, seed=7)
-
-
-def ragged(lines):
-    """Lines of token ids as (ids, offsets)."""
-    ids = np.array([token for line in lines for token in line], np.int32)
-    return ids, np.cumsum([0, *map(len, lines)]).astype(np.int64)
-
-
-def random_lines(count, longest, seed=0):
-    generator = np.random.default_rng(seed)
-    return [
-        list(generator.integers(5, 200, generator.integers(0, longest + 1))) for _ in range(count)
-    ]
 
 
 def full_sequences(count, length=128, seed=0):
@@ -40,48 +26,6 @@ def mask(sequences, masking=MASKING, epoch=0, split="train", indices=None):
     arguments = (tf.constant(sequences), tf.constant(indices, tf.int64), tf.constant(epoch))
     x, labels, weights = masked_lm.mask_batch(*arguments, masking, split)
     return {name: value.numpy() for name, value in x.items()}, labels.numpy(), weights.numpy()
-
-
-class TestPackedSequences:
-    @pytest.mark.parametrize("at_once", [1, 3, 1000])
-    @pytest.mark.parametrize("length", [4, 7, 16])
-    def test_equals_plain_python(self, length, at_once, monkeypatch):
-        monkeypatch.setattr(cutting, "LINES_AT_ONCE", at_once)
-        monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 10 * at_once)  # or one line
-        lines = random_lines(40, 12)
-        stream = [token for line in lines if line for token in [*line, SPECIAL.sep]]
-        body = length - 1
-        expected = [
-            [SPECIAL.cls, *stream[start : start + body]]
-            for start in range(0, len(stream) - body + 1, body)
-        ]
-        found = cut_sequences("packed", *ragged(lines), length, SPECIAL)
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, expected)
-
-    def test_too_little_text_gives_none(self):
-        assert cut_sequences("packed", *ragged([[5, 6], []]), 8, SPECIAL).shape == (0, 8)
-        assert cut_sequences("packed", *ragged([]), 8, SPECIAL).shape == (0, 8)
-
-
-class TestLineSequences:
-    @pytest.mark.parametrize("at_once", [1, 3, 1000])
-    @pytest.mark.parametrize("length", [4, 7, 16])
-    def test_equals_plain_python(self, length, at_once, monkeypatch):
-        monkeypatch.setattr(cutting, "LINES_AT_ONCE", at_once)
-        monkeypatch.setattr(cutting, "TOKENS_AT_ONCE", 10 * at_once)  # or one line
-        lines = random_lines(40, 12)
-        expected = []
-        for line in filter(None, lines):
-            row = [SPECIAL.cls, *line[: length - 2], SPECIAL.sep]
-            expected.append(row + [SPECIAL.pad] * (length - len(row)))
-        found = cut_sequences("lines", *ragged(lines), length, SPECIAL)
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, expected)
-
-    def test_no_text_gives_none(self):
-        assert cut_sequences("lines", *ragged([]), 8, SPECIAL).shape == (0, 8)
-        assert cut_sequences("lines", *ragged([[], []]), 8, SPECIAL).shape == (0, 8)
 
 
 class TestMaskBatch:
@@ -174,7 +118,7 @@ class TestMaskBatch:
 
     def test_short_lines_get_their_share_at_least_one(self):
         lines = [[9] * count for count in (1, 8, 18, 60)]
-        sequences = cut_sequences("lines", *ragged(lines), 64, SPECIAL)
+        sequences = cut("lines", lines, 64)
         masking = dataclasses.replace(MASKING, max_predictions=10)
         weights = mask(sequences, masking)[2]
         # 15 % of the tokens, [CLS] and [SEP] counted: 3, 10, 20 and 62 (2 of 1.5, to even).
@@ -295,7 +239,7 @@ class TestFill:
     def test_equals_what_the_batches_hold(self):
         lines = random_lines(60, 40)
         for length, most in ((32, 5), (16, 2)):
-            sequences = cut_sequences("lines", *ragged(lines), length, SPECIAL)
+            sequences = cut("lines", lines, length)
             sequences[::3, 2:6] = np.where(sequences[::3, 2:6] > 4, SPECIAL.unknown, 0)
             sequences[:, 1] = np.maximum(sequences[:, 1], 5)
             masking = dataclasses.replace(MASKING, max_predictions=most)

@@ -228,6 +228,6 @@ def test_macro_f1_is_the_mean_over_classes():
     assert found["tfidf_macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
 
 
-@pytest.mark.parametrize("name", ["", "~nosuchuser/x", "x" * 300, "a/" * 3000, "a\0b", "caf\udce9"])
+@pytest.mark.parametrize("name", ["", "~nosuchuser/x", "x" * 300, "a/" * 3000, "a\0b"])
 def test_what_is_no_path(name):
     assert error(name).startswith("--dataset")

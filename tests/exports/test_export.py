@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from data import checksums
+from data import files
 from exports import compare, saved_model
 from exports import litert as litert_module
 from exports import onnx as onnx_module
@@ -58,7 +58,7 @@ def test_a_saved_model_says_what_the_keras_model_says(runs, name, tmp_path, comm
     command = (runs[name], "--to", "saved_model", "--folder", folder)
     status, out, err = command_line(export, *command)
     assert (status, err) == (0, "") and f"saved_model  {folder}" in out
-    assert checksums.problem(folder, ["README.md", "saved_model.pb"]) is None
+    assert files.damage(folder, ["README.md", "saved_model.pb"]) is None
     card = (folder / "README.md").read_text()
     assert "## Compared with the Keras model" in card and card.count("## How to load it") == 1
     assert os.listdir(tmp_path / "new") == [name]  # nothing of the way there is left

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from data import checksums
+from data import files
 from tests.exports.test_export import NAMES, python_of
 
 ALL_IN_TURN = """
@@ -30,7 +30,7 @@ def test_the_card_says_what_is_known(runs, name):
         (folder / "README.md").read_text(),
         json.loads((runs[name] / "results.json").read_text()),
     )
-    assert checksums.problem(folder, ["README.md"]) is None
+    assert files.damage(folder, ["README.md"]) is None
     for metric, value in (results["test"] | results["baseline"]).items():
         assert f"| {metric} |" in card and f"{value:.4f}" in card
     for section in ("Data", "Model", "Test", "Options", "Limits", "How to load it"):

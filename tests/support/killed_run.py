@@ -13,6 +13,7 @@ twice, a second between them, as if saving took for ever), "full output" and "cl
 Other keys are options of the recipe.
 """
 
+import glob
 import json
 import os
 import resource
@@ -165,9 +166,9 @@ def _at_a_step(at_step: int, shoot) -> None:
 
 def _at_a_save(at: str, number: int, shoot) -> None:
     from callbacks.checkpoint import Checkpoint
-    from data import checksums
+    from data import files
 
-    stock_save, stock_sha, stock_rename = Checkpoint.save, checksums.sha256_of, os.rename
+    stock_save, stock_sha, stock_replace = Checkpoint.save, files.sha256_of, os.replace
     saves, due = 0, False
 
     def save(self, *args, **kwargs):
@@ -190,14 +191,13 @@ def _at_a_save(at: str, number: int, shoot) -> None:
             shoot()
         return stock_sha(path)
 
-    def rename(source, target):
-        if due and at == "rename":
+    def replace(source, target):
+        # Where the target existed, it has another name meanwhile.
+        if due and (at == "rename" or at == "replace" and glob.glob(f"{target.parent}/.*.old")):
             shoot()
-        stock_rename(source, target)
-        if due and at == "replace" and str(target).endswith(".old"):
-            shoot()
+        stock_replace(source, target)
 
-    Checkpoint.save, checksums.sha256_of, os.rename = save, sha256_of, rename
+    Checkpoint.save, files.sha256_of, os.replace = save, sha256_of, replace
 
 
 def main(chosen: dict, output: Path) -> None:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from data import checksums
+from data import files
 from tests.support import syncs
 from training import artifacts
 
@@ -48,11 +48,11 @@ def test_every_example_is_in_the_checksum():
 
 def test_a_model_has_checksums(tmp_path):
     artifacts.save_model(small_model(), tmp_path / "model", metadata={})
-    assert checksums.problem(tmp_path / "model", ["model.keras"]) is None
+    assert files.damage(tmp_path / "model", ["model.keras"]) is None
     content = bytearray((tmp_path / "model" / "model.keras").read_bytes())
     content[100] ^= 1
     (tmp_path / "model" / "model.keras").write_bytes(content)
-    assert "model.keras" in checksums.problem(tmp_path / "model")
+    assert "model.keras" in files.damage(tmp_path / "model")
 
 
 def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -69,8 +69,8 @@ def test_what_is_left_of_a_model_that_could_not_be_written(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     artifacts.save_model(small_model(), tmp_path / "model", metadata={})
-    monkeypatch.setattr(checksums, "write", full)
+    monkeypatch.setattr(files, "write_checksums", full)
     with pytest.raises(OSError, match="No space left"):
         artifacts.save_model(small_model(), tmp_path / "model", metadata={})
     assert os.listdir(tmp_path) == ["model"]
-    assert checksums.problem(tmp_path / "model", ["model.keras"]) is None
+    assert files.damage(tmp_path / "model", ["model.keras"]) is None

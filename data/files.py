@@ -1,0 +1,254 @@
+"""Files: paths that a person names, atomic writes, checksums, and a cache of what is built once."""
+
+import contextlib
+import errno
+import fcntl
+import glob
+import gzip
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from data.errors import DataError
+
+log = logging.getLogger("recipes")
+
+SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
+
+# RuntimeError: an encrypted member of a zip archive, or one that is compressed in an unknown way.
+UNPACKING_ERRORS = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+
+
+# Paths.
+
+
+def default_cache_dir() -> Path:
+    """Returns the folder in `RECIPES_CACHE_DIR`, otherwise `~/.cache/keras-recipes`."""
+    folder = os.environ.get("RECIPES_CACHE_DIR") or "~/.cache/keras-recipes"
+    return expand(folder, "RECIPES_CACHE_DIR")
+
+
+def expand(path: str | Path, what: str) -> Path:
+    """Turns what a person wrote into a path; whether something is there can be asked safely then.
+
+    Args:
+        path: What was written; `~` and `~user` become home folders.
+        what: What the path is for, such as "--vocabulary"; begins the message.
+
+    Raises:
+        DataError: It is no path, or lies in a folder that may not be read.
+    """
+    if not os.fspath(path):
+        raise DataError(f"{what}: empty; expected a path")
+    try:
+        found = Path(path).expanduser()
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    # A closed folder, a name that is too long, an unknown user, a NUL byte.
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{what} {str(path)[:200]!a}: {reason}") from error
+    return found
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
+    """Opens a file for `with`, unpacking `.gz`; every error of reading becomes a `DataError`.
+
+    Args:
+        path: The file.
+        member: Where the file is a zip archive, which of its members.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            if member is not None:
+                yield stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
+            elif path.suffix == ".gz":
+                yield stack.enter_context(gzip.open(path))
+            else:
+                yield stack.enter_context(open(path, "rb"))
+    except UNPACKING_ERRORS as error:
+        raise DataError(f"{path}: damaged archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+# Writing.
+
+
+@contextlib.contextmanager
+def atomic(target: Path) -> Iterator[Path]:
+    """Writes a file or a folder that appears whole or not at all, also after a power failure.
+
+    What a killed process left of an earlier attempt is removed. There must be one writer at a time.
+
+    ```python
+    with atomic(folder / "results.json") as temporary:
+        temporary.write_text(content)
+    ```
+
+    Args:
+        target: The file or folder; it is replaced where it exists.
+
+    Yields:
+        A path beside `target` that does not exist: write the file or make the folder there.
+
+    Raises:
+        OSError: It cannot be written; what had the name has it still.
+    """
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        remove(left)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    replaced = target.with_name(f".{target.name}.old")
+    try:
+        yield temporary
+        sync(temporary)
+        # os.replace() puts a file in the place of a file alone.
+        if target.exists() and (target.is_dir() or temporary.is_dir()):
+            os.rename(target, replaced)
+        os.replace(temporary, target)
+        sync(target.parent, deep=False)
+    finally:
+        if replaced.exists() and not target.exists():
+            os.rename(replaced, target)
+        remove(temporary)
+        remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that it holds, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path, deep: bool = True) -> None:
+    """Brings a file, or a folder with all that it holds, to the disk.
+
+    Args:
+        path: The file or the folder.
+        deep: False for the names in a folder alone.
+
+    Raises:
+        OSError: It cannot be done.
+    """
+    if deep and path.is_dir():
+        for child in path.iterdir():
+            sync(child)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; a rename is still atomic there.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# Checksums.
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the checksum of a file, hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes `SHA256SUMS`, with a line for each file of a folder."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    names = sorted(path.relative_to(folder).as_posix() for path in found)
+    lines = (f"{sha256_of(folder / name)}  {name}\n" for name in names)
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def damage(folder: Path, required: Iterable[str] | None = None) -> str | None:
+    """Says what is wrong with a folder's files, or None.
+
+    Args:
+        folder: The folder; without `SHA256SUMS` nothing is known, and nothing wrong.
+        required: Files that `SHA256SUMS` must name; it must exist then.
+    """
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None if required is None else f"{SUMS} is missing"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{SUMS}: {error}"
+    sums = {name: wanted for wanted, gap, name in (line.partition("  ") for line in lines) if gap}
+    # A list that was cut short must not vouch for what it does not name.
+    if not sums or len(sums) != len(lines) or not sums.keys() >= set(required or ()):
+        return f"{SUMS} does not name its files"
+    for name, wanted in sums.items():
+        try:
+            if sha256_of(folder / name) != wanted:
+                return f"{name} does not match its checksum"
+        except (OSError, ValueError) as error:
+            return f"{name}: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+# The cache.
+
+
+def build_once(
+    target: Path, build: Callable[[Path], None], what: str, sha256: str | None = None
+) -> None:
+    """Makes a folder, or a file with a known checksum, unless it is there and undamaged.
+
+    It appears whole or not at all; of several processes that ask at once, one builds and the others
+    wait. A folder gets a file `SHA256SUMS`. What exists is verified; what is damaged is named in a
+    warning and built again.
+
+    Args:
+        target: The folder or file to make.
+        build: Gets a path that does not exist, and makes a folder of it (a file where `sha256` is
+            given).
+        what: What is made, for messages.
+        sha256: Hex digest of the file that `build` makes; None where it makes a folder.
+
+    Raises:
+        DataError: The folder cannot be written, or the disk is full.
+    """
+
+    def problem() -> str | None:
+        if sha256 is None:
+            return damage(target, [])
+        found = sha256_of(target)
+        return None if found == sha256.lower() else f"sha256 {found}, expected {sha256}"
+
+    target = Path(target)
+    try:
+        if target.exists() and problem() is None:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target.with_name(f".lock-{target.name}"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another process: {what}", file=sys.stderr, flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.exists():  # another process may have built it meanwhile
+                found = problem()
+                if found is None:
+                    return
+                log.warning("%s: %s is damaged (%s) and is built again", what, target, found)
+            with atomic(target) as temporary:
+                build(temporary)
+                if sha256 is None:
+                    write_checksums(temporary)
+    except OSError as error:
+        raise DataError(
+            f"{what}: cannot make {target} ({error.strerror or error}); another cache folder can "
+            "be given in RECIPES_CACHE_DIR"
+        ) from error

@@ -1,0 +1,183 @@
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import batches, sequences, word_pieces
+from data.text import Text
+from data.word_pieces import SpecialTokens
+from tests.support import forked
+
+SPECIAL = SpecialTokens(pad=0, unknown=1, cls=2, sep=3, mask=4)
+ROWS = np.arange(5 * 8).reshape(5, 8)
+
+
+def in_blocks(lines, at_once=1000):
+    """Lines of token ids as `word_pieces.tokenize` yields them."""
+    for start in range(0, len(lines), at_once):
+        some = lines[start : start + at_once]
+        ids = np.array([token for line in some for token in line], np.int32)
+        yield ids, np.array([len(line) for line in some])
+
+
+def random_lines(count, longest, seed=0):
+    generator = np.random.default_rng(seed)
+    return [
+        list(generator.integers(5, 200, generator.integers(0, longest + 1))) for _ in range(count)
+    ]
+
+
+def cut(text_mode, lines, length, at_once=1000):
+    blocks = list(sequences.CUT[text_mode](in_blocks(lines, at_once), length, SPECIAL))
+    assert all(block.dtype == np.int32 for block in blocks)
+    return np.concatenate([np.zeros((0, length), np.int32), *blocks])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("length", [4, 7, 16])
+class TestEqualsPlainPython:
+    LINES = random_lines(40, 12)
+
+    def test_packed(self, length, at_once):
+        stream = [token for line in self.LINES if line for token in [*line, SPECIAL.sep]]
+        body = length - 1
+        expected = [
+            [SPECIAL.cls, *stream[start : start + body]]
+            for start in range(0, len(stream) - body + 1, body)
+        ]
+        np.testing.assert_array_equal(cut("packed", self.LINES, length, at_once), expected)
+
+    def test_lines(self, length, at_once):
+        expected = []
+        for line in filter(None, self.LINES):
+            row = [SPECIAL.cls, *line[: length - 2], SPECIAL.sep]
+            expected.append(row + [SPECIAL.pad] * (length - len(row)))
+        np.testing.assert_array_equal(cut("lines", self.LINES, length, at_once), expected)
+
+
+@pytest.mark.parametrize("lines", [[], [[], []]])
+def test_no_text_gives_none(lines):
+    assert len(cut("packed", lines, 8)) == len(cut("lines", lines, 8)) == 0
+    assert len(cut("packed", [*lines, [5, 6]], 8)) == 0
+
+
+class TestOnce:
+    LINES = [f"the number {number} of the losses " + "and on " * 20 for number in range(9)]
+    TEXT = Text("x", {"train": LINES, "valid": ["short"], "test": LINES[:2]}, False)
+
+    def once(self, folder, length=8, text_mode="packed", text=TEXT, **settings):
+        import keras_nlp
+
+        pieces = [*word_pieces.SPECIAL_TOKENS, "the", "of", "and", "on", "number"]
+        settings = dict(lowercase=True, strip_accents=True) | settings
+        tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, **settings)
+        return sequences.sequences_once(text, tokenizer, folder, text_mode=text_mode, length=length)
+
+    def test_what_is_stored_is_what_is_cut(self, tmp_path):
+        found = self.once(tmp_path)
+        first = [2, 5, 9, 1, 6, 5, 1, 7]  # [CLS] the number [UNK] of the [UNK] and
+        assert found["train"][0].tolist() == first and found["train"].dtype == np.uint16
+        assert not found["train"].flags.writeable
+        assert {split: len(rows) for split, rows in found.items()} == {
+            "train": 9 * 47 // 7,
+            "valid": 0,
+            "test": 2 * 47 // 7,
+        }
+
+    def test_short_lines_are_left_out_of_lines(self, tmp_path):
+        found = self.once(tmp_path, text_mode="lines")
+        assert {split: len(rows) for split, rows in found.items()} == {
+            "train": 9,
+            "valid": 0,
+            "test": 2,
+        }
+
+    def test_it_is_done_once_for_all_that_decides_it(self, tmp_path, monkeypatch):
+        expected = np.array(self.once(tmp_path)["train"])
+        stock = word_pieces.tokenize
+        monkeypatch.setattr(word_pieces, "tokenize", None)  # would raise if called
+        np.testing.assert_array_equal(self.once(tmp_path)["train"], expected)
+        for other in (
+            dict(length=9),
+            dict(text_mode="lines"),
+            dict(lowercase=False),
+            dict(strip_accents=False),
+            dict(text=Text("x", {**self.TEXT.splits, "valid": ["shorter"]}, False)),
+        ):
+            with pytest.raises(TypeError):
+                self.once(tmp_path, **other)
+        monkeypatch.setattr(word_pieces, "tokenize", stock)
+
+    @pytest.mark.parametrize("damage", ["flipped", "truncated"])
+    def test_damaged_ones_are_made_again(self, tmp_path, caplog, damage):
+        expected = np.array(self.once(tmp_path)["train"])
+        (path,) = (tmp_path / "sequences").glob("*/train.bin")
+        content = bytearray(path.read_bytes())
+        content[3] ^= 16
+        path.unlink()  # or the mapped one of above would change
+        path.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+        np.testing.assert_array_equal(self.once(tmp_path)["train"], expected)
+        assert "train.bin does not match its checksum" in caplog.text
+
+
+def stored(folder, vocabulary_size=100, rows=ROWS):
+    dtype = sequences.dtype_of(vocabulary_size)
+    sequences.write(Path(folder) / "rows.bin", iter([rows[:2], rows[2:]]), dtype)
+    return sequences.mapped(Path(folder) / "rows.bin", dtype, rows.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary_size", "dtype"), [(100, "uint16"), (2**16, "uint16"), (2**16 + 1, "int32")]
+)
+def test_rows_are_what_was_given_in_as_few_bytes_as_will_do(tmp_path, vocabulary_size, dtype):
+    rows = ROWS + vocabulary_size - ROWS.max() - 1
+    found = stored(tmp_path, vocabulary_size, rows)
+    np.testing.assert_array_equal(found, rows)
+    assert found.dtype == dtype and isinstance(found, np.memmap)
+    assert stored(tmp_path, rows=np.zeros((0, 8), int)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 5), slice(0, 3), slice(1, 4), slice(0, 5, 2)])
+@pytest.mark.parametrize("vocabulary_size", [100, 10**6])
+def test_the_tensor_has_the_same_rows(tmp_path, rows, vocabulary_size):
+    part = stored(tmp_path, vocabulary_size)[rows]
+    tensor = sequences.as_tensor(part)
+    np.testing.assert_array_equal(tensor, ROWS[rows])
+    gathered = tf.data.Dataset.range(len(part)).map(lambda i: tf.gather(tensor, i))
+    np.testing.assert_array_equal(list(gathered.as_numpy_iterator()), ROWS[rows])
+
+
+def test_a_pipeline_reads_the_file_without_a_copy():
+    assert forked.run(memory_of_reading) < 20_000_000
+
+
+def memory_of_reading():
+    """Bytes of anonymous memory that reading 77 MB takes."""
+
+    def make_batch(indices, epoch):
+        rows = tf.gather(tensor, indices)
+        return rows, rows, tf.ones_like(indices, tf.float32)
+
+    def anonymous():
+        (line,) = (x for x in open("/proc/self/status") if x.startswith("RssAnon"))
+        return 1024 * int(line.split()[1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = stored(folder, rows=np.ones((300_000, 128), np.int8))
+        for _ in batches.evaluation_batches(8, 8, lambda i, e: (i, i, tf.ones_like(i))):
+            pass  # what TensorFlow needs to begin
+        before = anonymous()
+        tensor = sequences.as_tensor(rows)
+        total = sum(
+            int(x[0, 0]) for x, _, _ in batches.evaluation_batches(len(rows), 64, make_batch)
+        )
+        assert total == -(-len(rows) // 64)
+        return anonymous() - before
+
+
+def test_blocks_are_all_of_it():
+    blocks = list(sequences.in_blocks(ROWS, rows=2))
+    assert [len(block) for block in blocks] == [2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate(blocks), ROWS)
