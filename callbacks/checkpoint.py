@@ -1,33 +1,160 @@
-"""Saves checkpoints from which a run resumes at the very next batch, and keeps the best one."""
+"""Saves checkpoints and resumes from them: at the very next batch, as if nothing had happened.
 
+A checkpoint is a folder, `step-00000500`. It holds
+
+- `model.weights.h5`, as Keras writes it: the weights; the optimizer with its moments, its step
+  counter and, in half precision, the loss scale and the scale's own step counter;
+- `state.json`:
+  - `step`, `epochs_done`, `steps_into_epoch`, `finished`: how far the run is;
+  - `dropout_seeds`: the states of the seed generators, which Keras's file does not hold;
+  - `metrics`: the sums of the epoch's metrics, replica by replica, from before the validation;
+  - `epoch_logs`: what they come to, once the epoch's last step is done;
+  - `best`, `best_epoch`, `best_metric`: of `--keep-best`;
+  - `callbacks`: what `get_state()` of each callback returned, such as the history and how long
+    `metrics.jsonl` and TensorBoard's files are;
+- `SHA256SUMS` of both, by which a damaged checkpoint is recognised.
+
+It is written under another name, synced, and renamed. The data need no state: a batch is a function
+of seed and step.
+"""
+
+import contextlib
+import dataclasses
+import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
-from callbacks import checkpoint_files
-from callbacks.checkpoint_files import CheckpointInfo
-from callbacks.errors import Stopped
+from callbacks.errors import Stopped, saving
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
+from data import files
+from distribution import keras_compat
 from distribution.global_batch import MetricStates
 
 log = logging.getLogger("recipes")
 
+WEIGHTS, STATE = "model.weights.h5", "state.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint on disk whose checksums were right.
+
+    Attributes:
+        folder: its folder.
+        step: updates of the weights that are done.
+        epochs_done: epochs that are done, validation included.
+        steps_into_epoch: updates of the weights of the epoch that is not done.
+        state: everything of `state.json`.
+    """
+
+    folder: Path
+    step: int
+    epochs_done: int
+    steps_into_epoch: int
+    state: dict
+
+
+def read(folder: Path) -> CheckpointInfo:
+    """Reads a checkpoint without its weights, and without verifying it."""
+    state = json.loads((folder / STATE).read_text())
+    return CheckpointInfo(
+        folder, state["step"], state["epochs_done"], state["steps_into_epoch"], state
+    )
+
+
+def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
+    """Returns the newest undamaged checkpoint; damaged ones are named and set aside.
+
+    Args:
+        folder: a run's `checkpoints` folder, which need not exist.
+        set_aside: renames the damaged ones to `damaged-...`, so that they never count again. Only
+            one process of a run may.
+    """
+    if set_aside:
+        # A kill between the two renames that replace a checkpoint leaves the old one aside.
+        for old in folder.glob(".step-*.old"):
+            with contextlib.suppress(OSError):  # the new one is there
+                old.rename(folder / old.stem[1:])
+    for candidate in reversed(_all(folder)):
+        try:
+            error = files.damage(candidate, (WEIGHTS, STATE))
+            if error is None:
+                return read(candidate)
+        except (ValueError, KeyError, TypeError, OSError) as unreadable:
+            error = repr(unreadable)
+        aside = folder / f"damaged-{candidate.name}"
+        if set_aside:
+            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                candidate.rename(aside)
+        log.warning(
+            "checkpoint %s is damaged (%s): %sthe one before it is used",
+            *(candidate, error, f"it is now {aside.name}, and " if set_aside else ""),
+        )
+    return None
+
+
+def newest_name(folder: Path) -> str | None:
+    """Returns the path of the newest checkpoint, or None."""
+    found = _all(folder)
+    return str(found[-1]) if found else None
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
+
+
+def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
+    """Returns the last checkpoint of a finished run as one that more steps follow.
+
+    The run may have ended within an epoch, which then continues, and is logged when it is whole.
+    """
+    epochs_done, into = divmod(info.step, steps_per_epoch)
+    if into:
+        records = info.state["callbacks"]["records"]
+        records["history"] = {name: v[:epochs_done] for name, v in records["history"].items()}
+    return dataclasses.replace(info, epochs_done=epochs_done, steps_into_epoch=into)
+
+
+def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> None:
+    """Writes a checkpoint: afterwards it is whole on the disk, or the old one is unchanged.
+
+    Args:
+        target: its folder, in a folder that exists.
+        state: JSON values, `step` among them.
+        save_weights: writes the weights to a path.
+
+    Raises:
+        CannotSave: the disk is full, or the folder is gone or not writable.
+    """
+    last = newest_name(target.parent) or "not there"
+    with saving(f"the checkpoint {target}", f"; the last good one is {last}"):
+        for left in target.parent.glob(".step-*"):  # by a process that was killed
+            files.remove(left)
+        with files.atomic(target) as temporary:
+            temporary.mkdir()
+            save_weights(temporary / WEIGHTS)
+            (temporary / STATE).write_text(json.dumps(state))
+            files.write_checksums(temporary)
+
 
 def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
-    """The states of the model's seed generators, which Keras's weights file does not hold."""
+    """Returns the states of the model's seed generators."""
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
 class Checkpoint(StepCallback):
-    """Saves every so many steps and at each epoch's end, and when the run is asked to stop.
+    """Saves every so many steps, at each epoch's end, and when the run is asked to stop.
 
     Stands last among the callbacks, so that it saves what the others have logged.
 
     Args:
-        folder: the run's `checkpoints` folder.
+        folder: the run's `checkpoints` folder; the best checkpoint is `best`, beside it.
         every: steps between two checkpoints.
         keep: how many are kept; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
@@ -41,7 +168,7 @@ class Checkpoint(StepCallback):
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: Path,
         *,
         every: int,
         keep: int = 5,
@@ -54,7 +181,7 @@ class Checkpoint(StepCallback):
         restored: CheckpointInfo | None = None,
     ):
         super().__init__()
-        self.folder = Path(folder)
+        self.folder = folder
         self.every = every
         self.keep = keep
         self.is_chief = is_chief
@@ -64,7 +191,7 @@ class Checkpoint(StepCallback):
         self.patience = patience
         self.best_value: float | None = None
         self.best_epoch = 0
-        self.epochs_done = self.step = 0
+        self.epochs_done = 0
         self._epoch_logs: dict[str, float] | None = None
         self._epoch_metrics: list | None = None
         if restored is not None:
@@ -75,23 +202,18 @@ class Checkpoint(StepCallback):
         state = restored.state
         self.epochs_done, self.step = restored.epochs_done, restored.step
         self._epoch_logs = state["epoch_logs"]
-        if self.best is None:
-            return
-        self.best_value, self.best_epoch = state["best"], state["best_epoch"]
-        if self.best_value is not None and state["best_metric"] != self.best:
-            log.warning(
-                "--keep-best: was %s, is now %s; what was best so far does not count any more",
-                *(state["best_metric"], self.best),
-            )
-            self.best_value, self.best_epoch = None, self.epochs_done
-
-    def on_train_begin(self, logs=None):
-        """Makes up for a best checkpoint whose copy was cut off."""
-        if self.best_value is not None:
-            self._copy_best()
+        if state["best_metric"] == self.best:
+            self.best_value, self.best_epoch = state["best"], state["best_epoch"]
+        elif self.best is not None:
+            self.best_epoch = self.epochs_done
+            if state["best_metric"] is not None:
+                log.warning(
+                    "--keep-best: was %s, is now %s; what was best so far no longer counts",
+                    *(state["best_metric"], self.best),
+                )
 
     def on_epoch_begin(self, epoch, logs=None):
-        """A new epoch has no metrics yet."""
+        """Forgets the results of the epoch before."""
         super().on_epoch_begin(epoch)
         if self.step <= epoch * self.steps_per_epoch:
             self._epoch_logs = None
@@ -112,6 +234,11 @@ class Checkpoint(StepCallback):
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
 
+    def on_test_batch_end(self, batch, logs=None):
+        """Gives up an evaluation; a run that resumes does it again."""
+        if self.asked_to_stop():
+            raise Stopped
+
     def save_stopped(self, step: int) -> None:
         """Saves a run that was stopped after this step, unless that step is saved already.
 
@@ -125,46 +252,32 @@ class Checkpoint(StepCallback):
         if self.saved_step != self.step or self.epochs_done <= self.epoch:
             self.save()
 
-    def on_test_batch_end(self, batch, logs=None):
-        """Gives up an evaluation; a run that resumes does it again."""
-        if self.asked_to_stop():
-            raise Stopped
-
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
         self.epochs_done, self._epoch_logs = epoch + 1, None
-        better = False
-        if self.best is not None and self.best in (logs or {}):
-            value = float(logs[self.best])
-            is_max = direction(self.best, self.model, self.best_mode) == "max"
-            better = self.best_value is None or (
-                value > self.best_value if is_max else value < self.best_value
+        better = self._is_better(float(logs[self.best])) if self.best in (logs or {}) else False
+        self.save(self.model.stop_training or self.step >= self.total_steps, better)
+
+    def _is_better(self, value: float) -> bool:
+        before = self.best_value
+        highest = direction(self.best, self.model, self.best_mode) == "max"
+        if before is None or (value > before if highest else value < before):
+            self.best_value, self.best_epoch = value, self.epochs_done
+            return True
+        if self.patience and self.epochs_done - self.best_epoch >= self.patience:
+            log.info(
+                "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
+                *(self.epochs_done, self.best, before, self.best_epoch),
             )
-            if better:
-                self.best_value, self.best_epoch = value, epoch + 1
-            elif self.patience and epoch + 1 - self.best_epoch >= self.patience:
-                log.info(
-                    "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
-                    *(epoch + 1, self.best, self.best_value, self.best_epoch),
-                )
-                self.model.stop_training = True
-        self.save(finished=self.model.stop_training or self.step >= self.total_steps)
-        if better:
-            self._copy_best()
+            self.model.stop_training = True
+        return False
 
-    def _copy_best(self) -> None:
-        step = min(self.best_epoch * self.steps_per_epoch, self.total_steps)
-        source, target = self.folder / checkpoint_files.name_of(step), self.folder.parent / "best"
-        if not self.is_chief or not source.exists():
-            return
-        if not checkpoint_files.is_copy_of(target, step):
-            checkpoint_files.copy_as(source, target)
-
-    def save(self, finished: bool = False) -> None:
+    def save(self, finished: bool = False, is_best: bool = False) -> None:
         """Writes a checkpoint of this very moment.
 
         Args:
             finished: no step will follow.
+            is_best: writes it to `best` too.
 
         Raises:
             CannotSave: the disk is full or the folder not writable.
@@ -189,5 +302,75 @@ class Checkpoint(StepCallback):
             "best_metric": self.best,
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }
-        checkpoint_files.write(self.folder, state, self.model.save_weights)
-        checkpoint_files.prune(self.folder, self.keep)
+        with saving(self.folder):
+            self.folder.mkdir(exist_ok=True)  # not its parents: a run's folder may be removed
+        # The best one first: a run that is killed between the two comes here again.
+        if is_best:
+            write(self.folder.parent / "best", state, self.model.save_weights)
+        write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights)
+        for old in _all(self.folder)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class Restore(StepCallback):
+    """Puts a checkpoint back when `fit()` begins. Stands first among the callbacks.
+
+    `fit()` gets `initial_epoch=info.epochs_done`, data that begin at the next batch, and a model
+    that `keras_compat.build` has built.
+
+    Args:
+        info: the checkpoint, or None: then nothing is done.
+        stateful_callbacks: the callbacks that `Checkpoint` was given under this name.
+    """
+
+    def __init__(self, info: CheckpointInfo | None, stateful_callbacks: dict[str, StepCallback]):
+        super().__init__()
+        self.info = info
+        self.stateful_callbacks = stateful_callbacks
+
+    def on_train_begin(self, logs=None):
+        """Loads weights, optimizer, dropout seeds and the callbacks' states."""
+        if self.info is None:
+            return
+        self.model.load_weights(self.info.folder / WEIGHTS)
+        seeds = self.info.state["dropout_seeds"]
+        for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):
+            variable.assign(value)
+        states = self.info.state["callbacks"]
+        for name, callback in self.stateful_callbacks.items():
+            callback.step = self.info.step
+            # The epoch of that step: after the run's last one no epoch begins.
+            callback.epoch = max(self.info.step - 1, 0) // self.steps_per_epoch
+            if name in states:  # a callback that is new has none
+                callback.set_state(states[name])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Puts back the metrics of the epoch that was under way, and where it stood.
+
+        An evaluation that was cut off comes before the epoch continues.
+        """
+        info = self._under_way(epoch)
+        if info is None:
+            return
+        MetricStates.of(self.model).write(info.state["metrics"])
+        for callback in self.stateful_callbacks.values():
+            callback.epoch = epoch
+        for callback in self.stateful_callbacks.values():
+            callback.catch_up()
+        # After the run's last step no batch follows, also where it lies within an epoch.
+        is_last = info.step >= self.total_steps
+        keras_compat.start_in_mid_epoch(self.steps_per_epoch if is_last else info.steps_into_epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Gives the epoch its metrics where it was stopped after its last step."""
+        info = self._under_way(epoch)
+        if info is not None and info.state["epoch_logs"] and logs is not None:
+            for name, value in info.state["epoch_logs"].items():
+                logs.setdefault(name, value)
+
+    def _under_way(self, epoch: int) -> CheckpointInfo | None:
+        """Returns the checkpoint if it was taken within this epoch."""
+        info = self.info
+        if info is None or epoch != info.epochs_done or info.steps_into_epoch == 0:
+            return None
+        return info

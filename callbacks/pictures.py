@@ -1,208 +1,152 @@
-"""Draws what TensorBoard shows as images: confusion matrices, captioned images, scatter plots."""
+"""Shows in TensorBoard, after each epoch, what a model predicts, as pictures."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+import tensorflow as tf
 
-BLACK, GREY, LIGHT = (32, 32, 32), (120, 120, 120), (224, 224, 224)
-RIGHT, WRONG = (16, 58, 128), (160, 24, 24)
-MARGIN = 12  # pixels around a picture
+from callbacks.predictions import Predictions
+from callbacks.tensorboard import TensorBoard, escape, table
 
-
-def _font(size: int = 14):
-    return ImageFont.load_default(size)
-
-
-def _extent(text: str, size: int = 14) -> tuple[int, int]:
-    left, top, right, bottom = _font(size).getbbox(text)
-    return math.ceil(right - left), math.ceil(bottom - top)
+IMAGES = 20  # that are shown, the first of the split
+POINTS = 2000  # likewise
+CLASSES = 50  # of more no confusion matrix is drawn
+RIGHT, WRONG = "tab:blue", "tab:red"
 
 
-def _write(draw: ImageDraw.ImageDraw, place, text: str, anchor="lt", colour=BLACK, size=14) -> None:
-    draw.text(place, text, fill=colour, font=_font(size), anchor=anchor)
+class ImageSummaries(Predictions):
+    """Shows a few images with true and predicted class, and the confusion matrix, each epoch.
 
-
-def _write_upwards(picture: Image.Image, place: tuple[int, int], text: str, anchor: str) -> None:
-    """Writes from bottom to top; the place is the text's lower (or, centred, middle) end."""
-    width, height = _extent(text)
-    line = Image.new("RGB", (width + 2, height + 6), "white")
-    _write(ImageDraw.Draw(line), (1, 3), text)
-    line = line.rotate(90, expand=True)
-    x, y = place
-    picture.paste(line, (x - line.width // 2, y - (line.height // (2 if anchor == "m" else 1))))
-
-
-def confusion_matrix(counts: np.ndarray, classes: Sequence[str], side: int = 44) -> np.ndarray:
-    """A confusion matrix with the names of the classes, the counts, and a legend.
+    Every worker predicts, because every worker returns the confusion matrix; the chief writes.
 
     Args:
-        counts: integers of shape (classes, classes), the true classes in the rows.
-        classes: their names.
-        side: pixels of a field.
-
-    Returns:
-        uint8 of shape (height, width, 3): a field is the darker, the larger its share of the row;
-        blue where the prediction is right, red where it is wrong.
+        tensorboard: where the summaries go.
+        images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
+        labels: their classes, integers of shape (n,).
+        classes: the names of the classes.
+        batch_size: images of one call of the model.
     """
-    names = [name if len(name) <= 24 else name[:21] + "..." for name in map(str, classes)]
-    longest = max(_extent(name)[0] for name in names)
-    upwards = longest > side - 8  # too long to stand side by side
-    left, size = 2 * MARGIN + 24 + longest, side * len(names)
-    top = 2 * MARGIN + 24 + (longest if upwards else 12)
-    legend = left + size + 2 * MARGIN
-    width, height = legend + 130, top + max(size, 190) + MARGIN
-    picture = Image.new("RGB", (width, height), "white")
-    draw = ImageDraw.Draw(picture)
-    _write(draw, (left + size // 2, MARGIN), "predicted class", "mt")
-    _write_upwards(picture, (MARGIN + 8, top + size // 2), "true class", "m")
-    totals = np.maximum(counts.sum(axis=1), 1)
-    for row, name in enumerate(names):
-        middle = row * side + side // 2
-        _write(draw, (left - MARGIN // 2, top + middle), name, "rm")
-        if upwards:
-            _write_upwards(picture, (left + middle, top - MARGIN // 2), name, "b")
-        else:
-            _write(draw, (left + middle, top - MARGIN // 2), name, "ms")
-        for column in range(len(names)):
-            count, place = int(counts[row, column]), (left + column * side, top + row * side)
-            colour = _shade(count / totals[row], row == column)
-            draw.rectangle([*place, place[0] + side, place[1] + side], fill=colour, outline=LIGHT)
+
+    everywhere = True
+
+    def __init__(
+        self,
+        tensorboard: TensorBoard,
+        images: np.ndarray,
+        labels: np.ndarray,
+        classes: Sequence[str],
+        batch_size: int = 250,
+    ):
+        super().__init__(tensorboard, images, batch_size)
+        self.labels = np.asarray(labels)
+        self.classes = list(map(str, classes))
+        self.confusion_matrix = np.zeros([len(self.classes)] * 2, np.int64)
+
+    def on_train_end(self, logs=None):
+        """Predicts where a run resumed after its last epoch, which wrote what is to be shown."""
+        if not self.confusion_matrix.any():
+            self.count(self.outputs())
+
+    def count(self, outputs: np.ndarray) -> np.ndarray:
+        """Counts `confusion_matrix`: int64, true classes in the rows, predicted in the columns.
+
+        Args:
+            outputs: logits of shape (n, classes).
+
+        Returns:
+            The predicted classes, integers of shape (n,).
+        """
+        predicted = np.argmax(outputs, axis=-1)
+        self.confusion_matrix[:] = 0
+        np.add.at(self.confusion_matrix, (self.labels, predicted), 1)
+        return predicted
+
+    def show(self, outputs):
+        """Writes the images with their classes, and the matrix as a picture and as a table."""
+        predicted = self.count(outputs)
+        tf.summary.image("images", self._draw_images(predicted))
+        if len(self.classes) > CLASSES:
+            return
+        tf.summary.image("confusion_matrix", self._draw_matrix())
+        rows = [
+            [f"**{escape(name)}**", *map(str, row)]
+            for name, row in zip(self.classes, self.confusion_matrix.tolist(), strict=True)
+        ]
+        head = ["true class", *map(escape, self.classes)]
+        tf.summary.text("confusion_counts", table(head, rows))
+
+    def _draw_images(self, predicted: np.ndarray) -> np.ndarray:
+        figure = _figure(8, 8)
+        shown = zip(self.inputs, self.labels, predicted, range(1, IMAGES + 1), strict=False)
+        for image, label, guess, place in shown:
+            axes = figure.add_subplot(4, 5, place)
+            axes.imshow(image.squeeze(), "gray", vmin=0, vmax=1)
+            axes.axis("off")
+            title = f"true {self.classes[label]}\npredicted {self.classes[guess]}"
+            axes.set_title(title, fontsize=9, color=RIGHT if label == guess else WRONG)
+        return _pixels(figure)
+
+    def _draw_matrix(self) -> np.ndarray:
+        counts, places = self.confusion_matrix, range(len(self.classes))
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        figure = _figure(*[3 + 0.4 * len(places)] * 2)
+        axes = figure.add_subplot()
+        # The root, because a good model's mistakes are a few percent: they would be invisible.
+        axes.imshow(np.sqrt(shares), "Blues", vmin=0, vmax=1)
+        for (row, column), count in np.ndenumerate(counts):
+            ink = "white" if shares[row, column] > 0.4 else "black"
             if count:
-                centre = (place[0] + side // 2, place[1] + side // 2)
-                ink = "white" if sum(colour) < 400 else BLACK
-                small = 13 if count < 10_000 else 10
-                _write(draw, centre, str(count), "mm", ink, small)
-    _legend(draw, legend, top)
-    return np.asarray(picture)
+                axes.text(column, row, str(count), ha="center", va="center", color=ink, fontsize=8)
+        axes.set_xticks(places, self.classes, rotation="vertical")
+        axes.set_yticks(places, self.classes)
+        axes.set(xlabel="predicted class", ylabel="true class")
+        return _pixels(figure)
 
 
-def _shade(share: float, right: bool) -> tuple[int, ...]:
-    # The root, because a good model's mistakes are a few percent: they would be invisible.
-    full = RIGHT if right else WRONG
-    return tuple(round(255 + math.sqrt(share) * (part - 255)) for part in full)
-
-
-def _legend(draw: ImageDraw.ImageDraw, left: int, top: int) -> None:
-    _write(draw, (left, top + 10), "share of the row", "ls")
-    _write(draw, (left, top + 34), "right", "ls")
-    _write(draw, (left + 44, top + 34), "wrong", "ls")
-    for place, share in enumerate((1.0, 0.5, 0.25, 0.05, 0.01, 0.0)):
-        y = top + 44 + place * 24
-        for x, right in ((left, True), (left + 44, False)):
-            draw.rectangle([x, y, x + 36, y + 20], fill=_shade(share, right), outline=LIGHT)
-        _write(draw, (left + 90, y + 10), f"{share:.0%}", "lm")
-
-
-def captioned_images(
-    images: np.ndarray, captions: Sequence[tuple[str, str, bool]], columns: int = 5, side: int = 112
-) -> np.ndarray:
-    """Images side by side, two lines below each: blue where the second is right, red where not.
+class RegressionSummaries(Predictions):
+    """Draws predicted against true values, and the residuals, each epoch.
 
     Args:
-        images: float of shape (n, height, width, 1 or 3) in [0, 1].
-        captions: for each image two lines, and whether the second one is right.
-        columns: images in a row.
-        side: pixels of an image's longer side.
-
-    Returns:
-        uint8 of shape (height, width, 3).
+        tensorboard: where the pictures go.
+        inputs: what the model takes, the examples first; the first 2,000 are shown.
+        truth: the true values, float of shape (n, 1).
+        unit: of the values, for the axes.
     """
-    wide = max([side, *(_extent(line)[0] for *lines, _ in captions for line in lines)]) + MARGIN
-    high = side + 44 + MARGIN
-    rows = math.ceil(len(images) / columns)
-    picture = Image.new("RGB", (min(columns, len(images)) * wide + MARGIN, rows * high), "white")
-    draw = ImageDraw.Draw(picture)
-    for number, (image, (first, second, right)) in enumerate(zip(images, captions, strict=True)):
-        pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
-        shown = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
-        factor = side / max(shown.size)
-        shown = shown.resize(
-            [max(1, round(n * factor)) for n in shown.size], Image.Resampling.NEAREST
-        )
-        x, y = MARGIN + number % columns * wide, MARGIN + number // columns * high
-        picture.paste(shown, (x, y))
-        _write(draw, (x, y + side + 16), first, "ls")
-        _write(draw, (x, y + side + 35), second, "ls", colour=RIGHT if right else WRONG)
-    return np.asarray(picture)
+
+    def __init__(self, tensorboard: TensorBoard, inputs: np.ndarray, truth: np.ndarray, unit: str):
+        super().__init__(tensorboard, inputs[:POINTS])
+        self.truth = np.asarray(truth, np.float64).reshape(-1)[:POINTS]
+        self.unit = unit
+
+    def show(self, outputs):
+        """Writes two pictures."""
+        predicted = np.asarray(outputs, np.float64).reshape(-1)
+        residuals = predicted - self.truth
+        rmse = np.sqrt(np.mean(residuals**2))
+        for tag, values, title, slope in (
+            ("predicted_against_true", predicted, f"RMSE {rmse:.3g} {self.unit}", 1),
+            ("residuals", residuals, f"mean residual {residuals.mean():+.3g} {self.unit}", 0),
+        ):
+            figure = _figure(5, 5)
+            axes = figure.add_subplot()
+            axes.scatter(self.truth, values, s=6, alpha=0.4)
+            # All points would lie on this line if the model knew everything.
+            axes.axline((self.truth[0], slope * self.truth[0]), slope=slope, color="gray")
+            axes.set(title=f"step {self.step}: {title}", xlabel=f"true, {self.unit}")
+            axes.set_ylabel(f"{tag.partition('_')[0]}, {self.unit}")
+            tf.summary.image(tag, _pixels(figure))
 
 
-def scatter(
-    x: np.ndarray,
-    y: np.ndarray,
-    *,
-    titles: tuple[str, str],
-    heading: str,
-    line: str,
-    side: int = 400,
-) -> np.ndarray:
-    """Points with axes, and a line on which all of them would lie if the model knew everything.
+def _figure(width: float, height: float):
+    from matplotlib.figure import Figure  # slow to import
 
-    Args:
-        x: finite floats of shape (n,).
-        y: floats of shape (n,); those that are not finite are left out.
-        titles: of both axes.
-        heading: a line above.
-        line: "diagonal" (both axes are alike) or "zero" (the vertical axis is symmetric).
-        side: pixels of both axes.
-
-    Returns:
-        uint8 of shape (height, width, 3).
-    """
-    seen = np.isfinite(y)
-    x, y = x[seen], y[seen]
-    if line == "diagonal":
-        ticks_x = ticks_y = _ticks(*_range(np.concatenate([x, y])))
-    else:
-        most = max(np.abs(y).max(initial=0.0), 1e-12)
-        ticks_x, ticks_y = _ticks(*_range(x)), _ticks(-most, most)
-    labels = [_numbers(ticks) for ticks in (ticks_x, ticks_y)]
-    left = MARGIN + 30 + max(_extent(label)[0] for label in labels[1])
-    top, bottom = 2 * MARGIN + 20, 2 * MARGIN + 44
-    size = (max(left + side + 3 * MARGIN, _extent(heading)[0] + 2 * MARGIN), top + side + bottom)
-    picture = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(picture, "RGBA")
-
-    def place(at_x, at_y):
-        return (
-            left + side * (at_x - ticks_x[0]) / (ticks_x[-1] - ticks_x[0]),
-            top + side * (1 - (at_y - ticks_y[0]) / (ticks_y[-1] - ticks_y[0])),
-        )
-
-    _write(draw, (MARGIN, MARGIN), heading)
-    _write(draw, (left + side // 2, top + side + 36), titles[0], "mt")
-    _write_upwards(picture, (MARGIN + 4, top + side // 2), titles[1], "m")
-    for tick, label in zip(ticks_x, labels[0], strict=True):
-        draw.line([place(tick, ticks_y[0]), place(tick, ticks_y[-1])], fill=LIGHT)
-        _write(draw, (place(tick, ticks_y[0])[0], top + side + 10), label, "mt")
-    for tick, label in zip(ticks_y, labels[1], strict=True):
-        draw.line([place(ticks_x[0], tick), place(ticks_x[-1], tick)], fill=LIGHT)
-        _write(draw, (left - 8, place(ticks_x[0], tick)[1]), label, "rm")
-    ends = [ticks_x[0], ticks_x[-1]]
-    straight = zip(ends, ends if line == "diagonal" else [0.0, 0.0], strict=True)
-    draw.line([place(*end) for end in straight], fill=GREY, width=2)
-    for point in zip(x, y, strict=True):
-        a, b = place(*point)
-        draw.ellipse([a - 2, b - 2, a + 2, b + 2], fill=(*RIGHT, 110))
-    return np.asarray(picture)
+    return Figure((width, height), layout="constrained")
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
-    low, high = values.min(initial=math.inf), values.max(initial=-math.inf)
-    if low < high:
-        return low, high
-    return (low - 1, low + 1) if math.isfinite(low) else (0.0, 1.0)
+def _pixels(figure) -> np.ndarray:
+    """Returns a figure as TensorBoard takes it: uint8 of shape (1, height, width, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-
-def _ticks(low: float, high: float) -> np.ndarray:
-    """Round numbers, 5 to 9 of them, which enclose both."""
-    rough = (high - low) / 7
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(step for step in (1, 2, 5, 10) if step * power >= rough) * power
-    return step * np.arange(math.floor(low / step), math.ceil(high / step) + 1)
-
-
-def _numbers(ticks: np.ndarray) -> list[str]:
-    digits = max(0, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9))
-    return [f"{tick + 0.0:.{digits}f}" for tick in ticks]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[np.newaxis, ..., :3]

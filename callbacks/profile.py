@@ -1,12 +1,11 @@
 """Writes a TensorBoard profile of a few steps: which op ran when, on which device, how long."""
 
 import logging
-import shutil
 from pathlib import Path
 
 import tensorflow as tf
 
-from callbacks.errors import CannotSave
+from callbacks.errors import saving
 from callbacks.steps import StepCallback
 
 log = logging.getLogger("recipes")
@@ -15,18 +14,18 @@ log = logging.getLogger("recipes")
 class Profile(StepCallback):
     """Profiles the steps from `first` to `last`, both counted from 1 and both included.
 
-    An execution of several steps is profiled as a whole. A run keeps its last profile.
+    An execution of several steps is profiled as a whole.
 
     Args:
-        folder: TensorBoard's run, under which its profiler looks for profiles; None where this
-            process profiles nothing.
+        folder: the run's folder, in which TensorBoard looks for profiles; None where this process
+            profiles nothing.
         first: the first step.
         last: the last step.
     """
 
-    def __init__(self, folder: str | Path | None, first: int, last: int):
+    def __init__(self, folder: Path | None, first: int, last: int):
         super().__init__()
-        self.folder = Path(folder) if folder is not None else None
+        self.folder = folder
         self.first, self.last = first, last
         self._trace: tf.profiler.experimental.Trace | None = None
         self._runs = False
@@ -35,19 +34,14 @@ class Profile(StepCallback):
         """Starts with the execution in which the first step lies."""
         if self.folder is None:
             return
-        if not self._runs and self._holds(batch):
-            shutil.rmtree(self.folder / "plugins" / "profile", ignore_errors=True)
+        step = self.epoch * self.steps_per_epoch + batch + 1
+        ends = step + self.model.steps_per_execution - 1
+        if not self._runs and step <= self.last and ends >= self.first:
             tf.profiler.experimental.start(str(self.folder))
             self._runs = True
         if self._runs:
-            step = self.epoch * self.steps_per_epoch + batch + 1
             self._trace = tf.profiler.experimental.Trace("train", step_num=step, _r=1)
             self._trace.__enter__()
-
-    def _holds(self, batch: int) -> bool:
-        begins = self.epoch * self.steps_per_epoch + batch + 1
-        ends = begins + self.model.steps_per_execution - 1
-        return begins <= self.last and ends >= self.first
 
     def on_step_end(self, step, logs):
         """Stops after the last step."""
@@ -55,7 +49,7 @@ class Profile(StepCallback):
             float(logs["loss"])  # waits for the device
             self._trace.__exit__(None, None, None)
             self._trace = None
-        if self._runs and step >= self.last:
+        if step >= self.last:
             self.close()
 
     def on_train_end(self, logs=None):
@@ -71,9 +65,6 @@ class Profile(StepCallback):
         if not self._runs:
             return
         self._runs = False
-        try:
+        with saving(f"the profile in {self.folder}", "", tf.errors.OpError):
             tf.profiler.experimental.stop()
-        except (tf.errors.OpError, OSError) as error:
-            reason = str(error).splitlines()[0][:200]
-            raise CannotSave(f"the profile in {self.folder} cannot be written: {reason}") from error
         log.info("profile of steps %d to %d in %s", self.first, self.last, self.folder)

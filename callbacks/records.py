@@ -1,12 +1,14 @@
-"""The run's records of steps, epochs and evaluations, for whoever shows or keeps them."""
+"""Records steps, epochs and evaluations, for whoever shows or keeps them."""
 
 import math
 from collections.abc import Sequence
 
-from callbacks.learning_rate import used_learning_rate
+import keras
+
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
-from distribution.global_batch import gradient_norm
+from distribution import keras_compat
+from distribution.global_batch import MetricStates, gradient_norm
 
 
 class Records(StepCallback):
@@ -20,9 +22,11 @@ class Records(StepCallback):
         throughput: measures the speed; stands before this among the callbacks.
         log_every: steps between two records.
         perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
+        workers: the processes that train together now.
 
     Attributes:
         history: one list per metric, a number an epoch.
+        workers_by_step: `{"from_step": 41, "workers": 1}` for each change of their number.
     """
 
     def __init__(
@@ -31,26 +35,37 @@ class Records(StepCallback):
         throughput: Throughput,
         log_every: int = 50,
         perplexity_of: str | None = None,
+        workers: int = 1,
     ):
         super().__init__()
         self.listeners = list(listeners)
         self.throughput = throughput
         self.log_every = log_every
         self.perplexity_of = perplexity_of
+        self.workers = workers
         self.history: dict[str, list[float]] = {}
+        self.workers_by_step: list[dict[str, int]] = []
         self._loss = StepLoss()
 
     def get_state(self) -> dict:
-        """Returns the history, and the losses since the last record."""
-        return {"history": self.history, "loss": vars(self._loss)}
+        """Returns the history, the losses since the last record, and who trained which steps."""
+        return {
+            "history": self.history,
+            "loss": vars(self._loss),
+            "workers_by_step": self.workers_by_step,
+        }
 
     def set_state(self, state: dict) -> None:
         """Takes them back."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         vars(self._loss).update(state["loss"])
+        self.workers_by_step = list(state["workers_by_step"])
 
     def on_step_end(self, step, logs):
         """Records a step where it is due."""
+        if not self.workers_by_step or self.workers_by_step[-1]["workers"] != self.workers:
+            part = {"from_step": self._previous + 1, "workers": self.workers}
+            self.workers_by_step.append(part)
         self._loss.add(self.epoch, step - self.epoch * self.steps_per_epoch, float(logs["loss"]))
         if not (self.is_due(self.log_every) or step == self.total_steps):
             return
@@ -68,6 +83,7 @@ class Records(StepCallback):
         numbers = self.with_perplexity({k: float(v) for k, v in (logs or {}).items()})
         for name, value in numbers.items():
             self.history.setdefault(name, []).append(value)
+        numbers["learning_rate"] = used_learning_rate(self.model.optimizer)
         self._record("epoch", self.step, numbers | self.throughput.total())
 
     def record_evaluation(self, split: str, step: int, numbers: dict[str, float]) -> None:
@@ -133,8 +149,72 @@ class StepLoss:
         return mean
 
 
+class EvaluateEvery(StepCallback):
+    """Evaluates on a split every so many steps, without disturbing the epoch's own metrics.
+
+    An evaluation that a stop cut off is repeated when the run resumes.
+
+    Args:
+        records: where the numbers go, under the split's name.
+        data: batches of the split.
+        split: "validation" or "test".
+        every: steps between two evaluations; None for never.
+        callbacks: what `evaluate()` gets, for instance one that may stop it.
+    """
+
+    def __init__(self, records: Records, data, split: str, every: int | None, callbacks=()):
+        super().__init__()
+        self.records = records
+        self.data = data
+        self.split = split
+        self.every = every
+        self.callbacks = callbacks
+        self._evaluated = 0
+
+    def get_state(self) -> dict:
+        """Returns the step of the last evaluation."""
+        return {"evaluated": self._evaluated}
+
+    def set_state(self, state: dict) -> None:
+        """Takes it back."""
+        self._evaluated = state["evaluated"]
+
+    def catch_up(self):
+        """Repeats an evaluation that was cut off."""
+        if self.every and self._evaluated < self.step // self.every * self.every:
+            self._evaluate(self.step)
+
+    def on_step_end(self, step, logs):
+        """Evaluates where it is due."""
+        if self.is_due(self.every):
+            self._evaluate(step)
+
+    def _evaluate(self, step: int) -> None:
+        states = MetricStates.of(self.model)
+        of_the_epoch = states.read()
+        try:
+            logs = self.model.evaluate(
+                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
+            )
+        finally:
+            states.write(of_the_epoch)
+        self._evaluated = step
+        numbers = {name: float(value) for name, value in logs.items()}
+        self.records.record_evaluation(self.split, step, numbers)
+
+
+def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """Returns the rate of the optimizer's last update; under a schedule that of the step before."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    schedule = keras_compat.learning_rate_of(inner)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        done = keras.ops.convert_to_numpy(inner.iterations)
+        return float(keras.ops.convert_to_numpy(schedule(max(int(done) - 1, 0))))
+    return float(keras.ops.convert_to_numpy(inner.learning_rate))
+
+
 def perplexity(cross_entropy: float) -> float:
-    """exp(cross-entropy); infinite where that is too large for a float."""
+    """Returns exp(cross-entropy); infinite where that is too large for a float."""
     try:
         return math.exp(cross_entropy)
     except OverflowError:

@@ -1,60 +1,45 @@
-"""Shows the run's records in TensorBoard, at the step of the run."""
+"""Shows a run in TensorBoard, as one entry: its records, its options and what callbacks draw."""
 
 import contextlib
-import logging
+import html
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
-from callbacks.errors import CannotSave
+from callbacks.errors import saving
 from callbacks.steps import StepCallback
 from callbacks.throughput import is_speed
 
-log = logging.getLogger("recipes")
-
-# TensorBoard sorts groups of charts by name; a chart holds one metric of all splits.
-GROUPS = (
-    ("1_loss", ("loss", "entropy", "perplexity", "huber")),
-    ("2_quality", ("accuracy", "f1", "rmse")),
-    ("3_optimizer", ("learning_rate", "norm", "scale")),
-    ("4_speed", ("per_second", "mfu")),
-)
-
-
-def tag_of(name: str) -> str:
-    """The tag of a metric, its group before the slash; "5_more" where none fits."""
-    group = next((g for g, parts in GROUPS if any(part in name for part in parts)), "5_more")
-    return f"{group}/{name}"
+FILES = "events.out.tfevents*"
 
 
 class TensorBoard(StepCallback):
-    """Writes each record's numbers as scalars; one TensorBoard run a split.
+    """Writes each record's numbers as scalars, named by metric and split: `loss/train`.
 
     Keras's own class counts steps within one process. Here the step is that of the run, and a
     resumed run cuts off what was written after its checkpoint: no gap, no double.
 
     Args:
-        folder: the run's `logs` folder, or None where this process writes nothing.
+        folder: where the files go: the run's folder, whose name TensorBoard then shows. None where
+            this process writes nothing.
+        options: what the text `options` shows, by name.
     """
 
-    def __init__(self, folder: str | Path | None):
+    def __init__(self, folder: str | Path | None, options: dict | None = None):
         super().__init__()
         self.folder = Path(folder) if folder is not None else None
-        self._writers: dict[str, tf.summary.SummaryWriter] = {}
-        self._evaluated: dict[str, int] = {}  # the last step of which a split was written
+        self.options = options or {}
+        self._writer: tf.summary.SummaryWriter | None = None
 
     @contextlib.contextmanager
-    def writing(self, split: str, step: int):
-        """Makes `tf.summary` write to a split's TensorBoard run at a step.
+    def writing(self, step: int):
+        """Makes `tf.summary` write to the run's files at a step.
 
         Example:
-            with tensorboard.writing("test", step):
+            with tensorboard.writing(step):
                 tf.summary.image("images", images)
-
-        Args:
-            split: "train", "validation" or "test".
-            step: the step of the run.
 
         Raises:
             CannotSave: the disk is full, or the folder is gone or not writable.
@@ -62,96 +47,107 @@ class TensorBoard(StepCallback):
         if self.folder is None:
             yield
             return
-        with self._full_disk_named():
-            if split not in self._writers:
-                self.folder.mkdir(exist_ok=True)  # not its parents, as TensorFlow would
-                path = str(self.folder / split)
-                self._writers[split] = tf.summary.create_file_writer(path)
-            with self._writers[split].as_default(step=step):
+        with self._saving():
+            if self._writer is None:
+                self.folder.stat()  # TensorFlow would make a folder again that was removed
+                self._writer = tf.summary.create_file_writer(str(self.folder))
+            with self._writer.as_default(step=step):
                 yield
 
-    @contextlib.contextmanager
-    def _full_disk_named(self):
-        # TensorFlow's word for a full disk is that a resource is exhausted, as for memory.
-        try:
-            yield
-        except (tf.errors.OpError, OSError) as error:
-            message = getattr(error, "message", None) or getattr(error, "strerror", None) or error
-            why = str(message).splitlines()[0].rpartition("; ")[2]  # before it node and path
-            raise CannotSave(
-                f"TensorBoard's files in {self.folder} cannot be written: {why[:200]}"
-            ) from error
+    def _saving(self):
+        # TensorFlow says of a full disk that a resource is exhausted, as of memory.
+        return saving(f"TensorBoard's files in {self.folder}", "", tf.errors.OpError)
+
+    def on_train_begin(self, logs=None):
+        """Shows the options of a run that begins."""
+        if self.options and self.step == 0:
+            rows = [[escape(name), escape(value)] for name, value in self.options.items()]
+            with self.writing(0):
+                tf.summary.text("options", table(["option", "value"], rows))
 
     def on_record(self, record: dict) -> None:
-        """Writes a record's numbers under the split that they belong to."""
-        if self.folder is None:
-            return
-        numbers = {k: v for k, v in record.items() if k not in ("event", "step", "epoch", "split")}
-        event, step = record["event"], record["step"]
-        if event == "epoch":
-            validation = {k[4:]: v for k, v in numbers.items() if k.startswith("val_")}
-            # The loss of the steps stands in that chart already, and so does their speed.
-            training = {
-                name: value
-                for name, value in numbers.items()
-                if name != "loss" and not name.startswith("val_") and not is_speed(name)
-            }
-            self._scalars("train", step, training)
-            self._evaluation("validation", step, validation)
-        elif event == "evaluation":
-            self._evaluation(record["split"], step, numbers)
-        else:
-            self._scalars("train", step, numbers)
+        """Writes a record's numbers."""
+        with self.writing(record["step"]):
+            for name, value in record.items():
+                tag = _tag(record, name)
+                if tag is not None:
+                    tf.summary.scalar(tag, value)
 
-    def _evaluation(self, split: str, step: int, numbers: dict[str, float]) -> None:
-        # An evaluation in mid-epoch may fall on the epoch's end, or on the run's: one point.
-        if self._evaluated.get(split) != step:
-            self._scalars(split, step, numbers)
-            self._evaluated[split] = step
+    def show_hparams(self, step: int, hparams: dict) -> None:
+        """Shows options by which finished runs can be sorted, beside their last scalars.
 
-    def _scalars(self, split: str, step: int, numbers: dict[str, float]) -> None:
-        if not numbers:
-            return
-        with self.writing(split, step):
-            for name, value in numbers.items():
-                tf.summary.scalar(tag_of(name), value)
+        TensorBoard takes the first that it finds, so they are written once, after the last
+        checkpoint: a run that is extended cuts them off and writes new ones.
+
+        Args:
+            step: the last step of the run.
+            hparams: by name; those that are None are left out.
+        """
+        from tensorboard.plugins.hparams import api
+
+        with self.writing(step):
+            api.hparams(
+                # TensorBoard shows the number 3 as 3.0000, and sorts the text "3" as a number.
+                {
+                    k: v if isinstance(v, float) else str(v)
+                    for k, v in hparams.items()
+                    if v is not None
+                },
+                trial_id=str(self.folder),
+            )
 
     def get_state(self) -> dict:
-        """How long each file is; all of it is on disk then."""
+        """Returns how long each file is; all of it is on disk then."""
         self.flush()
-        sizes = {name: path.stat().st_size for name, path in self._files().items()}
-        return {"files": sizes, "evaluated": self._evaluated}
+        return {"files": {path.name: path.stat().st_size for path in self._files()}}
 
     def set_state(self, state: dict) -> None:
         """Cuts off what was written after the checkpoint."""
-        remembered, self._evaluated = state.get("files", {}), dict(state.get("evaluated", {}))
-        for name, path in self._files().items():
-            size = remembered.get(name)
-            if size is None:
-                path.unlink()
-            elif path.stat().st_size > size:
-                os.truncate(path, size)
-        if self.folder is None:
-            return
-        for name, size in remembered.items():
-            path = self.folder / name
-            if not path.exists() or path.stat().st_size < size:
-                log.warning("%s: something cut it; what it held of this run is lost", path)
+        with self._saving():
+            for path in self._files():
+                size = state["files"].get(path.name)
+                if size is None:
+                    path.unlink()
+                elif path.stat().st_size > size:
+                    os.truncate(path, size)
 
-    def _files(self) -> dict[str, Path]:
-        if self.folder is None:
-            return {}
-        found = (path for path in sorted(self.folder.glob("*/*")) if path.is_file())
-        return {str(path.relative_to(self.folder)): path for path in found}
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob(FILES)) if self.folder is not None else []
 
     def flush(self) -> None:
         """Puts everything on disk; a checkpoint does so before it is written."""
-        if self.folder is None:
-            return
-        with self._full_disk_named():
-            for writer in self._writers.values():
-                writer.flush()
+        if self._writer is not None:
+            with self._saving():
+                self._writer.flush()
 
     def on_train_end(self, logs=None):
         """Flushes."""
         self.flush()
+
+
+def _tag(record: dict, name: str) -> str | None:
+    """Returns the tag of a number; TensorBoard groups charts by what stands before the slash."""
+    if name in ("event", "step", "epoch", "split"):
+        return None
+    in_charts_of_steps = is_speed(name) or name in ("loss", "learning_rate")
+    if record["event"] == "epoch" and in_charts_of_steps:
+        return None
+    if is_speed(name):
+        return f"speed/{name}"
+    if name in ("learning_rate", "gradient_norm"):
+        return f"optimizer/{name}"
+    if name.startswith("val_"):
+        return f"{name.removeprefix('val_')}/validation"
+    return f"{name}/{record.get('split', 'train')}"
+
+
+def escape(text: object) -> str:
+    """Returns a text in which TensorBoard takes nothing for Markdown or HTML."""
+    escaped = html.escape(str(text).replace("\n", " "), quote=False)
+    return "".join(f"&#{ord(sign)};" if sign in "|*_`[]\\#~+-" else sign for sign in escaped)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table, whose cells are Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

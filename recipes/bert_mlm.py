@@ -21,7 +21,7 @@ import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.masked_samples import MaskedSamples
+from callbacks.predictions import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
@@ -186,7 +186,9 @@ def main(options: Options) -> dict:
                 **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model fills in.
-        samples = MaskedSamples(run.tensorboard, valid_data, tokenizer.vocabulary, asked=network)
+        samples = MaskedSamples(
+            run.tensorboard, valid_data, tokenizer.vocabulary, predictor=network
+        )
         fit_options = plan.fit_options(
             model,
             train_data,

@@ -19,7 +19,7 @@ import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.regression_summaries import RegressionSummaries
+from callbacks.pictures import RegressionSummaries
 from data import arrays
 from data.errors import DataError
 from data.oligos import (

@@ -17,7 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from callbacks.image_summaries import ImageSummaries
+from callbacks.pictures import ImageSummaries
 from data import arrays
 from data.images import load_images, read_image
 from distribution.global_batch import GlobalMean, reduce_before_clipping

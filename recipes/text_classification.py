@@ -21,7 +21,7 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-from callbacks.sentence_samples import SentenceSamples
+from callbacks.predictions import SentenceSamples
 from data import arrays, sentence_inputs, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert

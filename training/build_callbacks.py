@@ -6,29 +6,19 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from callbacks import checkpoint_files
-from callbacks.checkpoint import Checkpoint
-from callbacks.checkpoint_files import CheckpointInfo
-from callbacks.evaluate_every import EvaluateEvery
+from callbacks import checkpoint as checkpoints
+from callbacks.checkpoint import Checkpoint, CheckpointInfo, Restore
 from callbacks.fingerprint import Fingerprint
-from callbacks.learning_rate import LearningRatePrinter
 from callbacks.metrics_file import MetricsFile
-from callbacks.mlflow_tracker import MlflowTracker
-from callbacks.options_summary import OptionsSummary
 from callbacks.profile import Profile
-from callbacks.records import Records
-from callbacks.restore import Restore
+from callbacks.records import EvaluateEvery, Records
 from callbacks.steps import StepCallback
-from callbacks.stop_at_step import StopAtStep
-from callbacks.stop_on_bad_loss import StopOnBadLoss
+from callbacks.stopping import StopAtStep, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import TerminalLog
 from callbacks.throughput import Throughput
-from callbacks.tracker import Tracker
-from callbacks.wandb_tracker import WandbTracker
-from callbacks.workers_by_step import WorkersByStep
 from training import checks
-from training.options import SharedOptions, profiled_steps, shown, to_json
+from training.options import SharedOptions, profiled_steps, shown
 from training.plan import Plan
 
 
@@ -57,23 +47,18 @@ class RunCallbacks:
         self.options = options
         self.is_chief = is_chief
         self.asked_to_stop = asked_to_stop
-        self.tensorboard = TensorBoard(run_dir / "logs" if is_chief else None)
+        self.tensorboard = TensorBoard(run_dir if is_chief else None)
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl" if is_chief else None)
-        trackers = {"wandb": WandbTracker, "mlflow": MlflowTracker}
-        self.tracker = trackers.get(options.tracker, Tracker)(
-            run_dir if is_chief else None, to_json(options)
-        )
         self.throughput = Throughput()
         self.terminal = TerminalLog(self.throughput, is_chief and progress_bar)
         self.records = Records(
-            [self.tensorboard, self.metrics_file, self.terminal, self.tracker],
+            [self.tensorboard, self.metrics_file, self.terminal],
             self.throughput,
             options.log_every,
+            workers=workers,
         )
         first, last = profiled_steps(options.profile) or (0, 0)
-        profiles = is_chief and last > 0
-        self.profile = Profile(run_dir / "logs" / "train" if profiles else None, first, last)
-        self.workers_by_step = WorkersByStep(workers)
+        self.profile = Profile(run_dir if is_chief and last else None, first, last)
         self.fingerprint = Fingerprint()
         self.checkpoint: Checkpoint  # made by in_order()
 
@@ -116,20 +101,13 @@ class RunCallbacks:
                 (test, "test", options.test_every),
             )
         )
-        summary = OptionsSummary(
-            self.tensorboard,
-            shown(options),
-            plan.fixed(),
-        )
+        self.tensorboard.options = shown(options) | plan.fixed()
         stateful = {
             "records": self.records,
             "metrics_file": self.metrics_file,
             "tensorboard": self.tensorboard,
-            "tracker": self.tracker,
             "validator": validator,
             "tester": tester,
-            "options": summary,
-            "workers": self.workers_by_step,
             "fingerprint": self.fingerprint,
         } | checks.stateful(extra)
         checks.require_callbacks(info, stateful)
@@ -138,19 +116,15 @@ class RunCallbacks:
         in_order = [
             Restore(info, stateful),
             StopAtStep(),
-            StopOnBadLoss(lambda: checkpoint_files.newest_name(self.checkpoint.folder)),
+            StopOnBadLoss(lambda: checkpoints.newest_name(self.checkpoint.folder)),
             self.throughput,  # before whatever evaluates, writes or saves
             self.profile,
-            summary,
-            self.workers_by_step,
             self.fingerprint,
             *extra,
             self.records,
             self.tensorboard,
             self.metrics_file,
-            self.tracker,
             self.terminal,
-            LearningRatePrinter(),
             validator,
             tester,
             self.checkpoint,  # saves what the others have logged

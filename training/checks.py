@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from callbacks.checkpoint_files import CheckpointInfo
+from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
 from callbacks.fingerprint import Fingerprint
 from callbacks.metric_direction import direction

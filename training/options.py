@@ -221,9 +221,6 @@ class SharedOptions(ProgramOptions):
         None,
         "START:STOP: write a TensorBoard profile of these steps (counted from 1, inclusive).",
     )
-    tracker: Literal["none", "wandb", "mlflow"] = _saving(
-        "none", "Also send the metrics to Weights & Biases or MLflow."
-    )
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
@@ -244,11 +241,6 @@ class SharedOptions(ProgramOptions):
             found.append("--early-stopping needs --keep-best, for instance val_loss")
         if self.accumulate_steps > 1 and self.steps_per_execution > 1:
             found.append("--accumulate-steps: cannot be combined with --steps-per-execution")
-        if self.tracker != "none" and not is_installed(self.tracker):
-            found.append(
-                f"--tracker {self.tracker}: the package is not installed; "
-                f"run pip install -e '.[{self.tracker}]'"
-            )
         if self.jit == "on" and self.precision == "float64":
             found.append("--jit on: cannot be combined with --precision float64")
         for name in ("run_dir", "cache_dir"):

@@ -17,9 +17,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from callbacks import checkpoint_files
+from callbacks import checkpoint as checkpoints
 from callbacks.errors import Stopped
-from callbacks.options_summary import write_hparams
 from callbacks.terminal_log import RESULT, WIDEST
 from data.errors import DataError
 from data.files import default_cache_dir
@@ -172,7 +171,6 @@ class Run:
 
     def close(self) -> None:
         """Lets go of the folder and of the terminal."""
-        self.callbacks.tracker.close()
         self.folder.close()
         self.callbacks.close()
 
@@ -320,10 +318,9 @@ class Run:
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = records.with_perplexity(test)
         records.record_evaluation("test", steps, test)
-        self.callbacks.tracker.finish()
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
-            log.log(RESULT, "%-14s %s", "to be beaten", simpler)
+            log.log(RESULT, "%-14s %s", "baseline", simpler)
             for line in verdict(test, baseline, self._training(steps)):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
@@ -336,7 +333,7 @@ class Run:
             "strategy": strategies.name_of(self.strategy),
             "replicas": strategies.replicas(self.strategy),
             "workers": self.workers,
-            "workers_by_step": self.callbacks.workers_by_step.parts,
+            "workers_by_step": records.workers_by_step,
             "global_batch_size": self._plan.global_batch_size,
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
@@ -374,11 +371,11 @@ class Run:
             except OSError as error:
                 raise RunError(
                     f"{path / 'model'} cannot be written: {error.strerror or error}; the last "
-                    f"checkpoint is {checkpoint_files.newest_name(path / 'checkpoints')}"
+                    f"checkpoint is {checkpoints.newest_name(path / 'checkpoints')}"
                 ) from error
             self.folder.write_json("results.json", results)
             log.log(RESULT, "model    %s", path / "model")
-            log.log(RESULT, "logs     tensorboard --logdir %s", path / "logs")
+            log.log(RESULT, "logs     tensorboard --logdir %s", path)
             log.log(RESULT, "results  %s", path / "results.json")
         signals.training = False
         return results
@@ -390,9 +387,7 @@ class Run:
             if metadata(type(self.options), name)["resume"] != "free"
         }
         came_to = {name: results[name] for name in SHOWN_AS_HPARAMS}
-        write_hparams(
-            self.tensorboard, results["steps"], trained_by | came_to, str(self.folder.path)
-        )
+        self.tensorboard.show_hparams(results["steps"], trained_by | came_to)
         self.tensorboard.flush()
 
 

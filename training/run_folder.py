@@ -11,7 +11,8 @@ import types
 from pathlib import Path
 from typing import TextIO
 
-from callbacks import checkpoint_files
+from callbacks import checkpoint as checkpoints
+from callbacks import tensorboard
 from data import files
 from distribution.launch import not_a_run
 from training.errors import RunError
@@ -40,7 +41,7 @@ class RunFolder:
         self.recipe = recipe
         self.options = options
         self.is_chief = is_chief
-        self.checkpoint: checkpoint_files.CheckpointInfo | None = None
+        self.checkpoint: checkpoints.CheckpointInfo | None = None
         self.results: dict | None = None
         self.facts: dict = {}
         self._finished_at: int | None = None
@@ -92,9 +93,7 @@ class RunFolder:
                 f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
             )
         self._refuse_differences(there["options"])
-        self.checkpoint = checkpoint_files.newest(
-            self.path / "checkpoints", set_aside=self.is_chief
-        )
+        self.checkpoint = checkpoints.newest(self.path / "checkpoints", set_aside=self.is_chief)
         if self.checkpoint is not None:
             self.facts = there["resolved"]
         path = self.path / "results.json"
@@ -116,8 +115,8 @@ class RunFolder:
                 )
         if self.checkpoint is None and self.results is None and self.is_chief:
             # Stopped before its first checkpoint: what it logged will be logged again.
-            (self.path / "metrics.jsonl").unlink(missing_ok=True)
-            shutil.rmtree(self.path / "logs", ignore_errors=True)
+            for path in ("metrics.jsonl", *self.path.glob(tensorboard.FILES)):
+                (self.path / path).unlink(missing_ok=True)
 
     def _refuse_differences(self, saved: dict) -> None:
         now = json.loads(json.dumps(to_json(self.options)))
@@ -168,9 +167,7 @@ class RunFolder:
                     f"step {total}: pass a larger number"
                 )
             if extend and self.checkpoint.state["finished"]:
-                self.checkpoint = checkpoint_files.reopened(
-                    self.checkpoint, facts["steps_per_epoch"]
-                )
+                self.checkpoint = checkpoints.reopened(self.checkpoint, facts["steps_per_epoch"])
             if self.facts.get("total_steps") != total:
                 log.warning(
                     "the schedule is recomputed over %s steps instead of %s",

@@ -34,7 +34,7 @@ def unseen(monkeypatch):
 
 
 def tags(folder) -> set[str]:
-    return {tag for _, tag, _, _ in events(folder)}
+    return {tag for tag, _, _ in events(folder)}
 
 
 def test_weights_are_identical_without_norms_samples_and_charts(
@@ -42,10 +42,10 @@ def test_weights_are_identical_without_norms_samples_and_charts(
 ):
     """The tiny run has dropout: a random number that is drawn for a sample would be seen."""
     assert tiny_run.options.dropout > 0
-    assert {SHOWN["bert"], "3_optimizer/gradient_norm"} <= tags(tiny_run.folder)
+    assert {SHOWN["bert"], "optimizer/gradient_norm"} <= tags(tiny_run.folder)
     unseen()
     run = run_bert(tmp_path / "run")
-    assert not {SHOWN["bert"], "3_optimizer/gradient_norm"} & tags(run.folder)
+    assert not {SHOWN["bert"], "optimizer/gradient_norm"} & tags(run.folder)
     assert run.results["weights_sha256"] == tiny_run.results["weights_sha256"]
 
 

@@ -1,16 +1,117 @@
-"""When a checkpoint is taken, and which one is the best."""
+"""When a checkpoint is saved, that it is whole on the disk, and that every part comes back."""
 
+import dataclasses
+import os
+
+import keras
+import numpy as np
 import pytest
 
-from callbacks import checkpoint as checkpoint_module
-from callbacks import checkpoint_files
-from callbacks.checkpoint import Checkpoint
-from callbacks.errors import Stopped
+from callbacks import checkpoint as module
+from callbacks.checkpoint import Checkpoint, Restore, dropout_seeds, newest, read, reopened, write
+from callbacks.errors import CannotSave, Stopped
+from data import files
+from distribution.global_batch import MetricStates
+from tests.support import damaged, syncs
+from tests.support.tiny_recipe import Counter
+
+RECORDS = {"history": {"loss": [3.0, 2.0, 1.0]}}
+
+
+def save(folder, step, content=b"weights", **more):
+    state = {"step": step, "epochs_done": 0, "steps_into_epoch": step} | more
+    target = folder / f"step-{step:08d}"
+    write(target, state, lambda path: path.write_bytes(content))
+    return target
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+class TestOnDisk:
+    def test_everything_is_synced_before_it_gets_its_name(self, tmp_path, monkeypatch):
+        (tmp_path / "checkpoints").mkdir()
+        order = syncs.recorded(monkeypatch)
+        save(tmp_path / "checkpoints", 7)
+        renamed = order.index(("rename", "step-00000007"))
+        before, after = order[:renamed], order[renamed + 1 :]
+        files = {"model.weights.h5", "state.json", "SHA256SUMS"}
+        assert {name for _, name in before} >= files
+        assert before[-1][1].startswith(".step-00000007.")  # the folder's own entries
+        assert after == [("sync", "checkpoints")]
+
+    def test_nothing_is_written_in_its_place(self, tmp_path):
+        """While the weights are written, what is there is the old checkpoint."""
+        target = save(tmp_path, 3, b"old")
+
+        def write_new(path):
+            assert (target / "model.weights.h5").read_bytes() == b"old"
+            assert newest(tmp_path, set_aside=False).step == 3
+            path.write_bytes(b"new")
+
+        write(target, {"step": 3, "epochs_done": 1, "steps_into_epoch": 0}, write_new)
+        assert newest(tmp_path).epochs_done == 1 and names(tmp_path) == ["step-00000003"]
+        assert (target / "model.weights.h5").read_bytes() == b"new"
+
+    def test_a_kill_between_the_two_renames_loses_nothing(self, tmp_path, monkeypatch):
+        save(tmp_path, 3, b"old")
+
+        def replace(source, target):
+            os._exit(0)
+
+        monkeypatch.setattr(os, "replace", replace)
+        if os.fork() == 0:
+            save(tmp_path, 3, b"new")
+        os.wait()
+        monkeypatch.undo()
+        assert newest(tmp_path, set_aside=False) is None
+        assert (newest(tmp_path).folder / "model.weights.h5").read_bytes() == b"old"
+        save(tmp_path, 4)
+        assert names(tmp_path) == ["step-00000003", "step-00000004"], "what was left is removed"
+
+    def test_a_run_folder_that_is_gone_stays_gone(self, tmp_path):
+        with pytest.raises(CannotSave, match="step-00000005 cannot be written: No such file"):
+            save(tmp_path / "gone" / "checkpoints", 5)
+        assert not (tmp_path / "gone").exists()
+
+    def test_a_disk_that_is_full(self, tmp_path):
+        save(tmp_path, 1)
+
+        def full(path):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(CannotSave, match="No space left on device.*step-00000001"):
+            write(tmp_path / "step-00000002", {"step": 2}, full)
+        assert names(tmp_path) == ["step-00000001"]
+
+    def test_damaged_ones_are_set_aside(self, tmp_path, caplog):
+        save(tmp_path, 1)
+        damaged.flip_a_bit(save(tmp_path, 2) / "model.weights.h5")
+        (save(tmp_path, 3) / "state.json").unlink()
+        (save(tmp_path, 4) / "SHA256SUMS").write_text("nonsense")
+        path = save(tmp_path, 5)
+        (path / "state.json").write_text("[]")
+        files.write_checksums(path)
+        assert newest(tmp_path, set_aside=False).step == 1 and "step-00000005" in names(tmp_path)
+        assert newest(tmp_path).step == 1
+        aside = [f"damaged-step-0000000{step}" for step in (2, 3, 4, 5)]
+        assert names(tmp_path) == [*aside, "step-00000001"]
+
+    def test_a_finished_run_is_reopened_within_its_epoch(self, tmp_path):
+        save(tmp_path, 20, epochs_done=3, callbacks={"records": RECORDS})
+        found = reopened(newest(tmp_path), 9)
+        assert (found.epochs_done, found.steps_into_epoch) == (2, 2)
+        assert found.state["callbacks"]["records"]["history"] == {"loss": [3.0, 2.0]}
+        whole = reopened(newest(tmp_path), 10)
+        assert (whole.epochs_done, whole.steps_into_epoch) == (2, 0)
+        assert whole.state["callbacks"]["records"] == RECORDS
 
 
 @pytest.fixture
 def made(tmp_path, fake_model, monkeypatch):
-    """A callback within epochs of three steps, in a run of nine; no metric is read."""
+    """A callback within epochs of three steps; no metric is read."""
 
     class NoStates:
         @staticmethod
@@ -21,113 +122,198 @@ def made(tmp_path, fake_model, monkeypatch):
         def read():
             return [[]]
 
-    monkeypatch.setattr(checkpoint_module, "MetricStates", NoStates)
+    monkeypatch.setattr(module, "MetricStates", NoStates)
 
-    def make(**arguments):
+    def make(total_steps=9, **arguments):
         made = Checkpoint(tmp_path / "checkpoints", **({"every": 100, "keep": 9} | arguments))
-        made.count_steps(steps_per_epoch=3, total_steps=9)
+        made.count_steps(steps_per_epoch=3, total_steps=total_steps)
         made.set_model(fake_model)
         return made
 
     return make
 
 
-def epoch(callback, number, **logs):
+def epoch(callback, number, steps=3, **logs):
     callback.on_epoch_begin(number)
-    for batch in range(3):
+    for batch in range(steps):
         callback.on_train_batch_end(batch, {"loss": 1.0})
     callback.on_epoch_end(number, logs)
 
 
-@pytest.mark.parametrize(
-    "best, values, expected",
-    [
-        ("val_accuracy", [0.5, 0.7, 0.6], 2),
-        ("val_loss", [0.5, 0.4, 0.6], 2),
-        ("val_accuracy", [0.5, 0.5, 0.5], 1),
-        ("val_loss", [0.9, 0.8, 0.7], 3),
-        ("val_auc", [0.6, 0.9, 0.8], 2),
-        ("val_accuracy_loss", [0.6, 0.9, 0.5], 3),
-    ],
-)
-def test_the_best_is_kept(made, tmp_path, best, values, expected):
-    callback = made(best=best)
-    for number, value in enumerate(values):
-        epoch(callback, number, **{best: value})
-    assert checkpoint_files.read(tmp_path / "best").step == 3 * expected
-    assert callback.best_value == values[expected - 1] and callback.best_epoch == expected
+class TestWhen:
+    @pytest.mark.parametrize(
+        "best, values, expected",
+        [
+            ("val_accuracy", [0.5, 0.7, 0.6], 2),
+            ("val_loss", [0.5, 0.4, 0.6], 2),
+            ("val_accuracy", [0.5, 0.5, 0.5], 1),
+            ("val_loss", [0.9, 0.8, 0.7], 3),
+            ("val_auc", [0.6, 0.9, 0.8], 2),
+            ("val_accuracy_loss", [0.6, 0.9, 0.5], 3),
+        ],
+    )
+    def test_the_best_is_kept(self, made, tmp_path, best, values, expected):
+        callback = made(best=best)
+        for number, value in enumerate(values):
+            epoch(callback, number, **{best: value})
+        assert read(tmp_path / "best").step == 3 * expected
+        assert callback.best_value == values[expected - 1] and callback.best_epoch == expected
+        assert files.damage(tmp_path / "best", ("model.weights.h5", "state.json")) is None
+
+    def test_what_a_person_says_is_best(self, made, tmp_path):
+        callback = made(best="val_loss", best_mode="max")
+        for number, value in enumerate([0.1, 0.3, 0.2]):
+            epoch(callback, number, val_loss=value)
+        assert read(tmp_path / "best").step == 6
+
+    def test_a_best_epoch_that_the_run_cuts_short_is_kept(self, made, tmp_path):
+        callback = made(total_steps=8, best="val_loss")
+        for number, steps in enumerate((3, 3, 2)):
+            epoch(callback, number, steps, val_loss=1.0 - number)
+        assert read(tmp_path / "best").step == 8
+        assert newest(tmp_path / "checkpoints").state["finished"]
+
+    def test_a_kill_after_the_best_one_is_written_loses_nothing(self, made, tmp_path, monkeypatch):
+        """The best one comes first: the epoch's end is repeated, and writes both again."""
+        stock = module.write
+
+        def killed(target, *arguments):
+            if target.name == "step-00000003":
+                raise KeyboardInterrupt
+            stock(target, *arguments)
+
+        monkeypatch.setattr(module, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            epoch(made(best="val_loss"), 0, val_loss=1.0)
+        assert read(tmp_path / "best").step == 3
+
+    def test_without_a_better_one_it_ends(self, made, fake_model, tmp_path):
+        callback = made(best="val_loss", patience=2)
+        epoch(callback, 0, val_loss=1.0)
+        epoch(callback, 1, val_loss=1.0)
+        assert not fake_model.stop_training
+        epoch(callback, 2, val_loss=1.5)
+        assert fake_model.stop_training and newest(tmp_path / "checkpoints").state["finished"]
+
+    def test_another_metric_begins_again(self, made, tmp_path):
+        epoch(made(best="val_loss"), 0, val_loss=4.6)
+        restored = newest(tmp_path / "checkpoints")
+        assert made(best="val_loss", restored=restored).best_value == 4.6
+        callback = made(best="val_accuracy", patience=1, restored=restored)
+        assert callback.best_value is None and callback.best_epoch == 1
+        epoch(callback, 1, val_accuracy=0.1)
+        assert callback.best_value == 0.1 and not callback.model.stop_training
+
+    def test_a_worker_that_is_not_the_chief_writes_nothing(self, made, tmp_path):
+        callback = made(is_chief=False, best="val_loss")
+        epoch(callback, 0, val_loss=1.0)
+        assert names(tmp_path) == [] and callback.best_value == 1.0
+
+    def test_where_it_saves_and_how_many_are_kept(self, made, tmp_path):
+        callback = made(every=2, keep=3)
+        for number in range(3):
+            epoch(callback, number)
+        folder = tmp_path / "checkpoints"
+        assert names(folder) == ["step-00000006", "step-00000008", "step-00000009"]
+        states = [read(folder / name).state for name in names(folder)]
+        assert [state["finished"] for state in states] == [False, False, True]
+        found = [(s["epochs_done"], s["steps_into_epoch"]) for s in states]
+        assert found == [(2, 0), (2, 2), (3, 0)]
+
+    def test_a_stop_is_noticed_after_each_step_and_each_batch_of_an_evaluation(self, made):
+        callback = made(asked_to_stop=lambda: True)
+        with pytest.raises(Stopped):
+            callback.on_train_batch_end(0, {"loss": 1.0})
+        with pytest.raises(Stopped):
+            callback.on_test_batch_end(0)
 
 
-def test_without_a_better_one_it_ends(made, fake_model):
-    callback = made(best="val_loss", patience=2)
-    epoch(callback, 0, val_loss=1.0)
-    epoch(callback, 1, val_loss=1.0)
-    assert not fake_model.stop_training
-    epoch(callback, 2, val_loss=1.5)
-    assert fake_model.stop_training
+def new_model(half=False):
+    layers = [keras.layers.Dense(4), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    optimizer = keras.optimizers.Adam()
+    if half:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, dynamic_growth_steps=2)
+    model.compile(optimizer, "mse", weighted_metrics=["mae"], jit_compile=False)
+    return model
 
 
-def test_a_worker_that_is_not_the_chief_writes_nothing(made, tmp_path):
-    callback = made(is_chief=False, best="val_loss")
-    epoch(callback, 0, val_loss=1.0)
-    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "best").exists()
-    assert callback.best_value == 1.0
+def train(model, batches):
+    rng = np.random.default_rng(0)
+    for _ in range(batches):
+        x = rng.normal(size=(4, 2)).astype("float32")
+        model.train_on_batch(x, x.sum(axis=1, keepdims=True))
 
 
-def test_where_it_saves_and_how_many_are_kept(made, tmp_path):
-    callback = made(every=2, keep=3)
-    for number in range(3):
-        epoch(callback, number)
-    found = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert found == ["step-00000006", "step-00000008", "step-00000009"]
-    states = [checkpoint_files.read(tmp_path / "checkpoints" / name).state for name in found]
-    assert [state["finished"] for state in states] == [False, False, True]
-    assert [(s["epochs_done"], s["steps_into_epoch"]) for s in states] == [(2, 0), (2, 2), (3, 0)]
+def saved(model, folder):
+    """Three steps of a first epoch of five, and their checkpoint."""
+    train(model, 3)
+    counter = Counter()
+    counter.count = 3
+    checkpoint = Checkpoint(folder, every=1, stateful_callbacks={"Counter": counter})
+    checkpoint.count_steps(5, 10).set_model(model)
+    checkpoint.step = 3
+    checkpoint.save()
+    return newest(folder)
 
 
-def test_a_wish_to_stop_is_heard_after_each_step_and_each_batch_of_an_evaluation(made):
-    callback = made(asked_to_stop=lambda: True)
-    with pytest.raises(Stopped):
-        callback.on_train_batch_end(0, {"loss": 1.0})
-    with pytest.raises(Stopped):
-        callback.on_test_batch_end(0)
+def arrays(variables):
+    return [keras.ops.convert_to_numpy(v) for v in variables]
 
 
-def test_it_holds_what_the_callbacks_hand_over(made, tmp_path):
-    class Other:
-        def get_state(self):
-            return {"count": 5}
+class TestRestore:
+    @pytest.mark.parametrize("half", [False, True], ids=["float32", "loss scale"])
+    def test_everything_comes_back(self, half, tmp_path, monkeypatch):
+        model = new_model(half)
+        info = saved(model, tmp_path)
+        assert (info.step, info.epochs_done, info.steps_into_epoch) == (3, 0, 3)
+        other = new_model(half)
+        train(other, 1)  # builds optimizer and metrics
+        if half:  # both have left their first values
+            scales = [(m.optimizer.dynamic_scale, m.optimizer.step_counter) for m in (model, other)]
+            assert [[float(v) for v in pair] for pair in scales] == [[2**16, 1], [2**15, 1]]
+            other.optimizer.step_counter.assign(0)
+        counter = Counter()
+        new = Counter()  # was not there when the run began
+        restore = Restore(info, {"Counter": counter, "new": new}).count_steps(5, 10)
+        restore.set_model(other)
+        restore.on_train_begin()
+        for ours, theirs in (
+            (model.weights, other.weights),
+            (model.optimizer.variables, other.optimizer.variables),
+            (dropout_seeds(model), dropout_seeds(other)),
+        ):
+            assert len(ours) == len(theirs) > 0
+            for a, b in zip(arrays(ours), arrays(theirs), strict=True):
+                np.testing.assert_array_equal(a, b)
+        if half:
+            assert [float(v) for v in scales[1]] == [2**16, 1]
+        assert (counter.count, counter.step) == (3, 3)
+        assert new.step == 3 and new.count == 0
+        begun = []
+        monkeypatch.setattr(module.keras_compat, "start_in_mid_epoch", begun.append)
+        restore.on_epoch_begin(1)
+        assert begun == []
+        restore.on_epoch_begin(0)
+        assert begun == [3]
+        assert MetricStates.of(other).read() == MetricStates.of(model).read()
+        assert counter.epoch == 0
 
-    callback = made(stateful_callbacks={"other": Other()})
-    epoch(callback, 0)
-    assert checkpoint_files.newest(tmp_path / "checkpoints").state["callbacks"] == {
-        "other": {"count": 5}
-    }
+    def test_an_epochs_metrics_are_those_from_before_the_validation(self, tmp_path):
+        save(tmp_path, 3, epoch_logs={"loss": 0.5})
+        restore = Restore(newest(tmp_path), {})
+        for epoch_number, logs, expected in (
+            (0, {"val_loss": 1.0}, {"val_loss": 1.0, "loss": 0.5}),
+            (1, {"loss": 2.0}, {"loss": 2.0}),
+        ):
+            restore.on_epoch_end(epoch_number, logs)
+            assert logs == expected
 
-
-def test_a_best_copy_that_was_cut_off_is_made_up_for(made, tmp_path):
-    import shutil
-
-    epoch(made(best="val_loss"), 0, val_loss=1.0)
-    shutil.rmtree(tmp_path / "best")
-    restored = checkpoint_files.newest(tmp_path / "checkpoints")
-    made(best="val_loss", restored=restored).on_train_begin()
-    assert checkpoint_files.is_copy_of(tmp_path / "best", 3)
-
-
-@pytest.mark.parametrize("content", [b"{}", b"null", b"\xff", b""])
-def test_a_best_copy_that_is_damaged_is_made_again(made, tmp_path, content):
-    epoch(made(best="val_loss"), 0, val_loss=1.0)
-    (tmp_path / "best" / "state.json").write_bytes(content)
-    restored = checkpoint_files.newest(tmp_path / "checkpoints")
-    made(best="val_loss", restored=restored).on_train_begin()
-    assert checkpoint_files.is_copy_of(tmp_path / "best", 3)
-
-
-def test_another_metric_begins_anew(made, tmp_path):
-    epoch(made(best="val_loss"), 0, val_loss=4.6)
-    restored = checkpoint_files.newest(tmp_path / "checkpoints")
-    callback = made(best="val_accuracy", patience=1, restored=restored)
-    assert callback.best_value is None and callback.best_epoch == 1
-    epoch(callback, 1, val_accuracy=0.1)
-    assert callback.best_value == 0.1 and not callback.model.stop_training
+    @pytest.mark.parametrize("step, epoch", [(0, 0), (5, 0), (6, 1), (10, 1)])
+    def test_the_epoch_of_a_run_in_which_no_epoch_begins_any_more(self, tmp_path, step, epoch):
+        model, counter = new_model(), Counter()
+        info = dataclasses.replace(saved(model, tmp_path), step=step)
+        restore = Restore(info, {"Counter": counter}).count_steps(5, 10)
+        restore.set_model(model)
+        restore.on_train_begin()
+        assert counter.epoch == epoch

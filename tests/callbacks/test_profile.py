@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -12,7 +10,7 @@ from training.errors import OptionsError
 
 def steps_in(folder):
     """The steps whose traces stand in the only profile of a run's folder."""
-    (path,) = folder.glob("logs/train/plugins/profile/*/*.xplane.pb")
+    (path,) = folder.glob("plugins/profile/*/*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
     found = set()
     for plane in space.planes:
@@ -53,23 +51,10 @@ def test_steps_that_the_run_does_not_have(profile, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("profile", ["5", "a:b", "7:6", "0:3", "1:2:3", "", ":4", "-1:4", "٣:٤"])
-def test_what_names_no_steps(profile, as_problems):
-    assert f"--profile {profile}: must be START:STOP" in as_problems(profile=profile)
-
-
-@pytest.fixture
-def as_problems():
-    return lambda **options: "\n".join(tiny_recipe.Options(**options).problems())
-
-
-def test_a_worker_that_is_not_the_chief_profiles_nothing(monkeypatch):
-    monkeypatch.setattr(tf.profiler.experimental, "start", None)  # would fail
-    profile = Profile(None, 1, 2)
-    profile.count_steps(9, 18)
-    profile.on_train_batch_begin(0)
-    profile.on_step_end(1, {"loss": 0.0})
-    profile.close()
+@pytest.mark.parametrize("profile", ["5", "a:b", "7:6", "0:3", ""])
+def test_what_names_no_steps(profile):
+    (problem,) = tiny_recipe.Options(profile=profile).problems()
+    assert f"--profile {profile}: must be START:STOP" in problem
 
 
 def test_a_profile_that_cannot_be_written(tmp_path, monkeypatch):
@@ -85,7 +70,7 @@ def test_a_profile_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_a_run_that_ends_early_writes_what_there_was(tmp_path, monkeypatch):
-    from callbacks.stop_at_step import StopAtStep
+    from callbacks.stopping import StopAtStep
 
     stock = StopAtStep.on_step_end
 
@@ -99,6 +84,5 @@ def test_a_run_that_ends_early_writes_what_there_was(tmp_path, monkeypatch):
         run(tmp_path / "run", profile="6:18")
     assert {6, 7} <= steps_in(tmp_path / "run")
     monkeypatch.undo()
-    logging.getLogger("recipes").info("the profiler is free again")
-    run(tmp_path / "other", profile="2:2")
+    run(tmp_path / "other", profile="2:2")  # the profiler is free again
     assert steps_in(tmp_path / "other") == {2}

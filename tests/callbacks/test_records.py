@@ -6,9 +6,11 @@ import random
 import re
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from callbacks.records import Records, perplexity
+from callbacks.records import EvaluateEvery, Records, perplexity, used_learning_rate
 from callbacks.throughput import Throughput
 from tests.support import processes, tiny_recipe
 
@@ -104,7 +106,7 @@ def test_in_a_run_whose_epochs_are_shorter_than_a_log(tmp_path, capsys):
     lines = re.findall(r"step \d+/36  loss (\S+)", capsys.readouterr().out)
     assert lines[-3:] == [f"{loss:.4f}" for loss in found[12]]
     events = processes.events(tmp_path / "12")
-    points = [event for event in events if event[:2] == ("train", "1_loss/loss")]
+    points = [event for event in events if event[0] == "loss/train"]
     assert [value for *_, value in points] == pytest.approx(found[12], rel=1e-6)
 
 
@@ -152,3 +154,98 @@ def test_evaluations(made, listener):
 def test_perplexity():
     assert perplexity(0.0) == 1.0 and perplexity(math.log(5)) == pytest.approx(5)
     assert perplexity(1e6) == math.inf
+
+
+def test_who_trained_which_steps(made):
+    """A run that loses a worker after its checkpoint of step 4, and gets it back after step 9."""
+    state = None
+    for workers, begin, end, kept in ((2, 1, 8, 4), (1, 5, 9, 9), (1, 10, 9, 9), (2, 10, 12, 12)):
+        records = made(6, 20, workers=workers)
+        if state is not None:
+            records.step = begin - 1
+            records.set_state(state)
+        for step in range(begin, end + 1):
+            records.epoch = (step - 1) // 6
+            records.on_train_batch_end((step - 1) % 6, {"loss": 1.0})
+            if step == kept:
+                state = json.loads(json.dumps(records.get_state()))
+    assert records.workers_by_step == [
+        {"from_step": 1, "workers": 2},
+        {"from_step": 5, "workers": 1},
+        {"from_step": 10, "workers": 2},
+    ]
+
+
+def optimizer_at(iterations, learning_rate):
+    optimizer = keras.optimizers.Adam(learning_rate)
+    optimizer.iterations.assign(iterations)
+    return optimizer
+
+
+def test_the_rate_of_the_update_before():
+    decay = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+    for done, rate in ((0, 1.0), (1, 1.0), (2, 0.9), (10, 0.1)):
+        assert used_learning_rate(optimizer_at(done, decay)) == pytest.approx(rate)
+    assert used_learning_rate(optimizer_at(5, 0.25)) == pytest.approx(0.25)
+    outer = keras.optimizers.LossScaleOptimizer(optimizer_at(3, decay))
+    assert used_learning_rate(outer) == pytest.approx(0.8)
+
+
+class TestEvaluateEvery:
+    @pytest.fixture
+    def model(self):
+        made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse", weighted_metrics=["mae"], jit_compile=False)
+        made.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+        return made
+
+    @pytest.fixture
+    def evaluator(self, model, listener):
+        x, y = np.full((6, 2), 3.0, "float32"), np.zeros((6, 1), "float32")
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)
+
+        def make(every, callbacks=()):
+            records = Records([listener], Throughput(examples_per_step=1))
+            made = EvaluateEvery(records, data, "test", every, callbacks).count_steps(5, 10)
+            made.set_model(model)
+            return made
+
+        return make
+
+    def metrics(self, model):
+        return {name: float(value) for name, value in model.get_metrics_result().items()}
+
+    def test_it_evaluates_where_it_is_due_and_leaves_the_epoch_alone(
+        self, evaluator, model, listener
+    ):
+        before, made = self.metrics(model), evaluator(2)
+        for batch in range(5):
+            made.on_train_batch_end(batch, {})
+        assert [(r["split"], r["step"]) for r in listener.records] == [("test", 2), ("test", 4)]
+        assert self.metrics(model) == before
+        found = model.evaluate(made.data, verbose=0, return_dict=True)
+        assert {name: listener.records[0][name] for name in found} == pytest.approx(found)
+        assert found != before
+
+    def test_one_that_is_cut_off_leaves_it_alone_and_is_repeated(self, evaluator, model, listener):
+        class Stop(keras.callbacks.Callback):
+            def on_test_batch_end(self, batch, logs=None):
+                raise KeyboardInterrupt
+
+        before, made = self.metrics(model), evaluator(2, [Stop()])
+        made.on_train_batch_end(0)
+        with pytest.raises(KeyboardInterrupt):
+            made.on_train_batch_end(1)
+        assert self.metrics(model) == before
+        again = evaluator(2)
+        again.set_state(made.get_state())
+        again.step = 2
+        again.catch_up()
+        again.catch_up()
+        assert [r["step"] for r in listener.records] == [2]
+
+    def test_never(self, evaluator, listener):
+        made = evaluator(None)
+        made.on_train_batch_end(0, {})
+        made.catch_up()
+        assert listener.records == []

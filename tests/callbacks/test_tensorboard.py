@@ -1,98 +1,81 @@
-import logging
+import html
+import re
 
 import pytest
 import tensorflow as tf
+from tensorboard import plugin_util
 
 from callbacks.errors import CannotSave
-from callbacks.tensorboard import TensorBoard, tag_of
+from callbacks.tensorboard import TensorBoard, escape
 from tests.support import processes
 
 
-def written(folder):
-    """(run, tag, step, value) of everything that TensorBoard reads."""
-    return processes.events(folder)
+@pytest.fixture
+def board(tmp_path):
+    return TensorBoard(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name, tag",
-    [
-        ("loss", "1_loss/loss"),
-        ("cross_entropy", "1_loss/cross_entropy"),
-        ("macro_f1", "2_quality/macro_f1"),
-        ("learning_rate", "3_optimizer/learning_rate"),
-        ("tokens_per_second", "4_speed/tokens_per_second"),
-        ("something", "5_more/something"),
-    ],
-)
-def test_tags_are_grouped(name, tag):
-    assert tag_of(name) == tag
+def written(board):
+    """(tag, step, value) of everything that TensorBoard reads."""
+    board.flush()
+    return processes.events(board.folder)
 
 
-def test_each_split_is_a_run_of_its_own(tmp_path):
-    board = TensorBoard(tmp_path / "logs")
+def test_a_run_is_one_entry_and_tags_name_the_split(board, tmp_path):
     board.on_record({"event": "step", "step": 3, "epoch": 1, "loss": 1.0, "learning_rate": 0.5})
     epoch = {"loss": 1.0, "accuracy": 0.25, "val_loss": 2.0, "examples_per_second": 7.0}
-    board.on_record({"event": "epoch", "step": 4, "epoch": 1, **epoch})
+    board.on_record({"event": "epoch", "step": 4, "epoch": 1, "learning_rate": 0.5, **epoch})
     board.on_record({"event": "evaluation", "step": 5, "epoch": 2, "split": "test", "loss": 3.0})
-    board.flush()
-    assert written(tmp_path) == [
-        ("test", "1_loss/loss", 5, 3.0),
-        ("train", "1_loss/loss", 3, 1.0),
-        ("train", "2_quality/accuracy", 4, 0.25),
-        ("train", "3_optimizer/learning_rate", 3, 0.5),
-        ("validation", "1_loss/loss", 4, 2.0),
+    assert written(board) == [
+        ("accuracy/train", 4, 0.25),
+        ("loss/test", 5, 3.0),
+        ("loss/train", 3, 1.0),  # the mean of the epoch would stand in the chart of the steps
+        ("loss/validation", 4, 2.0),
+        ("optimizer/learning_rate", 3, 0.5),
     ]
-
-
-def test_an_evaluation_is_one_point(tmp_path):
-    """In mid-epoch at an epoch's end, and at that end."""
-    board = TensorBoard(tmp_path / "logs")
-    board.on_record(
-        {"event": "evaluation", "step": 4, "epoch": 1, "split": "validation", "loss": 2.0}
-    )
-    board.on_record({"event": "epoch", "step": 4, "epoch": 1, "val_loss": 2.0})
-    board.flush()
-    assert written(tmp_path) == [("validation", "1_loss/loss", 4, 2.0)]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def step(board, number):
     board.on_record({"event": "step", "step": number, "epoch": 1, "loss": float(number)})
 
 
-def test_what_came_after_the_checkpoint_is_cut_off(tmp_path):
-    board = TensorBoard(tmp_path / "logs")
+def test_what_came_after_the_checkpoint_is_cut_off(board, tmp_path):
     step(board, 1)
     state = board.get_state()
     step(board, 2)
-    board.on_record({"event": "evaluation", "step": 2, "epoch": 1, "split": "test", "loss": 2.0})
-    board.flush()
-    assert len(written(tmp_path)) == 3
-    again = TensorBoard(tmp_path / "logs")
+    assert len(written(board)) == 2
+    again = TensorBoard(tmp_path)
     again.set_state(state)
     step(again, 5)
-    again.flush()
-    assert written(tmp_path) == [
-        ("train", "1_loss/loss", 1, 1.0),
-        ("train", "1_loss/loss", 5, 5.0),
-    ]
+    assert written(again) == [("loss/train", 1, 1.0), ("loss/train", 5, 5.0)]
+    TensorBoard(tmp_path).set_state(state)  # the second process's file is not the checkpoint's
+    assert written(again) == [("loss/train", 1, 1.0)]
 
 
-def test_a_file_that_somebody_cut_is_named(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("recipes"), "propagate", True)
-    board = TensorBoard(tmp_path / "logs")
-    step(board, 1)
-    state = board.get_state()
-    path = next((tmp_path / "logs" / "train").iterdir())
-    path.write_bytes(path.read_bytes()[:-5])
-    TensorBoard(tmp_path / "logs").set_state(state)
-    assert f"{path}: something cut it" in caplog.text
-    path.unlink()
-    caplog.clear()
-    TensorBoard(tmp_path / "logs").set_state(state)
-    assert f"{path}: something cut it" in caplog.text
+def test_options_are_shown_when_a_run_begins(board, tmp_path):
+    board.options = {"epochs": 2, "dataset": "a|b"}
+    board.on_train_begin()
+    board.step = 4  # it resumes
+    board.on_train_begin()
+    ((tag, step, text),) = written(board)
+    assert (tag, step) == ("options", 0)
+    assert b"| epochs | 2 |" in text and b"a&#124;b" in text
 
 
-def test_a_full_disk_is_not_taken_for_memory(tmp_path, monkeypatch):
+def test_hparams_are_shown_as_they_were_given(board):
+    board.show_hparams(7, {"epochs": 3, "rate": 0.5, "quiet": True, "none": None})
+    board.flush()
+    (path,) = board.folder.iterdir()
+    events = map(
+        tf.compat.v1.Event.FromString, tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    )
+    content = b"".join(v.metadata.plugin_data.content for e in events for v in e.summary.value)
+    assert b"epochs\x12\x03\x1a\x013" in content  # the text "3", not the number 3.0000
+    assert b"rate\x12\t\x11" in content and b"none" not in content
+
+
+def test_a_full_disk_is_not_taken_for_memory(board, tmp_path, monkeypatch):
     def full(path):
         node = "{{function_node __wrapped__CreateSummaryFileWriter_device_/job:localhost/CPU:0}}"
         flushed = "\n\tFailed to flush 1 events"
@@ -100,21 +83,31 @@ def test_a_full_disk_is_not_taken_for_memory(tmp_path, monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, text)
 
     monkeypatch.setattr(tf.summary, "create_file_writer", full)
-    words = f"^TensorBoard's files in {tmp_path}/logs cannot be written: No space left on device$"
+    words = f"^TensorBoard's files in {tmp_path} cannot be written: No space left on device$"
     with pytest.raises(CannotSave, match=words):
-        step(TensorBoard(tmp_path / "logs"), 1)
+        step(board, 1)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "logs").touch()
-    with pytest.raises(CannotSave, match="TensorBoard's files in .* cannot be written"):
-        step(TensorBoard(tmp_path / "logs"), 1)
+def test_a_folder_that_is_gone_stays_gone(tmp_path):
+    with pytest.raises(CannotSave, match="TensorBoard's files in .* cannot be written: No such"):
+        step(TensorBoard(tmp_path / "gone"), 1)
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_worker_that_is_not_the_chief_writes_nothing():
-    board = TensorBoard(None)
+    board = TensorBoard(None, {"epochs": 1})
+    board.on_train_begin()
     step(board, 1)
-    with board.writing("test", 3):
+    with board.writing(3):
         tf.summary.scalar("x", 1.0)
-    board.set_state({"files": {"train/x": 5}})
+    board.set_state({"files": {"x": 5}})
     assert board.get_state()["files"] == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["it's a film", '"so" & <b>so</b>', "a|b *c* `d` _e_ #1 [f](g) \\ ~h~", "- i", "1 + 1"]
+)
+def test_tensorboard_shows_a_text_as_it_is(text):
+    shown = plugin_util.markdown_to_safe_html(escape(text))
+    assert html.unescape(re.fullmatch("<p>(.*)</p>", shown)[1]) == text
+    assert "|" not in escape(text) and "\n" not in escape(f"{text}\n")

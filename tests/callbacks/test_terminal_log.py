@@ -7,23 +7,8 @@ import sys
 
 import pytest
 
-from callbacks.terminal_log import (
-    RESULT,
-    TerminalLog,
-    epoch_in_words,
-    numbers_in_words,
-    time_left,
-)
+from callbacks.terminal_log import RESULT, TerminalLog, format_epoch
 from callbacks.throughput import Throughput
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.4, "0 s"), (61.2, "61 s"), (119.4, "119 s"), (120.0, "2.0 min"), (5400.0, "90.0 min")],
-)
-def test_time_left(seconds, said):
-    assert time_left(seconds) == said
-
 
 RECORD = {
     "event": "epoch",
@@ -32,39 +17,44 @@ RECORD = {
     "loss": 1.26,
     "cross_entropy": 1.25,
     "perplexity": 3.49,
-    "val_loss": 1.5,
+    "val_loss": 1.74,
     "val_cross_entropy": 1.75,
     "val_perplexity": 1234.5,
+    "learning_rate": 0.00125,
     "tokens_per_second": 99.0,
 }
 
 
-def test_loss_beside_an_equal_cross_entropy_is_left_out():
-    assert epoch_in_words(RECORD | {"val_loss": 1.74}) == [
-        "epoch 3  cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234"
-    ]
-    assert numbers_in_words({"loss": 1.25, "cross_entropy": 1.25}) == "cross_entropy 1.2500"
-    with_penalty = epoch_in_words(RECORD | {"loss": 1.3})
-    assert with_penalty[0].startswith("epoch 3  loss 1.3000 | 1.5000  cross_entropy")
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({}, "cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234  lr 0.00125"),
+        # A loss that is no cross-entropy in one column is shown in both.
+        ({"val_loss": 1.9}, "loss 1.2600 | 1.9000  cross_entropy 1.2500 | 1.7500  perplexity"),
+        ({"loss": 1.4}, "loss 1.4000 | 1.7400  cross_entropy 1.2500 | 1.7500  perplexity"),
+        ({"val_other": 12.345}, "perplexity 3.4900 | 1,234  other - | 12.35  lr"),
+    ],
+)
+def test_an_epoch(changes, line):
+    (found,) = format_epoch(RECORD | changes)
+    assert found.startswith("epoch 3  ") and line in found
 
 
 def test_without_validation_there_is_one_column():
-    assert epoch_in_words({"epoch": 1, "rmse": 12.345}) == ["epoch 1  rmse 12.35"]
-    assert epoch_in_words({"epoch": 1, "rmse": 1.0, "val_other": 2.0}) == [
-        "epoch 1  rmse 1.0000 | -  other - | 2.0000"
-    ]
+    assert format_epoch({"epoch": 1, "rmse": 12.345}) == ["epoch 1  rmse 12.35"]
 
 
-def test_an_epoch_fits_100_columns():
+def test_an_epoch_fits_110_columns():
     names = ("accuracy", "cross_entropy", "perplexity", "loss", "precision_at_5", "auc", "macro_f1")
     numbers = {p + name: 8.5 + i for i, name in enumerate(names) for p in ("", "val_")}
-    lines = epoch_in_words({"epoch": 12, **numbers})
-    assert len(lines) == 3 and max(map(len, lines)) <= 100
+    lines = format_epoch({"epoch": 12, **numbers})
+    assert len(lines) == 2 and max(map(len, lines)) <= 110
     for name in names:
         assert sum(f"  {name} " in line for line in lines) == 1
-    # The usual three need one line.
-    usual = {p + name: 46.8363 for name in names[:3] for p in ("", "val_")}
-    assert len(epoch_in_words({"epoch": 12, **usual})) == 1
+    # The usual three and the rate need one line.
+    usual = {"cross_entropy": 4.9, "perplexity": 144.3, "accuracy": 0.165}
+    usual |= {f"val_{name}": value for name, value in usual.items()} | {"learning_rate": 1.24e-5}
+    assert len(format_epoch({"epoch": 12, **usual})) == 1
 
 
 class Speed(Throughput):
@@ -91,16 +81,19 @@ def test_a_line_of_each_record(terminal, caplog):
     terminal.on_record({"event": "epoch", "step": 4, "epoch": 1, "accuracy": 0.5})
     terminal.on_record({"event": "epoch", "step": 8, "epoch": 2, "accuracy": 0.75})
     terminal.on_record({"event": "evaluation", "split": "test", "step": 4, "accuracy": 0.25})
+    terminal.total_steps = 1000
+    terminal.on_record(step)
     assert [record.getMessage() for record in caplog.records] == [
         "step 4/8  loss 2.5000  learning rate 0.001  1,234 tokens/s  2 s left",
         "after each epoch: training | validation",
         "epoch 1  accuracy 0.5000",
         "epoch 2  accuracy 0.7500",
         "step 4  test  accuracy 0.2500",
+        "step 4/1000  loss 2.5000  learning rate 0.001  8.3 min left",
     ]
     assert {record.levelno for record in caplog.records} == {logging.INFO}
     assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [
-        *(True, False, False, False, False)
+        *(True, False, False, False, False, True)
     ]
 
 
@@ -123,7 +116,7 @@ def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
     terminal._bar.mininterval = 0  # each step is drawn
     terminal.on_train_batch_end(0, {"loss": 2.0})
     assert re.search(
-        r"\repoch 2:  62%\|.*\| 5/8, loss 2\.0000 tokens/s 1,234 left 2 s", shown.getvalue()
+        r"\repoch 2:  62%\|.*\| 5/8, loss 2\.0000 1,234 tokens/s 2 s left", shown.getvalue()
     )
     terminal.on_train_end()
     assert shown.getvalue().split("\r")[-1] == ""

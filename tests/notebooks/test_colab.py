@@ -80,7 +80,7 @@ def test_from_top_to_bottom_and_interrupted_once(start, tiny_text, tmp_path):
     changed = TINY | dict(dataset=str(tiny_text), epochs=30, run_dir=str(run_dir))
     kernel = start(OPTIONS=json.dumps(changed), REPLICAS="2")
     printed = run(kernel, CODE[:TRAIN])
-    assert "to install: nothing" in printed and f"tensorboard --logdir {run_dir}/logs" in printed
+    assert "to install: nothing" in printed and f"tensorboard --logdir {run_dir}" in printed
     # Interrupted in mid-training it saves, and the same cell resumes.
     request = kernel.begin(CODE[TRAIN])
     begun = kernel.end(request, until=r"epoch 2  accuracy ", seconds=240)

@@ -8,8 +8,8 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from callbacks import checkpoint_files
-from callbacks.learning_rate import used_learning_rate
+from callbacks import checkpoint as checkpoint_files
+from callbacks.records import used_learning_rate
 from data import word_pieces
 from models import bert
 from recipes import bert_mlm, evaluate
@@ -99,9 +99,9 @@ class TestResults:
         assert np.mean(losses[:5]) == pytest.approx(unigram, abs=0.5)
 
     def test_what_lies_in_the_folder(self, tiny_run):
-        names = {path.name for path in tiny_run.folder.iterdir()}
+        names = {path.name.partition(".out.")[0] for path in tiny_run.folder.iterdir()}
         files = {"options.json", "results.json", "metrics.jsonl", "worker-0.log", ".lock"}
-        assert names == files | {"logs", "checkpoints", "model"}
+        assert names == files | {"events", "checkpoints", "model"}
 
     def test_a_finished_run_is_left_alone(self, tiny_run, run_bert):
         before = (tiny_run.folder / "results.json").stat().st_mtime_ns

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from callbacks.checkpoint_files import newest
+from callbacks.checkpoint import newest
 from data import oligos
 from distribution.global_batch import GlobalMean
 from recipes import dna_melting

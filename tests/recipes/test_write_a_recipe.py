@@ -66,8 +66,8 @@ def test_it_learns_and_shows_up(said):
     found = results(folder)
     assert found["test"]["accuracy"] > found["baseline"]["most_frequent_accuracy"]
     assert found["recipe"] == "tumours" and found["module"] == "recipes.tumours"
-    tags = {tag for _, tag, _, _ in processes.events(folder)}
-    assert {"1_loss/loss", "2_quality/accuracy", "3_optimizer/learning_rate"} <= tags
+    tags = {tag for tag, _, _ in processes.events(folder)}
+    assert {"loss/train", "accuracy/test", "optimizer/learning_rate"} <= tags
 
 
 def test_the_two_runs_of_the_page_are_equal(said):

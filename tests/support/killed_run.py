@@ -108,7 +108,7 @@ def _before_training(at: str, shoot) -> None:
 
 
 def _spoil_the_weights(at_step: int) -> None:
-    from callbacks.stop_on_bad_loss import StopOnBadLoss
+    from callbacks.stopping import StopOnBadLoss
 
     def make(stock):
         def on_step_end(self, step, logs):
@@ -142,7 +142,7 @@ def _at_an_evaluation(number: int, shoot) -> None:
 
 
 def _at_a_step(at_step: int, shoot) -> None:
-    from callbacks.stop_at_step import StopAtStep
+    from callbacks.stopping import StopAtStep
     from callbacks.tensorboard import TensorBoard
 
     def at_the_step(stock):

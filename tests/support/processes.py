@@ -163,19 +163,19 @@ def records(run_dir: Path) -> list[dict]:
 
 
 def events(run_dir: Path) -> list:
-    """What TensorBoard reads, sorted: split, tag, step and value, without what measures time."""
+    """What TensorBoard reads, sorted: tag, step and value, without what measures time."""
     import tensorflow as tf
 
     from callbacks.throughput import is_speed
 
     found = []
-    for path in sorted(run_dir.glob("logs/*/events*")):
+    for path in sorted(run_dir.glob("events*")):
         for raw in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(raw)
             for value in event.summary.value:
                 if not is_speed(value.tag) and value.HasField("tensor"):
                     number = tf.make_ndarray(value.tensor).tolist()
-                    found.append((path.parent.name, value.tag, event.step, number))
+                    found.append((value.tag, event.step, number))
     return sorted(found, key=repr)
 
 

@@ -143,7 +143,7 @@ def data_options(module: str, folder: Path) -> dict:
 
 def stop_after(last: int) -> None:
     """Makes this process send itself SIGTERM when this step is done."""
-    from callbacks.stop_at_step import StopAtStep
+    from callbacks.stopping import StopAtStep
 
     stock = StopAtStep.on_step_end
 

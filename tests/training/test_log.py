@@ -108,7 +108,7 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
     assert returncode == 0, shown
     assert not TENSORFLOW.search(shown)
     loud, quiet = shown.replace("\r\n", "\n").split("second run\n")
-    bar = r"\repoch \d: +\d+%\|.*\| \d+/30, loss [\d.]+ examples/s [\d,]+ left \d+ s"
+    bar = r"\repoch \d: +\d+%\|.*\| \d+/30, loss [\d.]+ [\d,]+ examples/s \d+ s left"
     assert re.search(bar, loud)
     seen = [line.split("\r")[-1] for line in loud.split("\n")]
     assert any(line.startswith("epoch 1  accuracy ") for line in seen)

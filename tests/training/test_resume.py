@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from callbacks import checkpoint_files
+from callbacks import checkpoint as checkpoint_files
 from tests.support import processes, strategy_run
 
 # RESUME_SEED=... repeats the random steps of a run of these tests; a failure shows it.
@@ -68,7 +68,7 @@ def logged_after_the_checkpoint(run_dir: Path) -> tuple[int, int]:
     state = newest(run_dir).state["callbacks"]
     records = (run_dir / "metrics.jsonl").stat().st_size - state["metrics_file"]["bytes"]
     remembered = state["tensorboard"]["files"]
-    events = sum(path.stat().st_size for path in run_dir.glob("logs/*/events*"))
+    events = sum(path.stat().st_size for path in run_dir.glob("events*"))
     return records, events - sum(remembered.values())
 
 

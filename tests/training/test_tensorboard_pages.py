@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from callbacks.image_summaries import ImageSummaries
+from callbacks.pictures import ImageSummaries
 from callbacks.tensorboard import TensorBoard
 from tests.support import board
-
-SPLITS = {f"bert/logs/{split}" for split in ("train", "validation", "test")}
 
 
 def groups_of_hparams(pages, **column):
@@ -33,10 +31,10 @@ def groups_of_hparams(pages, **column):
 def pages(tiny_run, tmp_path_factory):
     """TensorBoard on the tiny run of bert_mlm, and on images that a model was shown."""
     folder = tmp_path_factory.mktemp("board")
-    shutil.copytree(tiny_run.folder / "logs", folder / "bert" / "logs")
+    shutil.copytree(tiny_run.folder, folder / "bert")
     (folder / "images").mkdir()
     summaries = ImageSummaries(
-        TensorBoard(folder / "images" / "logs"),
+        TensorBoard(folder / "images"),
         np.zeros((5, 8, 8, 1), "float32"),
         np.array([0, 1, 1, 0, 1]),
         ["no", "yes"],
@@ -48,32 +46,30 @@ def pages(tiny_run, tmp_path_factory):
     summaries.tensorboard.flush()
     with board.serving(folder) as started:
         started.wait_for(
-            ("scalars/scalars", dict(run="bert/logs/train", tag="2_quality/accuracy")),
-            ("scalars/scalars", dict(run="bert/logs/validation", tag="2_quality/accuracy")),
-            ("scalars/scalars", dict(run="bert/logs/test", tag="2_quality/accuracy")),
-            ("text/text", dict(run="images/logs/test", tag="confusion_counts")),
+            ("scalars/scalars", dict(run="bert", tag="accuracy/test")),
+            ("text/text", dict(run="images", tag="confusion_counts")),
         )
         while not groups_of_hparams(started)["sessionGroups"]:
             time.sleep(0.1)
         yield started
 
 
-def test_splits_of_a_metric_share_a_chart(pages):
-    """A chart is a tag: training, validation and test have the same one."""
+def test_a_run_is_one_entry_under_its_own_name(pages):
+    """A chart is a tag; charts of a metric are one group."""
     tags = pages.get("scalars/tags")
-    assert set(tags) == SPLITS
-    for tag in ("1_loss/cross_entropy", "1_loss/perplexity", "2_quality/accuracy"):
-        assert {run for run in tags if tag in tags[run]} == SPLITS, tag
-    for tag in ("learning_rate", "gradient_norm"):
-        assert f"3_optimizer/{tag}" in tags["bert/logs/train"]
-    assert "4_speed/tokens_per_second" in tags["bert/logs/train"]
-    assert min(tags["bert/logs/train"]) == "1_loss/cross_entropy"  # losses come first
+    assert set(tags) == {"bert"}
+    for metric in ("cross_entropy", "perplexity", "accuracy"):
+        assert {f"{metric}/{split}" for split in ("train", "validation", "test")} <= set(
+            tags["bert"]
+        )
+    for tag in ("optimizer/learning_rate", "optimizer/gradient_norm", "speed/tokens_per_second"):
+        assert tag in tags["bert"]
 
 
 def test_charts_hold_every_record_once(pages, tiny_run):
     for name in ("loss", "learning_rate", "gradient_norm"):
-        group = "1_loss" if name == "loss" else "3_optimizer"
-        points = pages.get("scalars/scalars", run="bert/logs/train", tag=f"{group}/{name}")
+        tag = "loss/train" if name == "loss" else f"optimizer/{name}"
+        points = pages.get("scalars/scalars", run="bert", tag=tag)
         expected = [r for r in tiny_run.records if r["event"] == "step"]
         assert [step for _, step, _ in points] == [r["step"] for r in expected]
         values = [value for _, _, value in points]
@@ -81,8 +77,8 @@ def test_charts_hold_every_record_once(pages, tiny_run):
 
 
 def test_the_final_test_result(pages, tiny_run):
-    for name, group in (("accuracy", "2_quality"), ("perplexity", "1_loss")):
-        points = pages.get("scalars/scalars", run="bert/logs/test", tag=f"{group}/{name}")
+    for name in ("accuracy", "perplexity"):
+        points = pages.get("scalars/scalars", run="bert", tag=f"{name}/test")
         assert points[-1][1] == tiny_run.results["steps"]
         assert points[-1][2] == pytest.approx(tiny_run.results["test"][name], rel=1e-6)
 
@@ -96,9 +92,9 @@ def texts(pages, run, tag):
 
 
 def test_options_and_samples_as_text(pages):
-    ((step, options),) = texts(pages, "bert/logs/train", "options")
+    ((step, options),) = texts(pages, "bert", "options")
     assert step == 0 and "<td>vocabulary_size</td>\n<td>120</td>" in options
-    samples = texts(pages, "bert/logs/validation", "filled_masks/sentence_1")
+    samples = texts(pages, "bert", "filled_masks/sentence_1")
     assert [step for step, _ in samples] == [20, 40]  # an epoch each
     for _, sample in samples:
         assert "<td>[MASK]</td>" in sample and "<strong>[1]</strong>" in sample
@@ -111,20 +107,20 @@ def test_runs_can_be_sorted_by_options_and_final_metrics(pages, tiny_run):
     assert {"base_learning_rate", "dropout", "seed", "recipe", "global_batch_size"} <= names
     assert not {"run_dir", "cache_dir", "quiet", "log_every"} & names
     metrics = [info["name"] for info in experiment["metricInfos"]]
-    accuracy = next(name for name in metrics if name["tag"] == "2_quality/accuracy")
+    accuracy = next(name for name in metrics if name["tag"] == "accuracy/test")
     (group,) = groups_of_hparams(pages, metric=accuracy, order="ORDER_DESC")["sessionGroups"]
     assert group["hparams"]["dropout"] == 0.1 and group["hparams"]["recipe"] == "bert_mlm"
     values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
     for name, tag in (
-        ("accuracy", "2_quality/accuracy"),
-        ("cross_entropy", "1_loss/cross_entropy"),
+        ("accuracy", "accuracy/test"),
+        ("cross_entropy", "cross_entropy/test"),
     ):
         assert values[tag] == pytest.approx(tiny_run.results["test"][name], rel=1e-6)
 
 
 @pytest.mark.parametrize("tag", ["images", "confusion_matrix"])
 def test_images(pages, tag):
-    (image,) = pages.get("images/images", run="images/logs/test", tag=tag, sample=0)
+    (image,) = pages.get("images/images", run="images", tag=tag, sample=0)
     assert image["step"] == 9
     png = pages.read(f"images/individualImage?{image['query']}")
     assert min(Image.open(io.BytesIO(png)).size) > 100

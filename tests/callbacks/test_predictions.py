@@ -1,28 +1,27 @@
 """What TensorBoard shows as text and pictures of a model's answers."""
 
-import html
-import re
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard import plugin_util
 
-from callbacks import markdown
-from callbacks.masked_samples import MaskedSamples, sentence_of
-from callbacks.predictions import probabilities
-from callbacks.regression_summaries import RegressionSummaries
-from callbacks.sentence_samples import SentenceSamples
+from callbacks.pictures import ImageSummaries, RegressionSummaries
+from callbacks.predictions import (
+    MaskedSamples,
+    SentenceSamples,
+    format_sentence,
+    probabilities,
+)
 from callbacks.tensorboard import TensorBoard
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "c", "d|"]
 
 
-def shown(folder, split):
-    """The texts and pictures of a split, by tag: (step, value)."""
+def shown(callback):
+    """Texts and pictures by tag: (step, value)."""
+    callback.tensorboard.flush()
     found = {}
-    for path in (folder / "logs" / split).iterdir():
+    for path in callback.tensorboard.folder.iterdir():
         for raw in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(raw)
             for value in event.summary.value:
@@ -52,12 +51,11 @@ class SaysA(keras.Model):
 
 
 def test_masked_words_and_their_fills(tmp_path):
-    callback = MaskedSamples(TensorBoard(tmp_path / "logs"), masked_data(), VOCABULARY)
+    callback = MaskedSamples(TensorBoard(tmp_path), masked_data(), VOCABULARY)
     callback.set_model(SaysA())
     callback.step = 7
     callback.on_epoch_end(0)
-    callback.tensorboard.flush()
-    found = shown(tmp_path, "validation")
+    found = shown(callback)
     assert found.keys() == {"filled_masks/sentence_1", "filled_masks/sentence_2"}
     step, text = found["filled_masks/sentence_1"]
     text = text.item().decode()
@@ -65,21 +63,21 @@ def test_masked_words_and_their_fills(tmp_path):
     # In the order of the sentence, though position 3 was drawn first.
     assert text.startswith("**&#91;1&#93;**b **&#91;2&#93;**\n")
     first, second = [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 "))]
-    assert first.startswith("| 1 | a | &#91;MASK&#93; | **a** 98.0%") and "c 1.8%" in first
+    assert first.startswith("| 1 | a | &#91;MASK&#93; | **“a”** 98.0%, “c” 1.8%, ")
     assert second.startswith("| 2 | d&#124; | ") and "**" not in second
     assert text.endswith("1 of 2 right")
 
 
 def test_word_pieces_become_words():
     pieces = ["[CLS]", "a", "##b", "c", "[SEP]", "##b", "[UNK]"]
-    assert sentence_of(pieces, {}) == "ab cb &#91;UNK&#93;"
-    assert sentence_of(pieces, {2: 1}) == "a **&#91;1&#93;** cb &#91;UNK&#93;"
+    assert format_sentence(pieces, {}) == "ab cb &#91;UNK&#93;"
+    assert format_sentence(pieces, {2: 1}) == "a **&#91;1&#93;** cb &#91;UNK&#93;"
 
 
 def test_sentences_with_their_classes(tmp_path):
     inputs = {"token_ids": np.array([[0], [1], [1]])}
     callback = SentenceSamples(
-        TensorBoard(tmp_path / "logs"),
+        TensorBoard(tmp_path),
         inputs,
         ["dull", "a <b>fine</b> film", "x" * 300],
         np.array([0, 1, 0]),
@@ -90,8 +88,7 @@ def test_sentences_with_their_classes(tmp_path):
     model.set_weights([np.array([[-2.0, 2.0]])])
     callback.set_model(keras.Model({"token_ids": model.inputs[0]}, model.outputs[0]))
     callback.on_epoch_end(0)
-    callback.tensorboard.flush()
-    lines = shown(tmp_path, "validation")["sentences"][1].item().decode().splitlines()
+    lines = shown(callback)["sentences"][1].item().decode().splitlines()
     assert lines[2] == "| dull | bad | bad 50.0% |"
     assert lines[3] == "| a &lt;b&gt;fine&lt;/b&gt; film | good | good 98.2% |"
     assert lines[4].endswith("... | bad | **good** 98.2% |") and len(lines[4]) < 250
@@ -99,12 +96,11 @@ def test_sentences_with_their_classes(tmp_path):
 
 def test_predicted_against_true_and_the_residuals(tmp_path):
     truth = np.array([[10.0], [20.0], [30.0]])
-    callback = RegressionSummaries(TensorBoard(tmp_path / "logs"), truth, truth, "°C")
+    callback = RegressionSummaries(TensorBoard(tmp_path), truth, truth, "°C")
     callback.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.1)]))
     callback.step = 3
     callback.on_epoch_end(0)
-    callback.tensorboard.flush()
-    found = shown(tmp_path, "test")
+    found = shown(callback)
     assert found.keys() == {"predicted_against_true", "residuals"}
     for step, (width, height, png) in found.values():
         assert step == 3 and int(width) > 400 and int(height) > 400 and png[:4] == b"\x89PNG"
@@ -121,13 +117,62 @@ def test_probabilities_of_half_precision_are_exact():
     assert found.dtype == np.float64 and found.sum() == pytest.approx(1, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    "text", ["it's a film", '"so" & <b>so</b>', "a|b *c* `d` _e_ #1 [f](g) \\ ~h~", "- i", "1 + 1"]
-)
-def test_tensorboard_shows_a_text_as_it_is(text):
-    shown = plugin_util.markdown_to_safe_html(markdown.plain(text))
-    assert html.unescape(re.fullmatch("<p>(.*)</p>", shown)[1]) == text
+@pytest.fixture
+def images(tmp_path):
+    """The model says class 1 where the first pixel is bright, class 0 elsewhere."""
+    layers = [keras.Input((2, 2, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    kernel = np.zeros((4, 3), "float32")
+    kernel[0, 1] = 1.0
+    model.set_weights([kernel, np.array([0.5, 0, 0], "float32")])
+    pixels = np.zeros((7, 2, 2, 1), "float32")
+    pixels[[1, 2, 6], 0, 0, 0] = 1.0
+    labels = np.array([0, 1, 1, 2, 0, 0, 0])
+    callback = ImageSummaries(
+        TensorBoard(tmp_path), pixels, labels, ["a", "b", "c|d"], batch_size=3
+    )
+    callback.set_model(model)
+    return callback
 
 
-def test_nothing_of_a_text_is_taken_for_markdown():
-    assert markdown.plain("a|b *c* <d>\n`e`") == ("a&#124;b &#42;c&#42; &lt;d&gt; &#96;e&#96;")
+COUNTS = [[3, 1, 0], [0, 2, 0], [1, 0, 0]]  # true classes in the rows, predicted in the columns
+
+
+def test_images_and_matrix_are_shown_at_the_step_of_the_run(images, monkeypatch):
+    from matplotlib.axes import Axes
+
+    titles = []
+    stock = Axes.set_title
+    monkeypatch.setattr(
+        Axes, "set_title", lambda self, text, **k: titles.append((text, k)) or stock(self, text)
+    )
+    images.step = 12
+    for _ in range(2):  # each epoch counts afresh
+        images.on_epoch_end(0)
+    assert images.confusion_matrix.tolist() == COUNTS
+    assert titles[3][0] == "true c|d\npredicted a" and titles[6][0] == "true a\npredicted b"
+    assert titles[3][1]["color"] != titles[1][1]["color"]
+    found = shown(images)
+    assert found.keys() == {"images", "confusion_matrix", "confusion_counts"}
+    assert {step for step, _ in found.values()} == {12}
+    text = found["confusion_counts"][1].item().decode()
+    assert "| **a** | 3 | 1 | 0 |" in text and "| **c&#124;d** | 1 | 0 | 0 |" in text
+
+
+def test_a_run_that_resumed_after_its_last_epoch_still_counts(images, tmp_path):
+    images.on_train_end()
+    assert images.confusion_matrix.tolist() == COUNTS and not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_is_not_the_chief_counts_too(images):
+    images.tensorboard = TensorBoard(None)
+    images.on_epoch_end(0)
+    assert images.confusion_matrix.tolist() == COUNTS
+
+
+def test_of_many_classes_no_matrix_is_drawn(tmp_path):
+    callback = ImageSummaries(TensorBoard(tmp_path), np.zeros((1, 2, 2, 3)), [0], range(51))
+    layers = [keras.Input((2, 2, 3)), keras.layers.Flatten(), keras.layers.Dense(51)]
+    callback.set_model(keras.Sequential(layers))
+    callback.on_epoch_end(0)
+    assert shown(callback).keys() == {"images"}

@@ -1,0 +1,75 @@
+"""Ends `fit()` at the run's last step, or when the loss is no longer a number."""
+
+import logging
+import math
+from collections.abc import Callable
+
+import keras
+
+from callbacks.errors import BadLoss
+from callbacks.records import used_learning_rate
+from callbacks.steps import StepCallback
+
+log = logging.getLogger("recipes")
+
+
+class StopAtStep(StepCallback):
+    """Ends `fit()` after the run's last step, which `--max-steps` may put into mid-epoch."""
+
+    def on_step_end(self, step, logs):
+        """Ends the epoch at the last step."""
+        if step >= self.total_steps:
+            self.model.stop_training = True
+
+
+class StopOnBadLoss(StepCallback):
+    """Raises `BadLoss` when the loss, or a metric of the validation split, is not finite.
+
+    A step that `LossScaleOptimizer` skipped (it lowered its scale) is no bad loss: the weights did
+    not change. If the loss itself was not finite then, the epoch's metrics begin again.
+
+    Args:
+        last_checkpoint: returns the name of the newest checkpoint, or None.
+    """
+
+    def __init__(self, last_checkpoint: Callable[[], str | None] = lambda: None):
+        super().__init__()
+        self.last_checkpoint = last_checkpoint
+        self._scale = 0.0
+
+    def on_train_begin(self, logs=None):
+        """Remembers the loss scale."""
+        self._scale = self._loss_scale()
+
+    def _loss_scale(self) -> float:
+        scale = getattr(self.model.optimizer, "dynamic_scale", None)
+        return 0.0 if scale is None else float(keras.ops.convert_to_numpy(scale))
+
+    def on_step_end(self, step, logs):
+        """Checks the running mean, which stays bad once it is."""
+        before, self._scale = self._scale, self._loss_scale()
+        if math.isfinite(float(logs["loss"])):
+            return
+        if not 1.0 <= self._scale < before:
+            self._raise("the loss", logs["loss"])
+        log.warning(
+            "step %d: the loss overflowed in half precision; the step was skipped, the loss scale "
+            "is now %g, and the epoch's metrics begin again",
+            *(step, self._scale),
+        )
+        self.model.reset_metrics()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Checks the validation: the last step may have spoiled the weights."""
+        for name, value in (logs or {}).items():
+            if name.startswith("val_") and not math.isfinite(float(value)):
+                self._raise(name, value)
+
+    def _raise(self, name: str, value: float) -> None:
+        rate = used_learning_rate(self.model.optimizer)
+        checkpoint = self.last_checkpoint()
+        raise BadLoss(
+            f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); "
+            + (f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint yet")
+            + "; a lower --base-learning-rate or --clip-norm 1 may help"
+        )
