@@ -103,19 +103,34 @@ def load_images(dataset: str, cache_dir: Path) -> Images:
 
 
 def _mnist() -> Images:
-    import keras
-
-    _fetch(MNIST_HASHES, "datasets")
-    train, test = keras.datasets.mnist.load_data()
+    folder = _fetched(MNIST_HASHES, "datasets")
+    with np.load(folder / "mnist.npz") as arrays:
+        train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))
     return Images("mnist", _three_splits(train, test), DIGITS)
 
 
 def _fashion_mnist() -> Images:
-    import keras
+    images = _folder(str(_fetched(FASHION_MNIST_HASHES, "datasets/fashion-mnist")))
+    return dataclasses.replace(images, name="fashion_mnist", classes=CLOTHES)
 
-    _fetch(FASHION_MNIST_HASHES, "datasets/fashion-mnist")
-    train, test = keras.datasets.fashion_mnist.load_data()
-    return Images("fashion_mnist", _three_splits(train, test), CLOTHES)
+
+def _fetched(hashes: dict[str, str], subfolder: str) -> Path:
+    """Returns the folder where `keras.datasets` looks, with files of the right hashes in it.
+
+    Keras's own download has no timeout, writes to the final name (another worker may read half a
+    file), and checks no hash of Fashion-MNIST.
+
+    Args:
+        hashes: SHA-256 of each file, by name.
+        subfolder: The folder, below Keras's.
+
+    Raises:
+        DataError: The source does not answer, or what came has another hash.
+    """
+    folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / subfolder
+    for name, expected in hashes.items():
+        fetch([ORIGIN + name], expected, folder / name, name, LOOK_SECONDS)
+    return folder
 
 
 def _digits() -> Images:
@@ -238,33 +253,6 @@ def _three_splits(
         "valid": (pixels[kept:], labels[kept:]),
         "test": scaled(*test),
     }
-
-
-def _keras_cache() -> Path:
-    """Keras's own cache folder, by Keras's own rule; Keras has no public name for it."""
-    import keras  # noqa: F401  creates the folder where there is none
-
-    home = os.environ.get("KERAS_HOME", os.path.join(os.path.expanduser("~"), ".keras"))
-    home = os.path.expanduser(home)
-    return Path(home if os.access(home, os.W_OK) else "/tmp/.keras")
-
-
-def _fetch(hashes: dict[str, str], subfolder: str) -> None:
-    """Sees to it that files with the right hashes lie where keras.datasets looks for them.
-
-    Keras's own download has no timeout, writes to the final name (another worker may read half a
-    file), and checks no hash of Fashion-MNIST.
-
-    Args:
-        hashes: SHA-256 of each file, by name.
-        subfolder: Where below Keras's cache folder they go.
-
-    Raises:
-        DataError: The source does not answer, or what came has another hash.
-    """
-    for name, expected in hashes.items():
-        path = _keras_cache() / subfolder / name
-        fetch([ORIGIN + name], expected, path, name, LOOK_SECONDS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data import files
 from data.errors import DataError
 
@@ -87,7 +85,7 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
         DataError: One of the packages is not installed.
     """
     roots = {package: _root(package) for package in PACKAGES}
-    versions = " ".join(f"{package} {_version(package, roots[package])}" for package in PACKAGES)
+    versions = " ".join(f"{package} {_version(package)}" for package in PACKAGES)
     fingerprint = hashlib.sha256(f"{RULES_VERSION} {versions}".encode()).hexdigest()[:16]
     folder = Path(cache_dir) / f"installed-docs-{fingerprint}"
 
@@ -126,10 +124,8 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[tuple[str, str]]]:
     ]
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
-    bar = tqdm(files, desc="docstrings", unit=" files", leave=False, disable=None)
-    if bar.disable and len(files) > 100:
-        print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
-    for package, module, path in bar:
+    print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
+    for package, module, path in files:
         for docstring in _docstrings(path):
             for paragraph in prose(docstring):
                 # Copies that differ in case, spaces or punctuation alone are repeats, too.
@@ -161,14 +157,13 @@ def _root(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _version(package: str, root: Path) -> str:
-    # The distribution may have another name, such as tensorflow-cpu.
-    for name in (package, f"{package}-cpu", f"{package}-macos", f"tf-nightly-{package}"):
+def _version(package: str) -> str:
+    for name in (package, f"{package}-cpu"):  # the distribution of TensorFlow has two names
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return hashlib.sha256((root / "__init__.py").read_bytes()).hexdigest()
+    return "unknown"
 
 
 def _docstrings(path: Path) -> Iterator[str]:

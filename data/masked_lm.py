@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -9,10 +10,10 @@ import tensorflow as tf
 from data import batches
 from data.errors import DataError
 from data.sequences import as_tensor, in_blocks
-from data.whole_words import NOT_CHOSEN, continuations, keep_whole_words
 from data.word_pieces import SpecialTokens
 
-COUNTED = 4096  # sequences of which `fill` counts the masks of whole words
+COUNTED = 4096  # sequences of which `fill` counts the masks
+NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers lie below 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Masking:
         max_predictions: masked positions that each example has room for; what is not filled
             weighs zero.
         seed: the run's seed.
-        continuations: ids of the word pieces that continue a word (`whole_words.continuations`);
+        continuations: ids of the word pieces that continue a word (`continuations`);
             where they are given, words are chosen whole.
     """
 
@@ -46,7 +47,7 @@ class Masking:
         seed: int,
         whole_words: bool = False,
     ) -> "Masking":
-        """With room for the predictions of a sequence that is full of text.
+        """Makes room for the predictions of a sequence that is full of text.
 
         Args:
             tokenizer: a `keras_nlp.models.BertTokenizer`.
@@ -134,6 +135,91 @@ def mask_batch(
     return x, tf.where(chosen, labels, 0), tf.cast(chosen, tf.float32)
 
 
+def continuations(vocabulary: Sequence[str]) -> tuple[int, ...]:
+    """Returns the ids of the word pieces that continue a word: those that begin with `##`."""
+    return tuple(number for number, piece in enumerate(vocabulary) if piece.startswith("##"))
+
+
+def keep_whole_words(
+    score: tf.Tensor,
+    token_ids: tf.Tensor,
+    wanted: tf.Tensor,
+    continuing: Sequence[int],
+    vocabulary_size: int,
+) -> tf.Tensor:
+    """Chooses words instead of places, by the rule of Google's BERT.
+
+    The rule (github.com/google-research/bert, `create_masked_lm_predictions` with
+    `do_whole_word_mask`): words come in random order; one that would exceed the number of
+    predictions is skipped; it ends when the number is reached. So words of many pieces are chosen
+    a little less often, and a sequence may get fewer predictions than are wanted. Here a special
+    token ends a word, and what a sequence's edge has left of a word counts as one.
+
+    Args:
+        score: float32 of shape (batch, length), a random number in [0, 1) a place; `NOT_CHOSEN`
+            where nothing may be chosen. The number at a word's first piece is the word's.
+        token_ids: int32 of shape (batch, length).
+        wanted: int32 of shape (batch, 1), the most pieces that are chosen.
+        continuing: ids of the pieces that continue a word.
+        vocabulary_size: number of word pieces.
+
+    Returns:
+        float32 of shape (batch, length): the score of the word that a place belongs to, and
+        `NOT_CHOSEN` where its word is not chosen. The pieces of a word stand together when places
+        are sorted by it.
+    """
+    shape = tf.shape(score)
+    eligible = score < NOT_CHOSEN
+    follows = np.zeros(vocabulary_size, bool)
+    follows[list(continuing)] = True
+    after_a_piece = tf.pad(eligible[:, :-1], [[0, 0], [1, 0]])
+    is_first = eligible & ~(tf.gather(tf.constant(follows), token_ids) & after_a_piece)
+
+    # Words are numbered in each sequence, and hold their pieces' count and their score.
+    number = tf.maximum(tf.cumsum(tf.cast(is_first, tf.int32), axis=1) - 1, 0)
+    segment = tf.range(shape[0])[:, None] * shape[1] + number
+    segments = shape[0] * shape[1]
+    sizes = tf.math.unsorted_segment_sum(tf.cast(eligible, tf.int32), segment, segments)
+    scores = tf.math.unsorted_segment_min(tf.where(is_first, score, NOT_CHOSEN), segment, segments)
+    sizes, scores = tf.reshape(sizes, shape), tf.reshape(scores, shape)
+
+    # The smallest scores come first; ties (24 bits) go to the word that stands first.
+    order = tf.math.top_k(-scores, score.shape[1]).indices
+    chosen_in_order = _that_fit(tf.gather(sizes, order, batch_dims=1), wanted)
+    chosen = tf.gather(chosen_in_order, tf.argsort(order, axis=1), batch_dims=1)
+    is_chosen = eligible & tf.gather(chosen, number, batch_dims=1)
+    return tf.where(is_chosen, tf.gather(scores, number, batch_dims=1), NOT_CHOSEN)
+
+
+def _that_fit(sizes: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
+    """Takes one after the other what still has room, and skips what has not.
+
+    A round takes what fits from the first one on, up to the one that finds too little room. What
+    is too large for the room that is left then is skipped for good, so the largest size shrinks
+    with each round, and there are few of them.
+
+    Args:
+        sizes: int32 of shape (batch, words), in the order in which they come; 0 where none is.
+        room: int32 of shape (batch, 1).
+
+    Returns:
+        bool of shape (batch, words).
+    """
+
+    def any_left(open_, room, taken):
+        return tf.reduce_any(open_)
+
+    def take(open_, room, taken):
+        open_ &= sizes <= room
+        together = tf.cumsum(tf.where(open_, sizes, 0), axis=1)
+        now = open_ & (together <= room)
+        room -= tf.reduce_sum(tf.where(now, sizes, 0), axis=1, keepdims=True)
+        return open_ & ~now, room, taken | now
+
+    none = tf.zeros_like(sizes, tf.bool)
+    return tf.while_loop(any_left, take, (sizes > 0, room, none))[2]
+
+
 def training_data(
     sequences: np.ndarray,
     masking: Masking,
@@ -142,7 +228,7 @@ def training_data(
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
 ) -> tf.data.Dataset:
-    """Endless global batches, shuffled and masked anew in each epoch.
+    """Yields endless global batches, shuffled and masked differently in each epoch.
 
     Args:
         sequences: int32 token ids of shape (sequences, length).
@@ -167,7 +253,7 @@ def training_data(
 def evaluation_data(
     sequences: np.ndarray, masking: Masking, *, batch_size: int, split: str
 ) -> tf.data.Dataset:
-    """Every sequence once, with the masks that the seed fixes for this split.
+    """Yields every sequence once, with the masks that the seed fixes for this split.
 
     Args:
         sequences: int32 token ids of shape (sequences, length).
@@ -198,66 +284,47 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
 
     Args:
         sequences: int32 token ids of shape (sequences, length), by split.
-        masking: its special tokens are never predicted.
+        masking: Its special tokens are never predicted.
 
     Raises:
         DataError: Names all such splits.
     """
-    special = masking.special.all()
-    empty = [
-        split
-        for split, found in sequences.items()
-        if all(np.isin(block, special).all() for block in in_blocks(found))
-    ]
-    if empty:
-        raise DataError(
-            f"{', '.join(empty)}: no word piece that could be predicted, only special tokens and "
-            "unknown words; take more text, or a vocabulary that fits it"
-        )
-    if masking.continuations is None:
-        return
-    # Whether anything is chosen depends on the words' lengths, not on the random numbers.
+    # Whether anything is chosen does not depend on the random numbers.
     empty = [split for split, found in sequences.items() if not any(_predictions(found, masking))]
     if empty:
+        words = "no whole word" if masking.continuations is not None else "no word piece"
         raise DataError(
-            f"{', '.join(empty)}: no whole word has room in the predictions of its sequence; take "
-            "longer sequences, a vocabulary that fits the text, or no --whole-word-masking"
+            f"{', '.join(empty)}: {words} that could be predicted; take more text, longer "
+            "sequences, or a vocabulary that fits the text"
         )
 
 
-def _predictions(sequences: np.ndarray, masking: Masking):
+def _predictions(sequences: np.ndarray, masking: Masking) -> Iterator[float]:
     """Yields how many predictions the sequences have, some hundreds of them at a time."""
     epoch = tf.constant(0, tf.int64)
-    for start in range(0, len(sequences), 256):
-        part = tf.constant(sequences[start : start + 256].astype(np.int32))
-        indices = tf.range(start, start + len(part), dtype=tf.int64)
+    start = 0
+    for block in in_blocks(sequences, 256):
+        indices = tf.range(start, start + len(block), dtype=tf.int64)
+        part = tf.constant(block.astype(np.int32))
         yield float(tf.reduce_sum(mask_batch(part, indices, epoch, masking, "train")[2]))
+        start += len(block)
 
 
 def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
-    """How full sequences and their predictions are.
+    """Measures how full sequences and their predictions are.
 
     Returns:
-        The share of positions that are padding, and the share of `max_predictions` that is used.
-        With whole words the latter depends on the masks: it is that of the first training epoch,
-        in the first `COUNTED` sequences.
+        The share of positions that are padding, and the share of `max_predictions` that is used in
+        the first `COUNTED` sequences.
     """
-    text = filled = 0
-    for block in in_blocks(sequences):
-        is_text = block != masking.special.pad
-        eligible = ~np.isin(block, masking.special.all())
-        wanted = np.maximum(np.rint(masking.probability * is_text.sum(1)), 1)
-        text += is_text.sum()
-        filled += np.minimum(np.minimum(wanted, masking.max_predictions), eligible.sum(1)).sum()
-    counted = sequences
-    if masking.continuations is not None:
-        counted = sequences[:COUNTED]
-        filled = sum(_predictions(counted, masking))
+    text = sum(int((block != masking.special.pad).sum()) for block in in_blocks(sequences))
+    counted = sequences[:COUNTED]
+    filled = sum(_predictions(counted, masking))
     return 1.0 - text / sequences.size, filled / (len(counted) * masking.max_predictions)
 
 
 def baselines(train: np.ndarray, test: np.ndarray, masking: Masking) -> dict[str, float]:
-    """What a model without context reaches: an add-0.1 unigram model of the training text.
+    """Measures a model without context: an add-0.1 unigram model of the training text.
 
     Args:
         train: int32 token ids of the training text, any shape.
@@ -279,7 +346,7 @@ def baselines(train: np.ndarray, test: np.ndarray, masking: Masking) -> dict[str
 
 
 def log_frequency(train: np.ndarray, masking: Masking) -> np.ndarray:
-    """The logarithm of each word piece's share in a text, 0.1 added to each count.
+    """Returns the logarithm of each word piece's share in a text, 0.1 added to each count.
 
     Args:
         train: int32 token ids, any shape.
@@ -294,7 +361,7 @@ def log_frequency(train: np.ndarray, masking: Masking) -> np.ndarray:
 
 
 def _counts(token_ids: np.ndarray, masking: Masking) -> np.ndarray:
-    """How often each word piece occurs; special tokens count as if they did not."""
+    """Counts each word piece; special tokens count as if they did not occur."""
     counts = np.zeros(masking.vocabulary_size, np.float64)
     for block in in_blocks(token_ids):
         counts += np.bincount(block.ravel(), minlength=masking.vocabulary_size)

@@ -1,16 +1,15 @@
 """DNA oligos and their melting temperatures: drawn and computed, or read from a CSV file."""
 
-import csv
 import dataclasses
 import hashlib
-import io
-import re
+import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from data import files
 from data.errors import DataError
+from data.tables import read_table
 
 NEAREST_NEIGHBOUR = "nearest-neighbour"
 
@@ -33,7 +32,6 @@ VALID_COUNT = 1_000
 # A CSV's temperatures in degrees C: absolute zero, and a limit far above any melting of DNA.
 LOWEST_TM = -273.15
 HIGHEST_TM = 1_000.0
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ def load_oligos(dataset: str, seed: int, count: int = 40_000) -> Oligos:
 
 
 def linear_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
-    """The error of a linear fit on GC share and length.
+    """Returns the error of a linear fit on GC share and length.
 
     Args:
         splits: As in `Oligos.splits`.
@@ -96,7 +94,7 @@ def linear_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def nearest_neighbour_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
-    """The error of a linear fit that knows the physics: what a model has to beat.
+    """Returns the error of a linear fit that knows the physics.
 
     A duplex is held together by its pairs of neighbouring bases, so nearly all of the melting
     temperature is in their counts. The 65 features of an oligo are
@@ -106,12 +104,7 @@ def nearest_neighbour_baseline(splits: dict[str, tuple[np.ndarray, np.ndarray]])
     - the first base and the last base, each as 4 indicators, and these divided by the length,
     - a constant.
 
-    Args:
-        splits: As in `Oligos.splits`.
-
-    Returns:
-        Root mean squared error in degrees C on the test split of the least-squares fit of the
-        temperature on these features over the training split.
+    Args and Returns as `linear_baseline`.
     """
 
     def features(ids: np.ndarray) -> np.ndarray:
@@ -191,12 +184,25 @@ def _melting_temperature(sequence: str) -> float:
 
 def _read_splits(dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads a CSV and splits it by a hash of each duplex."""
+    path = files.expand(dataset, "--dataset")
+    if not path.is_file():
+        raise DataError(
+            f"dataset {dataset!r}: no such file; expected {NEAREST_NEIGHBOUR} or a CSV file with "
+            "the columns sequence and tm"
+        )
     rows: dict[str, list[tuple[str, float]]] = {"train": [], "valid": [], "test": []}
-    for sequence, tm in _read_csv(dataset):
+    for where, (text, tm) in read_table(path, ("sequence",), ("tm",)):
+        sequence = checked(text, where)
+        try:
+            celsius = float(tm)
+        except ValueError:
+            celsius = math.nan
+        if not LOWEST_TM <= celsius <= HIGHEST_TM:
+            raise DataError(f"{where}: tm is {tm[:100]!r}, expected a temperature in degrees C")
         # Python's own hash of a string changes from process to process.
         digest = hashlib.sha256(_duplex(sequence).encode()).digest()
         tenth = int.from_bytes(digest[:8], "big") % 10
-        rows[{8: "valid", 9: "test"}.get(tenth, "train")].append((sequence, tm))
+        rows[{8: "valid", 9: "test"}.get(tenth, "train")].append((sequence, celsius))
     empty = [split for split, pairs in rows.items() if not pairs]
     if empty:
         total = sum(map(len, rows.values()))
@@ -210,69 +216,12 @@ def _read_splits(dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-def _read_csv(dataset: str) -> list[tuple[str, float]]:
-    expected = f"expected {NEAREST_NEIGHBOUR} or a CSV file with the columns sequence and tm"
-    try:
-        path = Path(dataset).expanduser()
-        if path.is_dir():
-            raise DataError(f"dataset {dataset!r}: a folder; {expected}")
-        if not path.is_file():
-            raise DataError(f"dataset {dataset!r}: no such file; {expected}")
-        content = path.read_bytes()
-    # A name that is too long, a home folder of nobody, a file or folder that may not be read.
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"dataset {dataset!r}: cannot be read ({reason}); {expected}") from error
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8, expected a text "
-            "file"
-        ) from error
-    # Spreadsheets write a byte order mark, which would be part of the first column's name.
-    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
-    try:
-        return list(_rows(path, lines))
-    except csv.Error as error:
-        raise DataError(f"{path}, line {lines.line_num}: not a CSV file ({error})") from error
-
-
-def _rows(path: Path, lines) -> Iterator[tuple[str, float]]:
-    """Yields the checked sequence (upper case) and temperature of each row of a `csv.reader`."""
-    header = [name.strip() for name in next(lines, [])]
-    if not header:
-        raise DataError(f"{path}: empty, expected a header with the columns sequence and tm")
-    missing = [name for name in ("sequence", "tm") if name not in header]
-    if missing:
-        raise DataError(
-            f"{path}: no column {' and '.join(missing)}; found {_shown(', '.join(header))}, "
-            "expected sequence and tm"
-        )
-    for name in ("sequence", "tm"):
-        if header.count(name) > 1:
-            raise DataError(f"{path}: {header.count(name)} columns {name}, expected one")
-    for row in lines:
-        if not any(map(str.strip, row)):
-            continue
-        where = f"{path}, line {lines.line_num}"
-        if len(row) != len(header):
-            raise DataError(f"{where}: {len(row)} fields, expected {len(header)} as in the header")
-        sequence = checked(row[header.index("sequence")], where)
-        text = row[header.index("tm")].strip()
-        # Python's float also takes 5_0, nan and the digits of other scripts.
-        if not NUMBER.fullmatch(text) or not LOWEST_TM <= float(text) <= HIGHEST_TM:
-            raise DataError(f"{where}: tm is {_shown(text)!r}, expected a temperature in degrees C")
-        yield sequence, float(text)
-
-
 def checked(sequence: str, where: str) -> str:
-    """An oligo in upper case, without white space at its ends.
+    """Returns an oligo in upper case, without white space at its ends.
 
     Args:
-        sequence: what somebody wrote.
-        where: what the message begins with.
+        sequence: What a person wrote.
+        where: What the message begins with.
 
     Raises:
         DataError: It has another letter than A, C, G, T, or fewer than 8 or more than 60 bases.
@@ -287,17 +236,11 @@ def checked(sequence: str, where: str) -> str:
 
 
 def encode(sequences: Sequence[str]) -> np.ndarray:
-    """Token ids of oligos, int32 of shape (n, 60): 1 to 4 for A, C, G, T, then 0 for padding."""
+    """Returns token ids of oligos, int32 of shape (n, 60): 1 to 4 for A, C, G, T, 0 for padding."""
     ids = np.zeros((len(sequences), LONGEST), np.int32)
     for row, sequence in zip(ids, sequences, strict=True):
         row[: len(sequence)] = [BASES.index(base) + 1 for base in sequence]
     return ids
-
-
-def _shown(text: str) -> str:
-    """The beginning of a text from a file, on one line."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in text[:100])
-    return printable if len(text) <= 100 else printable + "..."
 
 
 def _arrays(sequences: list[str], temperatures: list[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -305,7 +248,7 @@ def _arrays(sequences: list[str], temperatures: list[float]) -> tuple[np.ndarray
 
 
 def _duplex(sequence: str) -> str:
-    """One name for both strands of a duplex: they melt as one."""
+    """Returns one name for both strands of a duplex: they melt as one."""
     return min(sequence, _reverse_complement(sequence))
 
 

@@ -69,46 +69,43 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """A zip archive: where to get it, and what it must be."""
+    """A zip archive: what it is called, where to get it, and what it must be."""
 
-    urls: tuple[str, ...]
+    file_name: str
+    mirrors: tuple[str, ...]
     sha256: str
 
 
-def _smerity(name: str) -> tuple[str, str]:
-    # Plain http as well, for machines on which the certificate does not pass: what is trusted is
-    # the hash.
-    return f"https://wikitext.smerity.com/{name}", f"http://wikitext.smerity.com/{name}"
+# Plain http as well, for machines on which the certificate does not pass: what is trusted is the
+# hash.
+_SMERITY = ("https://wikitext.smerity.com/", "http://wikitext.smerity.com/")
+_HUGGING_FACE = "https://huggingface.co/datasets"
+_GGML = f"{_HUGGING_FACE}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9/"
+WIKITEXT = {
+    "wikitext-2": Archive(
+        "wikitext-2-v1.zip",
+        _SMERITY,
+        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    ),
+    "wikitext-2-raw": Archive(
+        "wikitext-2-raw-v1.zip",
+        (_GGML, *_SMERITY),
+        "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    ),
+    "wikitext-103": Archive(
+        "wikitext-103-v1.zip",
+        _SMERITY,
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
+    "wikitext-103-raw": Archive(
+        "wikitext-103-raw-v1.zip",
+        (*_SMERITY, f"{_HUGGING_FACE}/segyges/wikitext-103/resolve/main/"),
+        "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+    ),
+}
 
 
-def wikitext_archives() -> dict[str, Archive]:
-    """Returns the WikiText archives by dataset name."""
-    hugging_face = "https://huggingface.co/datasets"
-    ggml = f"{hugging_face}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9"
-    return {
-        "wikitext-2": Archive(
-            _smerity("wikitext-2-v1.zip"),
-            "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-        ),
-        "wikitext-2-raw": Archive(
-            (f"{ggml}/wikitext-2-raw-v1.zip", *_smerity("wikitext-2-raw-v1.zip")),
-            "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-        ),
-        "wikitext-103": Archive(
-            _smerity("wikitext-103-v1.zip"),
-            "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        ),
-        "wikitext-103-raw": Archive(
-            (
-                *_smerity("wikitext-103-raw-v1.zip"),
-                f"{hugging_face}/segyges/wikitext-103/resolve/main/wikitext-103-raw-v1.zip",
-            ),
-            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-        ),
-    }
-
-
-def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None = None) -> Text:
+def load_text(dataset: str, cache_dir: Path) -> Text:
     """Loads a text and its three splits.
 
     Args:
@@ -118,7 +115,6 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
             or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text
             files may be compressed (`.gz`).
         cache_dir: Where downloads and parsed docstrings are kept.
-        mirrors: Archives that replace those of `wikitext_archives()`, by name.
 
     Returns:
         The text; no split is empty.
@@ -127,18 +123,17 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
         DataError: There is no such dataset or path, no mirror delivers, a file is empty, binary
             or not UTF-8, or a split is missing.
     """
-    archives = {**wikitext_archives(), **(mirrors or {})}
     if dataset == "auto":
         try:
-            return _load_wikitext("wikitext-2", archives, cache_dir, AUTO_SECONDS)
+            return _load_wikitext("wikitext-2", cache_dir, AUTO_SECONDS)
         except DataError as error:
             note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
             return dataclasses.replace(load_text("installed-docs", cache_dir), note=note)
     if dataset == "installed-docs":
         splits = installed_docs.load_installed_docs(cache_dir)
         return Text("installed-docs", splits, english_wikitext=False)
-    if dataset in archives:
-        return _load_wikitext(dataset, archives, cache_dir)
+    if dataset in WIKITEXT:
+        return _load_wikitext(dataset, cache_dir)
     path = files.expand(dataset, "--dataset")
     if path.is_dir():
         try:
@@ -153,34 +148,16 @@ def load_text(dataset: str, cache_dir: Path, mirrors: dict[str, Archive] | None 
     if sources:
         splits = {split: Lines(sources, split) for split in SPLITS}
         return _not_empty(dataset, splits, [str(source) for source, _ in sources])
-    known = ", ".join(["auto", "installed-docs", *archives])
+    known = ", ".join(["auto", "installed-docs", *WIKITEXT])
     raise DataError(
         f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
     )
 
 
-def load_unchanged(dataset: str, sha256: str, cache_dir: Path) -> Text | None:
-    """Returns a text that was loaded before, or None where it is not there any more as it was.
-
-    Args:
-        dataset: As for `load_text`; nothing is downloaded.
-        sha256: Of the `Text`.
-        cache_dir: As for `load_text`.
-    """
-    if dataset in wikitext_archives() and not (cache_dir / f"{dataset}.zip").is_file():
-        return None
-    try:
-        text = load_text(dataset, cache_dir)
-        return text if text.sha256 == sha256 else None
-    except DataError:
-        return None
-
-
-def _load_wikitext(
-    name: str, archives: dict[str, Archive], cache_dir: Path, answer_within: float | None = None
-) -> Text:
-    path = Path(cache_dir) / f"{name}.zip"
-    download.fetch(archives[name].urls, archives[name].sha256, path, name, answer_within)
+def _load_wikitext(name: str, cache_dir: Path, answer_within: float | None = None) -> Text:
+    archive, path = WIKITEXT[name], Path(cache_dir) / f"{name}.zip"
+    urls = [mirror + archive.file_name for mirror in archive.mirrors]
+    download.fetch(urls, archive.sha256, path, name, answer_within)
     return dataclasses.replace(_load_zip(name, path), english_wikitext=True)
 
 

@@ -189,7 +189,7 @@ def _lines(facts: dict, cache_dir: Path, own: Callable) -> tuple[list[str], str]
     """Sentences of the run's test split, or ours; nothing is downloaded for it."""
     name = facts["dataset"]
     try:
-        if name in text.wikitext_archives() and not (cache_dir / f"{name}.zip").is_file():
+        if name in text.WIKITEXT and not (cache_dir / f"{name}.zip").is_file():
             raise DataError(f"{name} is not in the cache")
         lines = [line for line in own() if len(line.split()) > 3]
     except DataError:

@@ -136,10 +136,11 @@ def main(options: Options) -> dict:
             return run.results
         # Sentences as word pieces, and their labels, by split.
         data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
-        run.note(data.note)
         if run.metadata:  # a trained run is evaluated: its classes, in its order
             data = data.with_classes(run.metadata["classes"])
         splits = arrays.first_examples(data.splits, options.max_examples)
+        repeated = sentences.repeated_in_test(splits)
+        run.note(data.note, sentences.repeated_note(repeated))
         preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
@@ -149,7 +150,7 @@ def main(options: Options) -> dict:
             base_learning_rate=2e-4 if preset else 5e-4,
             batch_size_per_replica=64,
             tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
-            about={"sentences": data.in_words(), "model": bert.origin(options, preset)},
+            about={"sentences": data.describe(), "model": bert.origin(options, preset)},
             dataset=data.name,
             preset=preset or "scratch",
             data_sha256=data_sha256(splits),
@@ -195,6 +196,7 @@ def main(options: Options) -> dict:
             test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},
             baseline=baseline,
             metadata={"classes": data.classes},
+            test_sentences_in_training=repeated,
             preprocessor=preprocessor,
         )
 

@@ -5,7 +5,6 @@ import re
 import struct
 import time
 
-import keras
 import numpy as np
 import pytest
 import requests
@@ -47,7 +46,7 @@ def folder(tmp_path):
 @pytest.fixture
 def keras_cache(tmp_path, monkeypatch):
     """An empty cache of Keras, and a source that does not answer."""
-    monkeypatch.setattr(images, "_keras_cache", lambda: tmp_path)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     serve(monkeypatch, None)
     return tmp_path
 
@@ -234,42 +233,50 @@ def test_by_name_is_used_or_refused(keras_cache, name):
         load_images(name, keras_cache)
 
 
-def put_in_cache(monkeypatch, folder, table):
-    """Puts files under the hashes that they have into the cache."""
+def put_in_cache(monkeypatch, folder, contents):
+    """Puts files into the cache, and their hashes into the table."""
+    table = "MNIST_HASHES" if "mnist.npz" in contents else "FASHION_MNIST_HASHES"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (hashes := getattr(images, table)):
-        (folder / name).write_bytes(name.encode())
-    known = {name: hashlib.sha256(name.encode()).hexdigest() for name in hashes}
-    monkeypatch.setattr(images, table, known)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(images, table, hashes)
+
+
+def mnist_file():
+    (x_train, y_train), (x_test, y_test) = some_images(20), some_images(10)
+    file = io.BytesIO()
+    np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return file.getvalue()
 
 
 def test_auto_takes_a_cached_mnist(keras_cache, monkeypatch):
-    put_in_cache(monkeypatch, keras_cache / "datasets", "MNIST_HASHES")
-    monkeypatch.setattr(
-        keras.datasets.mnist, "load_data", lambda: (some_images(20), some_images(10))
-    )
+    put_in_cache(monkeypatch, keras_cache / "datasets", {"mnist.npz": mnist_file()})
     loaded = load_images("auto", keras_cache)
     assert_promise(loaded)
     assert loaded.name == "mnist" and loaded.note is None
+    np.testing.assert_array_equal(loaded.splits["test"][1], some_images(10)[1])
 
 
-def test_fashion_mnist_from_the_cache(keras_cache, monkeypatch):
-    put_in_cache(monkeypatch, keras_cache / "datasets" / "fashion-mnist", "FASHION_MNIST_HASHES")
-    monkeypatch.setattr(
-        keras.datasets.fashion_mnist, "load_data", lambda: (some_images(20), some_images(10))
-    )
-    loaded = load_images("fashion_mnist", keras_cache)
-    assert_promise(loaded)
-    assert loaded.classes[9] == "Ankle boot"
-
-
-def test_a_damaged_cached_file_is_named_and_not_used(keras_cache, monkeypatch, caplog):
+@pytest.fixture
+def fashion_mnist(folder, keras_cache, monkeypatch):
+    contents = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in folder.iterdir()}
     cache = keras_cache / "datasets" / "fashion-mnist"
-    put_in_cache(monkeypatch, cache, "FASHION_MNIST_HASHES")
-    damaged = cache / "t10k-labels-idx1-ubyte.gz"
+    put_in_cache(monkeypatch, cache, contents)
+    return cache
+
+
+def test_fashion_mnist_from_the_cache(fashion_mnist):
+    loaded = load_images("fashion_mnist", fashion_mnist)
+    assert_promise(loaded)
+    assert loaded.name == "fashion_mnist" and loaded.classes[9] == "Ankle boot"
+
+
+def test_a_damaged_cached_file_is_named_and_not_used(fashion_mnist, caplog):
+    damaged = fashion_mnist / "t10k-labels-idx1-ubyte.gz"
     damaged.write_bytes(b"something else")
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte.gz could not be downloaded"):
-        load_images("fashion_mnist", keras_cache)
+        load_images("fashion_mnist", fashion_mnist)
     assert f"{damaged} is damaged (sha256" in caplog.text
 
 
@@ -282,27 +289,13 @@ def test_a_download_with_another_hash_is_refused(keras_cache, monkeypatch):
 
 
 def test_a_download_lands_where_keras_looks(keras_cache, monkeypatch):
-    content = b"the right bytes"
+    content = mnist_file()
     digest = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "MNIST_HASHES", {"mnist.npz": digest})
     asked = serve(monkeypatch, content)
-    monkeypatch.setattr(
-        keras.datasets.mnist, "load_data", lambda: (some_images(20), some_images(10))
-    )
     assert load_images("auto", keras_cache).name == "mnist"
     assert asked == [images.ORIGIN + "mnist.npz"]
     assert (keras_cache / "datasets" / "mnist.npz").read_bytes() == content
-
-
-def test_the_cache_is_the_one_of_keras(tmp_path):
-    # What Keras itself does with a file: it lands in the folder where ours are put.
-    (tmp_path / "source").write_bytes(b"x")
-    expected = images._keras_cache() / "datasets" / "recipes-cache-probe"
-    try:
-        found = keras.utils.get_file("recipes-cache-probe", origin=f"file://{tmp_path}/source")
-        assert found == str(expected)
-    finally:
-        expected.unlink(missing_ok=True)
 
 
 def test_a_look_ends_in_time(keras_cache, monkeypatch):

@@ -171,7 +171,7 @@ def test_the_result_is_cached(tmp_path, monkeypatch):
     monkeypatch.setattr(installed_docs, "extract_prose", fail)
     assert installed_docs.load_installed_docs(cache_dir) == first
 
-    monkeypatch.setattr(installed_docs, "_version", lambda package, root: "another")
+    monkeypatch.setattr(installed_docs, "_version", lambda package: "another")
     with pytest.raises(AssertionError, match="parsed twice"):
         installed_docs.load_installed_docs(cache_dir)
     assert len(list(cache_dir.glob("*/train.tsv"))) == 1

@@ -1,5 +1,4 @@
 import hashlib
-import os
 import random
 
 import numpy as np
@@ -246,77 +245,19 @@ def test_csv_duplicates_stay_together(tmp_path):
     assert sum(map(len, splits)) == len(set.union(*splits)) == 100
 
 
-def test_csv_other_columns_lower_case_spaces_and_empty_lines(tmp_path):
+def test_csv_lower_case_and_spaces(tmp_path):
     plain = load_oligos(str(write(tmp_path, "sequence,tm", *rows_csv(100))), seed=0)
-    lines = []
-    for line in rows_csv(100):
-        sequence, tm = line.split(",")
-        lines += [f' {tm} ,"a, b", {sequence.lower()} ', ""]
-    # With the byte order mark that spreadsheets write.
-    loaded = load_oligos(str(write(tmp_path, "\ufefftm,name, sequence", *lines)), seed=0)
+    lines = [" {} , {} ".format(*line.lower().split(",")) for line in rows_csv(100)]
+    loaded = load_oligos(str(write(tmp_path, "sequence, tm", *lines)), seed=0)
     for split, arrays in plain.splits.items():
         for a, b in zip(arrays, loaded.splits[split], strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 def test_missing_file(tmp_path):
-    message = error_message(tmp_path / "nowhere.csv")
-    assert "no such file" in message and "nearest-neighbour" in message
-    assert "a folder; expected nearest-neighbour" in error_message(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("", "dataset '': a folder"),
-        ("o" * 300, "File name too long"),
-        ("~nosuchuser/oligos.csv", "dataset '~nosuchuser/oligos.csv': cannot be read"),
-        ("oligos\0.csv", "dataset 'oligos\\x00.csv': no such file"),
-        ("oligos\n.csv", "dataset 'oligos\\n.csv': no such file"),
-        ("oligos\udcff.csv", "dataset 'oligos\\udcff.csv': no such file"),
-        ("oligos.csv/oligos.csv", "no such file"),
-    ],
-)
-def test_strange_paths(path, words):
-    assert words in error_message(path)
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs /proc")
-def test_unreadable_file():
-    # Nobody may read its first byte, root neither.
-    assert "cannot be read (Input/output error)" in error_message("/proc/self/mem")
-
-
-def test_closed_file(tmp_path, monkeypatch):
-    path = write(tmp_path, "sequence,tm", *rows_csv(30))
-
-    def refuse(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(type(path), "read_bytes", refuse)
-    assert "cannot be read (Permission denied)" in error_message(path)
-
-
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ("sequence,temperature", "no column tm; found sequence, temperature"),
-        ("sequence;tm", "no column sequence and tm; found sequence;tm"),
-        ("name,tm", "no column sequence; found name, tm"),
-        ('"na\nme",tm', "no column sequence; found na?me, tm"),
-        ("n" * 1000 + ",tm", "no column sequence; found " + "n" * 100 + "..., expected"),
-        ("sequence,tm,tm", "2 columns tm, expected one"),
-        ("tm,sequence, tm", "2 columns tm, expected one"),
-        ("sequence,tm,sequence,sequence", "3 columns sequence, expected one"),
-    ],
-)
-def test_wrong_columns(tmp_path, header, words):
-    assert words in error_message(write(tmp_path, header, *rows_csv(30)))
-
-
-def test_empty_file(tmp_path):
-    assert "empty, expected a header" in error_message(write(tmp_path))
-    assert "empty, expected a header" in error_message(write(tmp_path, "", ""))
+    for path in (tmp_path / "nowhere.csv", tmp_path):
+        message = error_message(path)
+        assert "no such file; expected nearest-neighbour or a CSV file" in message
 
 
 def test_too_few_rows(tmp_path):
@@ -340,44 +281,9 @@ def test_too_few_rows(tmp_path):
         ("ACGTACGT,", "line 4: tm is ''"),
         ("ACGTACGT,nan", "line 4: tm is 'nan'"),
         ("ACGTACGT,inf", "line 4: tm is 'inf'"),
-        ("ACGTACGT,1e300", "line 4: tm is '1e300'"),
         ("ACGTACGT,-273.2", "line 4: tm is '-273.2'"),
-        ("ACGTACGT,5_0", "line 4: tm is '5_0', expected a temperature in degrees C"),
-        ("ACGTACGT,\u0665\u0660", "line 4: tm is '\u0665\u0660'"),
-        ("ACGTACGT,1.2.3", "line 4: tm is '1.2.3'"),
-        ('ACGTACGT,"5\n0"', "line 5: tm is '5?0'"),
-        ("ACGTACGT," + "5" * 5000, "line 4: tm is '" + "5" * 100 + "...'"),
-        ("ACGT\0ACGT,50", "line 4: letter '\\x00' in the sequence"),
-        ("ACGTACGT", "line 4: 1 fields, expected 2"),
-        ("ACGTACGT,50,6", "line 4: 3 fields, expected 2"),
     ],
 )
 def test_bad_row(tmp_path, row, words):
     lines = rows_csv(30)
     assert words in error_message(write(tmp_path, "sequence,tm", *lines[:2], row, *lines[2:]))
-
-
-@pytest.mark.parametrize(
-    ("number", "celsius"), [("50", 50), ("+50.", 50), ("-.5", -0.5), ("5e1", 50), ("1.5E-1", 0.15)]
-)
-def test_numbers(tmp_path, number, celsius):
-    lines = [line.replace(line.split(",")[1], number) for line in rows_csv(30)]
-    splits = load_oligos(str(write(tmp_path, "sequence,tm", *lines)), seed=0).splits
-    for _, tm in splits.values():
-        np.testing.assert_array_equal(tm, np.float32(celsius))
-
-
-def test_not_text(tmp_path):
-    path = tmp_path / "oligos.csv"
-    path.write_bytes(b"sequence,tm\n\xff\xfe\x00\n")
-    assert "line 2: byte 0xff is not UTF-8, expected a text file" in error_message(path)
-    # The line is right in a long file, too.
-    lines = "".join(line + "\n" for line in ["sequence,tm", *rows_csv(1000)])
-    path.write_bytes(lines.encode() + b"ACGT\x80,1\n")
-    assert "line 1002: byte 0x80" in error_message(path)
-
-
-def test_not_csv(tmp_path):
-    assert "line 2: not a CSV file" in error_message(
-        write(tmp_path, "sequence,tm", "A" * 200_000 + ",50")
-    )

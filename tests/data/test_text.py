@@ -59,9 +59,17 @@ def server(tmp_path):
     server.server_close()
 
 
-def archive_of(server, name="a.zip", mirrors=("a.zip",)):
-    sha256 = hashlib.sha256((server.folder / name).read_bytes()).hexdigest()
-    return text.Archive(tuple(f"{server.url}/{mirror}" for mirror in mirrors), sha256)
+@pytest.fixture
+def wikitext(server, monkeypatch):
+    """Makes WikiText what the server has."""
+
+    def replace(*mirrors, name="wikitext-2"):
+        path = server.folder / "a.zip"
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "0" * 64
+        archive = text.Archive("a.zip", mirrors or (f"{server.url}/",), sha256)
+        monkeypatch.setitem(text.WIKITEXT, name, archive)
+
+    return replace
 
 
 @pytest.fixture
@@ -88,47 +96,47 @@ def error_of(dataset, tmp_path):
 # Downloads.
 
 
-def test_wikitext_is_downloaded_once(server, tmp_path):
+def test_wikitext_is_downloaded_once(server, wikitext, tmp_path):
     make_wikitext_zip(server.folder / "a.zip")
-    mirrors = {"wikitext-2": archive_of(server, mirrors=("missing.zip", "a.zip"))}
+    wikitext(f"{server.url}/missing/", f"{server.url}/")
     for _ in range(2):
-        loaded = text.load_text("wikitext-2", tmp_path / "cache", mirrors)
+        loaded = text.load_text("wikitext-2", tmp_path / "cache")
         assert lines_of(loaded) == SPLITS
         assert loaded.name == "wikitext-2" and loaded.english_wikitext and not loaded.note
-    assert len([path for path in server.requests if "a.zip" in path]) == 1
+    assert len([path for path in server.requests if path == "/a.zip"]) == 1
 
 
-def test_a_damaged_wikitext_is_downloaded_again(server, tmp_path, caplog):
+def test_a_damaged_wikitext_is_downloaded_again(server, wikitext, tmp_path, caplog):
     make_wikitext_zip(server.folder / "a.zip")
-    mirrors = {"wikitext-2": archive_of(server)}
-    text.load_text("wikitext-2", tmp_path / "cache", mirrors)
+    wikitext()
+    text.load_text("wikitext-2", tmp_path / "cache")
     path = tmp_path / "cache" / "wikitext-2.zip"
     os.truncate(path, 200)
-    assert lines_of(text.load_text("wikitext-2", tmp_path / "cache", mirrors)) == SPLITS
+    assert lines_of(text.load_text("wikitext-2", tmp_path / "cache")) == SPLITS
     assert len(server.requests) == 2 and str(path) in caplog.text
 
 
-@pytest.mark.parametrize("name", text.wikitext_archives())
+@pytest.mark.parametrize("name", text.WIKITEXT)
 def test_what_is_asked_for_by_name_is_refused_when_no_mirror_delivers(
-    server, tmp_path, fake_docs, name
+    wikitext, tmp_path, fake_docs, name
 ):
-    mirrors = {name: text.Archive((f"{server.url}/a.zip",), "0" * 64)}
+    wikitext(name=name)
     with pytest.raises(DataError, match=f"{name} could not be downloaded: .* 404"):
-        text.load_text(name, tmp_path / "cache", mirrors)
+        text.load_text(name, tmp_path / "cache")
 
 
-def test_auto_takes_wikitext_where_a_mirror_answers(server, tmp_path, fake_docs):
+def test_auto_takes_wikitext_where_a_mirror_answers(server, wikitext, tmp_path, fake_docs):
     make_wikitext_zip(server.folder / "a.zip")
-    mirrors = {"wikitext-2": archive_of(server)}
-    loaded = text.load_text("auto", tmp_path / "cache", mirrors)
+    wikitext()
+    loaded = text.load_text("auto", tmp_path / "cache")
     assert loaded.name == "wikitext-2" and loaded.note is None and loaded.english_wikitext
     server.folder.rename(tmp_path / "gone")
-    assert lines_of(text.load_text("auto", tmp_path / "cache", mirrors)) == SPLITS, "cached"
+    assert lines_of(text.load_text("auto", tmp_path / "cache")) == SPLITS, "cached"
 
 
-def test_auto_falls_back_and_says_so(server, tmp_path, fake_docs):
-    mirrors = {"wikitext-2": text.Archive((f"{server.url}/a.zip",), "0" * 64)}
-    loaded = text.load_text("auto", tmp_path / "cache", mirrors)
+def test_auto_falls_back_and_says_so(server, wikitext, tmp_path, fake_docs):
+    wikitext()
+    loaded = text.load_text("auto", tmp_path / "cache")
     assert loaded.name == "installed-docs" and loaded.splits == fake_docs
     assert not loaded.english_wikitext
     assert loaded.note == (
@@ -137,23 +145,22 @@ def test_auto_falls_back_and_says_so(server, tmp_path, fake_docs):
     )
 
 
-def test_auto_gives_up_silent_mirrors_soon(tmp_path, fake_docs, monkeypatch):
+def test_auto_gives_up_silent_mirrors_soon(wikitext, tmp_path, fake_docs, monkeypatch):
     monkeypatch.setattr(text, "AUTO_SECONDS", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.zip"
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        wikitext(url, url)
         begun = time.monotonic()
-        loaded = text.load_text(
-            "auto", tmp_path / "cache", {"wikitext-2": text.Archive((url, url), "0" * 64)}
-        )
+        loaded = text.load_text("auto", tmp_path / "cache")
         assert time.monotonic() - begun < 25  # 30 are left to a mirror that is named
     assert "did not answer in time" in loaded.note
 
 
 def test_the_archives_are_well_formed():
     assert text.AUTO_SECONDS < 10
-    for name, archive in text.wikitext_archives().items():
-        assert len(archive.urls) > 1 and len(archive.sha256) == 64
-        assert all(("-raw" in name) == url.endswith("-raw-v1.zip") for url in archive.urls)
+    for name, archive in text.WIKITEXT.items():
+        assert len(archive.mirrors) > 1 and len(archive.sha256) == 64
+        assert archive.file_name == f"{name}-v1.zip"
 
 
 # Paths.

@@ -8,8 +8,13 @@ import tensorflow as tf
 
 from data import masked_lm
 from data.errors import DataError
-from data.masked_lm import Masking, SpecialTokens
-from data.whole_words import NOT_CHOSEN, continuations, keep_whole_words
+from data.masked_lm import (
+    NOT_CHOSEN,
+    Masking,
+    SpecialTokens,
+    continuations,
+    keep_whole_words,
+)
 
 # 0 to 4 are special, 5 to 119 begin a word, 120 to 199 continue one.
 SPECIAL = SpecialTokens(pad=0, unknown=1, cls=2, sep=3, mask=4)
@@ -265,7 +270,7 @@ class TestRequirePredictions:
 
     def test_words_that_are_all_too_long_are_refused(self):
         sequences = {"train": sequences_of_words(3), "valid": self.TOO_LONG}
-        with pytest.raises(DataError, match="^valid: no whole word has room in the predictions"):
+        with pytest.raises(DataError, match="^valid: no whole word that could be predicted"):
             masked_lm.require_predictions(sequences, MASKING)
         room = dataclasses.replace(MASKING, probability=0.2, max_predictions=6)
         masked_lm.require_predictions(sequences, room)

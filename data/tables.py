@@ -1,0 +1,66 @@
+"""Tables in CSV and TSV files, row by row; each message names the line."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data import files
+from data.errors import DataError
+
+
+def read_table(path: Path, *columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the wanted columns of each row that is not empty.
+
+    Args:
+        path: UTF-8 with a header; a tab in the header makes it a TSV, which has no quoting, as a
+            CSV has. `.gz` is unpacked.
+        *columns: Of each wanted column the names that it may have; others are ignored.
+
+    Yields:
+        Where the row begins ("path, line 7"), and its values without white space at their ends.
+
+    Raises:
+        DataError: The file cannot be read, is not UTF-8, has a row of another length than its
+            header, or not each wanted column once.
+    """
+    with files.open_bytes(path) as stream:
+        raw = stream.read()
+    try:
+        # Spreadsheets write a byte order mark; with plain utf-8 it would be part of the first name.
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        byte = raw[error.start]
+        raise DataError(f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8") from error
+    lines = io.StringIO(text, newline="")
+    if "\t" in text.partition("\n")[0]:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:  # `strict`: a quote that is never closed is an error, not one long value
+        reader = csv.reader(lines, strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        places = [_place(path, header, names) for names in columns]
+        line = reader.line_num
+        for row in reader:
+            where, line = f"{path}, line {line + 1}", reader.line_num
+            if not any(map(str.strip, row)):
+                continue
+            if len(row) != len(header):
+                raise DataError(
+                    f"{where}: {len(row)} fields, expected {len(header)} as in the header"
+                )
+            yield where, [row[place].strip() for place in places]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
+
+
+def _place(path: Path, header: list[str], names: Sequence[str]) -> int:
+    found = [index for index, name in enumerate(header) if name in names]
+    if len(found) == 1:
+        return found[0]
+    counted = f"{len(found)} columns" if found else "no column"
+    raise DataError(
+        f"{path}, line 1: {counted} {' or '.join(names)}, expected one; found "
+        f"{', '.join(header)[:100]!a}"
+    )
