@@ -193,13 +193,14 @@ def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:
     return sum(fold(sentence) in known for sentence in splits["test"][0])
 
 
-def repeated_note(repeated: int) -> str | None:
-    """Says in one line what `repeated_in_test` found, or None where it found nothing."""
+def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None:
+    """Says in one line what `repeated_in_test` counts, or None where it counts nothing."""
+    repeated, count = repeated_in_test(splits), len(splits["test"][0])
     if not repeated:
         return None
     return (
-        f"{repeated:,} test sentences are training sentences too (case and spaces ignored): the "
-        "test metrics are better than on new sentences"
+        f"{repeated:,} of {count:,} test sentences are training sentences too (case and spaces "
+        "ignored)"
     )
 
 

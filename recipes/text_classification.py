@@ -139,8 +139,7 @@ def main(options: Options) -> dict:
         if run.metadata:  # a trained run is evaluated: its classes, in its order
             data = data.with_classes(run.metadata["classes"])
         splits = arrays.first_examples(data.splits, options.max_examples)
-        repeated = sentences.repeated_in_test(splits)
-        run.note(data.note, sentences.repeated_note(repeated))
+        run.note(data.note, sentences.repeated_note(splits))
         preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
@@ -196,7 +195,7 @@ def main(options: Options) -> dict:
             test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},
             baseline=baseline,
             metadata={"classes": data.classes},
-            test_sentences_in_training=repeated,
+            test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
         )
 

@@ -121,10 +121,11 @@ def test_sentences_of_training_and_test_are_counted():
     labels = np.zeros(3, np.int32)
     train = (["A fine film", "a dull film", "new"], labels)
     test = (["a  fine FILM ", "a dull film", "another"], labels)
-    assert repeated_in_test({"train": train, "valid": test, "test": test}) == 2
-    assert repeated_in_test({"train": train, "test": (["other"], labels[:1])}) == 0
-    assert repeated_note(0) is None
-    assert repeated_note(2).startswith("2 test sentences are training sentences too")
+    splits = {"train": train, "valid": test, "test": test}
+    assert repeated_in_test(splits) == 2
+    assert repeated_note(splits).startswith("2 of 3 test sentences are training sentences too")
+    splits["test"] = (["other"], labels[:1])
+    assert repeated_in_test(splits) == 0 and repeated_note(splits) is None
 
 
 @pytest.mark.parametrize(
