@@ -4,11 +4,11 @@
     make check-tests ARGS="checkpoint --jobs 4"     # breaks whose name or file contains the word
     make check-tests ARGS="--match"                 # does each break still find its code?
 
-`tests/breaks.toml` lists the breaks: the file, the function (`Class.method`; none: the whole file),
-the code to replace and its replacement, and the test that must fail. Code is compared as syntax, so
-moving or reformatting it does not matter; it must occur exactly once in its function. Each break
-is made in a copy of the checkout. A test that cannot be collected or set up, or does not end,
-catches nothing. The tests must pass in an unbroken copy first.
+`tests/breaks.toml` lists the breaks: `in` the file and function (`Class.method`; none: the whole
+file), the code to replace and its replacement, and the test that must fail. Code is compared as
+syntax, so moving or reformatting it does not matter; it must occur exactly once in its function.
+Each break is made in a copy of the checkout. A test that cannot be collected or set up, or does not
+end, catches nothing. The tests must pass in an unbroken copy first.
 
 Breaks that were caught are remembered in `runs/check_tests.json` until the file, the test file or
 the break changes; `--again` ignores that. TensorFlow is imported once: the tests run in forks of a
@@ -34,9 +34,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-
-from tests.support import processes  # noqa: E402
-
 BREAKS = ROOT / "tests" / "breaks.toml"
 CAUGHT = ROOT / "runs" / "check_tests.json"
 NOT_COPIED = shutil.ignore_patterns(
@@ -78,9 +75,11 @@ class DoesNotApply(Exception):
 
 
 def read_breaks(patterns: list[str] = ()) -> list[Break]:
-    entries = tomllib.loads(BREAKS.read_text(encoding="utf-8"))["break"]
-    breaks = [Break(**entry) for entry in entries]
-    assert len({b.name for b in breaks}) == len(breaks), "two breaks have the same name"
+    entries = tomllib.loads(BREAKS.read_text(encoding="utf-8"))
+    breaks = []
+    for name, entry in entries.items():
+        file, _, function = entry.pop("in").partition("::")
+        breaks.append(Break(name, file, function=function, **entry))
     return [b for b in breaks if not patterns or any(p in b.name or p in b.file for p in patterns)]
 
 
@@ -88,11 +87,13 @@ def find_function(tree: ast.Module, qualified: str) -> ast.AST:
     """Returns the node of a function or class, found by its qualified name."""
     node: ast.AST = tree
     for name in filter(None, qualified.split(".")):
-        inside = [
+        every = [*getattr(node, "body", []), *ast.walk(node)]  # its own before what they contain
+        named = [
             child
-            for child in ast.walk(node)
+            for child in every
             if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
         ]
+        inside = named[:1] if named and named[0] in node.body else named
         if len(inside) != 1:
             raise DoesNotApply(f"{len(inside)} definitions of {qualified}")
         (node,) = inside
@@ -159,11 +160,14 @@ class Copies:
     """Runs tests in copies of the checkout."""
 
     def __init__(self, folder: Path):
+        from tests.support import processes  # not needed to list or match breaks
+
+        self.processes = processes
         # Read by the process that all others are forked from; it imports nothing of ours.
         os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONDONTWRITEBYTECODE": "1"}
         os.environ.pop("TF_CONFIG", None)
-        processes.FORKS.set_forkserver_preload(IMPORTED_ONCE)
+        self.processes.FORKS.set_forkserver_preload(IMPORTED_ONCE)
         self.folder = folder
         self.whole = shutil.copytree(ROOT, folder / "whole", ignore=NOT_COPIED, symlinks=True)
 
@@ -174,7 +178,7 @@ class Copies:
         if broken is not None:
             (root / broken.file).write_text(broken_source(broken, root), encoding="utf-8")
         words = ["-m", "pytest", "-x", "-n", "0", "-rfE", "--basetemp", str(root / ".tmp")]
-        process = processes.Forked(*words, *tests, cwd=root, PYTHONPATH=str(root))
+        process = self.processes.Forked(*words, *tests, cwd=root, PYTHONPATH=str(root))
         try:
             output, _ = process.communicate(SECONDS * len(tests))
         except subprocess.TimeoutExpired:
