@@ -1,12 +1,16 @@
 """Trains on the global batch, for any number of replicas: the mean, the order of a step, its sums.
 
 The loss is the weighted mean over the global batch (`GlobalMean`). A step is: reduce over replicas,
-finite?, unscale, clip by global norm, apply (`reduce_before_clipping`); with `accumulate`, over
-several batches. What metrics have added up is read and written replica by replica (`MetricStates`).
+finite?, unscale, clip by global norm, apply (`reduce_before_clipping`). `compute_per_replica` makes
+a step of several batches, or compiles what a replica computes. What metrics have added up is read
+and written replica by replica (`MetricStates`).
 """
 
+import contextlib
 import math
+import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import keras
@@ -18,30 +22,52 @@ from distribution import keras_compat
 # --- The mean ---
 
 
-def global_sum(value: tf.Tensor) -> tf.Tensor:
-    """The sum of a value over all replicas of all workers, on each of them.
+_outside = threading.local()  # the ratio that is known where a sum cannot be made
+
+
+@contextlib.contextmanager
+def _summed_outside(ratio: tf.Tensor) -> Iterator[None]:
+    """Replaces `global_sum()` by a product: what XLA compiles contains no all-reduce.
+
+    Args:
+        ratio: the weights of the global batch over those of this replica; zero where it has none.
+    """
+    _outside.ratio = ratio
+    try:
+        yield
+    finally:
+        _outside.ratio = None
+
+
+def global_sum(weight: tf.Tensor) -> tf.Tensor:
+    """Sums weights of the batch over all replicas of all workers.
 
     Outside `strategy.run` and with one replica it is the value itself.
     """
+    ratio = getattr(_outside, "ratio", None)
+    if ratio is not None:
+        return weight * tf.cast(ratio, weight.dtype)
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
-        return value
-    return replica.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        return weight
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, weight)
 
 
 def weight_sum(y_true, sample_weight, dtype) -> tf.Tensor:
-    """The sum of the weights of a batch over all replicas; scalar.
+    """Sums the weights of a batch over all replicas; scalar.
 
     Args:
-        y_true: labels of this replica; where there are no weights each of them weighs one.
+        y_true: labels of this replica; without weights each of them weighs one.
         sample_weight: weights of this replica, of the labels' shape or of the examples', or None.
         dtype: the dtype of the sum.
     """
+    return global_sum(_weight_here(y_true, sample_weight, dtype))
+
+
+def _weight_here(y_true, sample_weight, dtype):
     if sample_weight is None:
-        local = keras.ops.cast(keras.ops.size(y_true), dtype)
-    else:
-        local = keras.ops.sum(keras.ops.cast(sample_weight, dtype))
-    return global_sum(local)
+        return keras.ops.cast(keras.ops.size(y_true), dtype)
+    return keras.ops.sum(keras.ops.cast(sample_weight, dtype))
 
 
 class GlobalMean(keras.losses.Loss):
@@ -225,73 +251,109 @@ def specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
     optimizer.__class__ = type(base.__name__, (mixin, base), names)
 
 
-# --- Several batches, one update ---
+# --- A step in parts ---
 
 
-def accumulate(model: keras.Model, batches_per_step: int) -> None:
-    """Makes each step of `fit()` take in several global batches.
+def compute_per_replica(
+    model: keras.Model,
+    *,
+    batches_per_step: int = 1,
+    steps_per_execution: int = 1,
+    jit_compile: bool = False,
+) -> None:
+    """Makes `fit()` compute gradients on each replica, and reduce and apply them apart from that.
 
-    The update is that of one batch of all their examples: each batch's mean gradient counts by the
-    batch's sum of weights. A step of `fit()` stays an update of the weights, and takes
-    `batches_per_step` elements from the dataset. The model must be built and compiled, with
-    `GlobalMean` as its loss, under the strategy's scope.
+    XLA compiles no all-reduce, so Keras compiles nothing under several replicas; here each
+    replica's forward and backward pass is compiled. Keras also refuses to accumulate under a
+    strategy (keras-team/keras#20582, open); here several batches make one update. It is that of one
+    batch of all their examples: each batch's mean gradient counts by the batch's sum of weights. A
+    step of `fit()` stays an update of the weights, and takes `batches_per_step` elements of the
+    dataset. The model must be built and compiled, with one `GlobalMean` as its loss, under the
+    strategy's scope, and without `jit_compile`.
 
     Args:
-        model: the compiled model; it gets a training function. Compiled anew, it needs it anew.
-        batches_per_step: K, at least 2.
+        model: the compiled model; it gets a training function. Compiled again, it needs it again.
+        batches_per_step: batches of one update.
+        steps_per_execution: updates of one call of the training function.
+        jit_compile: whether XLA compiles the forward and backward pass.
     """
-    strategy = model.distribute_strategy
-    # Each replica adds up its own gradients; they are reduced once, when they are applied.
-    sums = [_local(tf.zeros(v.shape, v.dtype)) for v in model.trainable_variables]
-    weights, losses = (_local(tf.zeros((), keras.config.floatx())) for _ in range(2))
+    strategy, optimizer = model.distribute_strategy, model.optimizer
+    floatx, variables = keras.config.floatx(), model.trainable_variables
     loss_tracker = next(metric for metric in model.metrics if metric.name == "loss")
 
+    def forward_and_backward(x, y, sample_weight, ratio):
+        with tf.GradientTape() as tape, _summed_outside(ratio):
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [v.value for v in variables])
+        model.compute_metrics(x, y, y_pred, sample_weight)
+        return loss, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+    if jit_compile:
+        forward_and_backward = tf.function(forward_and_backward, jit_compile=True)
+
+    def compute(data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        local = _weight_here(y, sample_weight, floatx)
+        weight = global_sum(local)
+        ratio = tf.math.divide_no_nan(weight, local)
+        return weight, *forward_and_backward(x, y, sample_weight, ratio)
+
+    def apply(gradients, loss):
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        # Each replica has its share of the mean, as in Keras's own train_step.
+        loss_tracker.update_state(tf.cast(loss, floatx) * replicas)
+        return model.get_metrics_result()
+
+    def one_batch(data):
+        _, loss, gradients = compute(data)
+        return apply(gradients, loss)
+
+    # Each replica adds up its own gradients; they are reduced once, when they are applied.
+    sums, totals = [], []
+    if batches_per_step > 1:
+        sums = [_local(tf.zeros(v.shape, v.dtype)) for v in variables]
+        totals = [_local(tf.zeros((), floatx)) for _ in range(2)]
+
     def start():
-        for variable in (*sums, weights, losses):
+        for variable in (*sums, *totals):
             variable.assign(tf.zeros_like(variable))
 
     def add_batch(data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = model(x, training=True)
-            loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)
-        # After the loss's own all-reduce on every replica: TensorFlow does not order collectives,
-        # and two that replicas begin in different order wait for each other for ever.
-        with tf.control_dependencies([loss]):
-            if sample_weight is not None:
-                sample_weight = tf.identity(sample_weight)
-            weight = weight_sum(y, sample_weight, weights.dtype)
-        gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+        weight, loss, gradients = compute(data)
         for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
-                dense = tf.convert_to_tensor(gradient)
-                total.assign_add(dense * tf.cast(weight, dense.dtype))
-        weights.assign_add(weight)
-        losses.assign_add(tf.cast(loss, losses.dtype) * weight)
-        model.compute_metrics(x, y, y_pred, sample_weight)
+                total.assign_add(gradient * tf.cast(weight, gradient.dtype))
+        for total, value in zip(totals, (weight, tf.cast(loss, floatx) * weight), strict=True):
+            total.assign_add(value)
 
-    def apply():
-        gradients = [tf.math.divide_no_nan(s, tf.cast(weights, s.dtype)) for s in sums]
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        # Each replica holds its share of the mean, as in Keras's own train_step.
-        loss = tf.math.divide_no_nan(losses, weights) * tf.cast(replicas, losses.dtype)
-        loss_tracker.update_state(loss)
-        return model.get_metrics_result()
+    def apply_sums():
+        weight, loss = totals
+        gradients = [tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in sums]
+        return apply(gradients, tf.math.divide_no_nan(loss, weight))
 
-    @tf.function
     def one_step(iterator):
+        if batches_per_step == 1:
+            return strategy.run(one_batch, args=(next(iterator),))
         strategy.run(start)
         for _ in tf.range(batches_per_step):
             # One batch after the other: for the memory, and for the order of collectives.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             strategy.run(add_batch, args=(next(iterator),))
-        return keras_compat.logs_of_replicas(strategy, strategy.run(apply))
+        return strategy.run(apply_sums)
+
+    @tf.function
+    def execute(iterator):
+        for _ in tf.range(steps_per_execution - 1):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            one_step(iterator)
+        return keras_compat.logs_of_replicas(strategy, one_step(iterator))
 
     # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
     # plain function, as Keras's own: a tf.function would become a part of what is exported.
-    model.train_function = lambda iterator: one_step(iterator)
+    model.train_function = lambda iterator: execute(iterator)
 
 
 def _local(value: tf.Tensor) -> tf.Variable:

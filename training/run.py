@@ -25,7 +25,7 @@ from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
-from distribution.global_batch import accumulate
+from distribution.global_batch import compute_per_replica
 from training import artifacts, checks, evaluation
 from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
@@ -463,7 +463,7 @@ class TrainingPlan(Plan):
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
         if self.accumulate_steps > 1:
             with run.strategy.scope():
-                accumulate(model, self.accumulate_steps)
+                compute_per_replica(model, batches_per_step=self.accumulate_steps)
         adam_bound = parameter_server.use_coordinator(
             model,
             run.strategy,

@@ -9,7 +9,7 @@ from distribution import keras_compat
 from distribution.global_batch import (
     GlobalMean,
     MetricStates,
-    accumulate,
+    compute_per_replica,
     global_sum,
     gradient_norm,
     is_global,
@@ -297,7 +297,7 @@ def one_update(strategy, batch, steps, weighted):
             )
             keras_compat.build(model, data)
             if steps > 1:
-                accumulate(model, steps)
+                compute_per_replica(model, batches_per_step=steps)
         history = model.fit(data, steps_per_epoch=1, shuffle=False, verbose=0).history
         evaluated = model.evaluate(data, verbose=0, return_dict=True)
     return {

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from data.batches import evaluation_batches
 from distribution import keras_compat
-from distribution.global_batch import GlobalMean, accumulate, reduce_before_clipping
+from distribution.global_batch import GlobalMean, compute_per_replica, reduce_before_clipping
 from tests.support import forked
 from tests.support.forked import KerasFails
 
@@ -290,14 +290,14 @@ def test_batches_beside_a_parameter_server(repaired):
     del servers
 
 
-@repair("accumulate", "keras-team/keras#20582: gradient accumulation under a strategy")
+@repair("compute_per_replica", "keras-team/keras#20582: gradient accumulation under a strategy")
 def test_two_batches_and_one_update_on_two_replicas(repaired):
     x, y = numbers()
     with two_replicas().scope(), asking_keras():
         if repaired:
             loss = GlobalMean(keras.losses.MeanSquaredError())
             model = linear_model(keras.optimizers.SGD(0.01), loss=loss)
-            accumulate(model, 2)
+            compute_per_replica(model, batches_per_step=2)
         else:
             options = {"gradient_accumulation_steps": 2}
             model = linear_model(keras.optimizers.SGD(0.01, **options))
