@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from distribution import keras_compat
+from distribution.errors import DistributionError
 
 # --- The mean ---
 
@@ -276,7 +277,18 @@ def compute_per_replica(
         batches_per_step: batches of one update.
         steps_per_execution: updates of one call of the training function.
         jit_compile: whether XLA compiles the forward and backward pass.
+
+    Raises:
+        DistributionError: the model has several losses, or a layer that XLA cannot compile.
     """
+    if not isinstance(model.loss, GlobalMean):
+        raise DistributionError(
+            "--accumulate-steps, and --jit on several replicas, need a model with one loss"
+        )
+    if jit_compile and sums_inside(model):
+        raise DistributionError(
+            f"--jit on: XLA compiles no sum over replicas, as in {sums_inside(model)[0]}; use auto"
+        )
     strategy, optimizer = model.distribute_strategy, model.optimizer
     floatx, variables = keras.config.floatx(), model.trainable_variables
     loss_tracker = next(metric for metric in model.metrics if metric.name == "loss")
@@ -354,6 +366,12 @@ def compute_per_replica(
     # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
     # plain function, as Keras's own: a tf.function would become a part of what is exported.
     model.train_function = lambda iterator: execute(iterator)
+
+
+def sums_inside(model: keras.Model) -> list[str]:
+    """Lists the layers that sum over replicas: synchronized batch normalization."""
+    layers = keras_compat.layers_of(model)
+    return [layer.name for layer in layers if getattr(layer, "synchronized", False)]
 
 
 def _local(value: tf.Tensor) -> tf.Variable:

@@ -25,7 +25,7 @@ from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.agree import Agreement
 from distribution.errors import DistributionError
-from distribution.global_batch import compute_per_replica
+from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, evaluation
 from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
@@ -412,11 +412,18 @@ class TrainingPlan(Plan):
     @property
     def compile_options(self) -> dict:
         """For `model.compile()`: XLA, and the steps of one execution."""
-        options, strategy = self.run.options, self.run.strategy
-        return {
-            "jit_compile": checks.jit_compile(options, strategy, self.total_steps),
-            "steps_per_execution": self.steps_per_execution(),
-        }
+        jit = False if self._in_parts and self._jit is True else self._jit
+        return {"jit_compile": jit, "steps_per_execution": self.steps_per_execution()}
+
+    @property
+    def _jit(self) -> bool | str:
+        return checks.jit_compile(self.run.options, self.run.strategy, self.total_steps)
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether gradients are computed on each replica, and reduced apart from that."""
+        several = self.replicas > 1 and self._jit is True
+        return several or self.accumulate_steps > 1
 
     def fit_options(
         self,
@@ -432,7 +439,8 @@ class TrainingPlan(Plan):
     ) -> dict:
         """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
 
-        With `--accumulate-steps` and with parameter servers the model gets a training function.
+        With `--accumulate-steps`, where XLA compiles several replicas, and with parameter servers
+        the model gets a training function.
 
         Args:
             model: compiled, under the strategy.
@@ -461,9 +469,15 @@ class TrainingPlan(Plan):
         fingerprint.weights = [list(weight.shape) for weight in model.weights]
         checks.require_same(info, fingerprint, self.global_batch_size)
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
-        if self.accumulate_steps > 1:
+        if self._in_parts:
             with run.strategy.scope():
-                compute_per_replica(model, batches_per_step=self.accumulate_steps)
+                compute_per_replica(
+                    model,
+                    batches_per_step=self.accumulate_steps,
+                    steps_per_execution=self.steps_per_execution(),
+                    jit_compile=self._jit is True
+                    and (run.options.jit == "on" or not sums_inside(model)),
+                )
         adam_bound = parameter_server.use_coordinator(
             model,
             run.strategy,

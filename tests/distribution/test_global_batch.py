@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from distribution import keras_compat
+from distribution.errors import DistributionError
 from distribution.global_batch import (
     GlobalMean,
     MetricStates,
@@ -281,23 +282,22 @@ def three_batches():
     return x, y, weights
 
 
-def one_update(strategy, batch, steps, weighted):
+def one_update(strategy, batch, steps, weighted, jit_compile=False):
     """Weights and logs after one update, of K batches."""
     x, y, weights = three_batches()
     examples = (x, y, weights) if weighted else (x, y)
     data = tf.data.Dataset.from_tensor_slices(examples).batch(batch)
     with keras_compat.patch_keras_for(strategy):
         with strategy.scope():
-            layers = [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")]
-            model = keras.Sequential(layers)
+            model = keras.Sequential([keras.Input((3,)), linear_layer()])
             model.compile(
                 optimizer=reduce_before_clipping(keras.optimizers.SGD(0.1, global_clipnorm=0.5)),
                 loss=GlobalMean(keras.losses.MeanSquaredError()),
                 weighted_metrics=[keras.metrics.MeanSquaredError("error")],
             )
             keras_compat.build(model, data)
-            if steps > 1:
-                compute_per_replica(model, batches_per_step=steps)
+            if steps > 1 or jit_compile:
+                compute_per_replica(model, batches_per_step=steps, jit_compile=jit_compile)
         history = model.fit(data, steps_per_epoch=1, shuffle=False, verbose=0).history
         evaluated = model.evaluate(data, verbose=0, return_dict=True)
     return {
@@ -310,11 +310,21 @@ def one_update(strategy, batch, steps, weighted):
 
 
 def two_updates(weighted):
-    """The same examples in three batches, and in one; on two replicas."""
+    """The same examples in three batches and in one, without and with XLA; on two replicas."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    return [one_update(strategy, 4, 3, weighted), one_update(strategy, 12, 1, weighted)]
+    return [
+        one_update(strategy, batch, steps, weighted, jit_compile)
+        for batch, steps in ((4, 3), (12, 1))
+        for jit_compile in (False, True)
+    ]
+
+
+def linear_layer():
+    """A sum of the inputs, whose weights are drawn to zero."""
+    regularizer = keras.regularizers.L2(0.0625)
+    return keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=regularizer)
 
 
 def update_by_hand(weighted):
@@ -325,19 +335,75 @@ def update_by_hand(weighted):
     w = np.array([1.0, 1, 1, 0])
     errors = x @ w - y[:, 0]
     gradient = 2 * (weights * errors) @ x / weights.sum()
+    gradient += 0.125 * w  # the regularizer's; the bias begins at zero
     gradient *= 0.5 / max(0.5, np.linalg.norm(gradient))
-    return w - 0.1 * gradient, (weights * errors**2).sum() / weights.sum()
+    error = (weights * errors**2).sum() / weights.sum()
+    return w - 0.1 * gradient, error + 0.0625 * 3, error
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["unequal weights", "no weights"])
 def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
-    weights, loss = update_by_hand(weighted)
-    accumulated, at_once = forked.run(two_updates, weighted)
-    for found in (accumulated, at_once):
+    weights, loss, error = update_by_hand(weighted)
+    updates = forked.run(two_updates, weighted)
+    for found in updates:
         assert found["iterations"] == 1
         np.testing.assert_allclose(found["weights"], weights, rtol=1e-12)
-        np.testing.assert_allclose([found["loss"], found["error"]], loss, rtol=1e-12)
-    assert accumulated["evaluated"] == pytest.approx(at_once["evaluated"], rel=1e-12)
+        np.testing.assert_allclose([found["loss"], found["error"]], [loss, error], rtol=1e-12)
+        assert found["evaluated"] == pytest.approx(updates[0]["evaluated"], rel=1e-12)
+
+
+def compiled_runs(dropout):
+    """Two epochs of AdamW on two replicas, three steps an execution, without and with XLA."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x, y, weights = three_batches()
+    data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
+    found = []
+    for jit_compile in (False, True):
+        keras.utils.set_random_seed(0)
+        with keras_compat.patch_keras_for(strategy):
+            with strategy.scope():
+                layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh")]
+                layers += [keras.layers.Dropout(dropout), keras.layers.Dense(1)]
+                model = keras.Sequential(layers)
+                adamw = keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
+                mean = GlobalMean(keras.losses.Huber())
+                model.compile(reduce_before_clipping(adamw), mean, jit_compile=False)
+                keras_compat.build(model, data)
+                compute_per_replica(model, steps_per_execution=3, jit_compile=jit_compile)
+            history = model.fit(data.repeat(), epochs=2, steps_per_epoch=6, verbose=0).history
+        moments = [v for v in model.optimizer.variables if v.shape]
+        tensors = [*map(keras.ops.convert_to_numpy, model.weights + moments)]
+        found.append((history["loss"], tensors[:4] + tensors[4:]))
+    return found
+
+
+def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
+    (loss, tensors), (compiled_loss, compiled) = forked.run(compiled_runs, 0.0)
+    np.testing.assert_allclose(compiled_loss, loss, rtol=1e-12)
+    for a, b in zip(tensors, compiled, strict=True):
+        assert np.abs(np.array(a) - b).max() <= 1e-9 * max(1.0, np.abs(a).max())
+
+
+def test_xla_draws_dropout_on_each_replica():
+    (loss, _), (compiled_loss, _) = forked.run(compiled_runs, 0.5)
+    assert np.isfinite(compiled_loss).all() and compiled_loss != loss[::-1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "layer", "words"),
+    [
+        (["mse", "mse"], keras.layers.Dense, "one loss"),
+        (None, lambda units: keras.layers.BatchNormalization(synchronized=True), "no sum over"),
+    ],
+)
+def test_what_cannot_be_computed_on_each_replica_is_refused(loss, layer, words):
+    model = keras.Sequential([keras.Input((1,)), layer(1)])
+    model.compile("sgd", GlobalMean(keras.losses.Huber()))
+    model.loss = loss or model.loss
+    with pytest.raises(DistributionError, match=words):
+        compute_per_replica(model, jit_compile=True)
 
 
 # --- Metrics, replica by replica ---

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.global_batch import GlobalMean, reduce_before_clipping
+from distribution.global_batch import GlobalMean, compute_per_replica, reduce_before_clipping
 from tests.support import forked
 
 
@@ -24,7 +24,7 @@ class Overflow(keras.layers.Layer):
         )
 
 
-def train(workers):
+def train(workers, jit_compile):
     """Six steps; loss scales and weights after each of them.
 
     In the third, the last example of the global batch (the last replica's) gets an infinite
@@ -74,13 +74,16 @@ def train(workers):
                 loss=GlobalMean(keras.losses.MeanSquaredError()),
             )
         keras_compat.build(model, data)
+        if jit_compile:
+            compute_per_replica(model, jit_compile=True)
         model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     return seen
 
 
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["", "XLA"])
 @pytest.mark.parametrize("workers", [1, 2], ids=["mirrored x 2", "2 workers"])
-def test_an_overflow_on_the_last_replica_only(workers):
-    seen = forked.run(train, workers, workers=workers)
+def test_an_overflow_on_the_last_replica_only(workers, jit_compile):
+    seen = forked.run(train, workers, jit_compile, workers=workers)
     seen = [seen] if workers == 1 else seen
     for worker in seen:
         scales = [step["scale"] for step in worker]

@@ -58,7 +58,7 @@ def test_what_does_not_go_together(name, replicas, environ, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(strategy="mirrored", replicas=2, jit="on"), "XLA"),
+        (dict(strategy="central_storage", replicas=2, jit="on"), "XLA"),
         (dict(strategy="mirrored", replicas=3, global_batch_size=32), "cannot be shared"),
         (dict(strategy="none", replicas=2), "mirrored"),
     ],

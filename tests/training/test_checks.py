@@ -144,7 +144,10 @@ class TestOptions:
     def test_what_does_not_go_with_accumulation(self, tmp_path, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
         for options, part in (
-            (dict(strategy="mirrored", replicas=2, jit="on"), "--jit on: XLA cannot compile"),
+            (
+                dict(strategy="central_storage", replicas=2, jit="on"),
+                "--jit on: XLA cannot compile",
+            ),
             (
                 dict(strategy="central_storage", replicas=2, precision="mixed_float16"),
                 "--precision mixed_float16 does not go with central_storage",
@@ -264,6 +267,17 @@ class TestXla:
             assert checks.jit_compile(self.Measured(**options), one, 1000) == "auto"
         mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
         assert checks.jit_compile(self.Measured(), mirrored, 1000) == "auto"
+
+    def test_several_replicas_on_gpus(self, monkeypatch):
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [kind] * 2)
+        one, mirrored = tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0"])
+        monkeypatch.setattr(checks.strategies, "replicas", lambda s: 1 if s is one else 2)
+        long = checks.GPU_JIT_MIN_STEPS
+        assert checks.jit_compile(SharedOptions(), mirrored, long) is True
+        assert checks.jit_compile(SharedOptions(), mirrored, long - 1) is False
+        assert checks.jit_compile(SharedOptions(accumulate_steps=2), one, long) is True
+        assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
+        assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
 
     def test_what_is_asked_for(self):
         one = tf.distribute.get_strategy()

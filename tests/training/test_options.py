@@ -206,13 +206,15 @@ class TestProblems:
 
     def test_what_does_not_go_with_the_devices(self, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
-        options = SharedOptions(strategy="mirrored", replicas=3, global_batch_size=8, jit="on")
+        options = SharedOptions(
+            strategy="central_storage", replicas=3, global_batch_size=8, jit="on"
+        )
         check(options)
         with pytest.raises(OptionsError) as caught:
             checks.refuse_pairs(options)
         lines = str(caught.value).splitlines()
         assert len(lines) == 2
-        assert "--jit on: XLA cannot compile the all-reduce of mirrored" in lines[0]
+        assert "--jit on: XLA cannot compile the shared weights of central_storage" in lines[0]
         assert lines[1].startswith("--global-batch-size 8 cannot be shared by 3 replicas")
 
     def test_another_backend(self, monkeypatch):
