@@ -66,7 +66,7 @@ def save_model(
     """
     # Without its preprocessor in training, or `fit()` would tokenise. Uncompiled here: a reader
     # would have to import our loss, and the optimizer's state is twice the size of the weights.
-    optimizer, compiled = model.optimizer, model.compiled
+    optimizer, compiled = getattr(model, "optimizer", None), model.compiled
     model.optimizer, model.compiled = None, False
     try:
         with files.atomic(folder) as temporary:
@@ -102,6 +102,8 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
         try:
             save_model(model, Path(trial) / "model", metadata={})
             load_model(Path(trial) / "model", None, sys.modules[options.__module__])
+        except OSError as error:
+            raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
         except Exception as error:  # whatever the model's own get_config() or from_config() raise
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RunError(

@@ -65,16 +65,12 @@ def module_of(recipe: str, options: SharedOptions) -> str:
     return name
 
 
-def refuse_options_of_another(recipe: str, options) -> None:
-    """Refuses what is no options of this recipe, as a notebook may pass it to `main`.
+def refuse_options_of_another(recipe: str, options: SharedOptions) -> None:
+    """Refuses options of another recipe, as a notebook may pass them to `main`.
 
     Raises:
-        OptionsError: says what was passed.
+        OptionsError: names both.
     """
-    if not isinstance(options, SharedOptions):
-        given = options.__name__ if isinstance(options, type) else type(options).__name__
-        what = "the class" if isinstance(options, type) else "a value of type"
-        raise OptionsError(f"main() got {what} {given}; pass Options(...) of recipes.{recipe}")
     module = module_of(recipe, options)
     if module.startswith("recipes.") and module != f"recipes.{recipe}":
         raise OptionsError(f"main() got options of {module}; pass those of recipes.{recipe}")

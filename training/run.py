@@ -66,8 +66,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         RunError: the run's folder cannot be used.
         Stopped: a signal stopped the run; it is saved.
     """
-    checks.refuse_options_of_another(recipe, options)
     check(options)
+    checks.refuse_options_of_another(recipe, options)
     trained = evaluation.requested()
     if trained is not None:
         with checks.precision(options.precision):

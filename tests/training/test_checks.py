@@ -65,10 +65,10 @@ class TestCompile:
         losses = {"a": GlobalMean(keras.losses.MeanSquaredError()), "b": "mse"}
         model.compile(reduce_before_clipping(keras.optimizers.Adam()), losses)
         with pytest.raises(RunError, match="GlobalMean"):
-            checks.refuse_unwrapped(model)
+            checks.refuse_unwrapped(model, 1)
         losses["b"] = GlobalMean(keras.losses.MeanSquaredError())
         model.compile(reduce_before_clipping(keras.optimizers.Adam()), losses)
-        checks.refuse_unwrapped(model)
+        checks.refuse_unwrapped(model, 1)
 
 
 class Stateful(StepCallback):

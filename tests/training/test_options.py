@@ -94,7 +94,7 @@ class TestParse:
 
     def test_positional_values(self):
         assert parsed(compare.Options, "a b").run_dirs == (Path("a"), Path("b"))
-        assert parsed(predict.Options, "run x.png --top 2").inputs == ("x.png",)
+        assert parsed(predict.Options, "run x.png --json").inputs == ("x.png",)
 
     @pytest.mark.parametrize(
         "kind, line",
