@@ -146,18 +146,9 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     Raises:
         OptionsError: says which numbers would fit.
     """
-    ends = {plan.steps_done, plan.total_steps}
-    first = plan.steps_done // plan.steps_per_epoch
-    ends |= {
-        epoch * plan.steps_per_epoch
-        for epoch in (first + 1, first + 2)
-        if plan.steps_done < epoch * plan.steps_per_epoch <= plan.total_steps
-    }
-    ends.add(plan.total_steps // plan.steps_per_epoch * plan.steps_per_epoch)
-    ordered = sorted(end for end in ends if end >= plan.steps_done)
-    lengths = {after - before for before, after in zip(ordered, ordered[1:], strict=False)}
-    if any(length % steps for length in lengths):
-        common = math.gcd(*lengths)
+    numbers = {min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done}
+    if any(number % steps for number in numbers):
+        common = math.gcd(*numbers)
         fits = [str(n) for n in range(1, min(common, 10**4) + 1) if common % n == 0]
         done = f", {plan.steps_done} of them done" if plan.steps_done else ""
         raise OptionsError(

@@ -3,7 +3,13 @@ import pytest
 
 from data import installed_docs
 from data.errors import DataError
-from data.sentences import baselines, load_sentences, repeated_in_test, repeated_note
+from data.sentences import (
+    Sentences,
+    baselines,
+    load_sentences,
+    repeated_in_test,
+    repeated_note,
+)
 
 TINY = ["a fine film\t1", "a dull film\t0"]
 
@@ -226,3 +232,10 @@ def test_macro_f1_is_the_mean_over_classes():
 @pytest.mark.parametrize("name", ["", "~nosuchuser/x", "x" * 300, "a/" * 3000, "a\0b"])
 def test_what_is_no_path(name):
     assert error(name).startswith("--dataset")
+
+
+def test_of_many_classes_a_few_are_named():
+    classes = tuple(f"class number {n}" for n in range(10_000))
+    split = (["a sentence"], np.zeros(1, np.int32))
+    described = Sentences("x", {"train": split}, classes).describe()
+    assert "10,000 classes: 'class number 0'" in described and len(described) < 200

@@ -86,6 +86,19 @@ class FakeTokenizer:
         return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].index(token)
 
 
+def test_words_of_one_letter(tmp_path):
+    """No word is one for TF-IDF: that is noted before the training, which goes to its end."""
+    rows = "".join(
+        f"{'ab'[n % 2]} {'cdefghij'[n // 2 % 8]} {'klmnop'[n // 16]}\t{n % 2}\n" for n in range(90)
+    )
+    for name, lines in (("train", rows), ("dev", rows), ("test", rows)):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + lines)
+    options = TINY | dict(dataset=str(tmp_path), run_dir=tmp_path / "run", max_steps=2)
+    found = text_classification.main(text_classification.Options(**options))
+    assert found["baseline"].keys() == {"most_frequent_accuracy"}
+    assert any("no TF-IDF baseline" in note for note in found["notes"])
+
+
 @pytest.mark.long
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import itertools
+import shutil
 import types
 
 import keras
@@ -47,7 +48,7 @@ def at_fit(request, data, tmp_path, monkeypatch):
         reached = types.SimpleNamespace(recipe=request.param)
 
         def build_model(*arguments):
-            reached.model = stock(*arguments)
+            reached.model, reached.built_from = stock(*arguments), arguments
 
             def fit(train_data, **arguments):
                 reached.train_data, reached.arguments = train_data, arguments
@@ -59,6 +60,13 @@ def at_fit(request, data, tmp_path, monkeypatch):
         def fit_in_chunks(self, train_data, **arguments):
             reached.model.fit(train_data, **arguments)
 
+        stock_options = run_module.TrainingPlan.fit_options
+
+        def fit_options(self, model, train_data, **named):
+            reached.splits = {"valid": named["validation"], "test": named["test"]}
+            return stock_options(self, model, train_data, **named)
+
+        monkeypatch.setattr(run_module.TrainingPlan, "fit_options", fit_options)
         monkeypatch.setattr(MaskedLMInChunks, "fit", fit_in_chunks)
         monkeypatch.setattr(recipe, "build_model", build_model)
         options = SMALL[request.param] | strategy_run.data_options(request.param, data)
@@ -67,6 +75,7 @@ def at_fit(request, data, tmp_path, monkeypatch):
             recipe.main(recipe.Options(**options))
         return reached
 
+    run.recipe = request.param
     return run
 
 
@@ -145,29 +154,62 @@ def test_each_split_is_its_own_and_a_part_of_the_run(at_fit, monkeypatch):
 
     And a run that resumes must find the same data.
     """
-    kept, facts = {}, {}
-    stock_plan, stock_options = run_module.Run.plan, run_module.TrainingPlan.fit_options
+    facts = {}
+    stock_plan = run_module.Run.plan
 
     def plan(self, **named):
         facts.update(named)
         return stock_plan(self, **named)
 
-    def fit_options(self, model, train_data, **named):
-        kept.update(validation=named["validation"], test=named["test"])
-        return stock_options(self, model, train_data, **named)
-
     monkeypatch.setattr(run_module.Run, "plan", plan)
-    monkeypatch.setattr(run_module.TrainingPlan, "fit_options", fit_options)
     found = at_fit(global_batch_size=8)
-    splits = {"train": found.train_data, **kept}
+    splits = {"train": found.train_data, **found.splits}
     first = {
         name: np.concatenate([value.ravel() for value in rows(next(iter(data)))])
         for name, data in splits.items()
     }
-    assert not np.array_equal(first["validation"], first["test"])
-    assert not np.array_equal(first["train"], first["validation"])
-    assert found.arguments["validation_data"] is kept["validation"]
+    assert not np.array_equal(first["valid"], first["test"])
+    assert not np.array_equal(first["train"], first["valid"])
+    assert found.arguments["validation_data"] is found.splits["valid"]
     assert "dataset" in facts and facts.keys() & {"data_sha256", "text_sha256"}
+
+
+def test_max_examples_cuts_the_training_split_alone(at_fit):
+    """To fewer examples than validation and test have."""
+
+    def examples(dataset):
+        return sum(
+            int((weights.numpy().reshape(len(weights), -1) > 0).any(1).sum())
+            for *_, weights in dataset
+        )
+
+    most = 8
+    whole, cut = (at_fit(max_examples=count, global_batch_size=4) for count in (None, most))
+    assert cut.arguments["steps_per_epoch"] == most // 4 < whole.arguments["steps_per_epoch"]
+    for split, data in cut.splits.items():
+        assert examples(data) == examples(whole.splits[split]) > most, split
+
+
+@pytest.mark.parametrize("at_fit", ["bert_mlm", "text_classification"], indirect=True)
+def test_what_a_new_model_knows_is_of_the_training_split(at_fit, data, tmp_path):
+    """Another validation and test split changes neither word pieces nor what is known of them."""
+    known = []
+    for words in (None, "the film was good"):
+        text, folder = tmp_path / f"{words}.txt", tmp_path / f"{words}"
+        lines = (data / "text.txt").read_text().splitlines()
+        shutil.copytree(data / "sentences", folder)
+        if words is not None:
+            last = len(lines) // 20
+            lines[-last:] = [words] * last
+            for name in ("dev.tsv", "test.tsv"):
+                path = folder / name
+                path.write_text(path.read_text().replace("good", "poor"))
+        text.write_text("\n".join(lines) + "\n")
+        found = at_fit(
+            dataset=str({"bert_mlm": text}.get(at_fit.recipe, folder)), global_batch_size=8
+        )
+        known.append(next(a for a in found.built_from if isinstance(a, np.ndarray)))
+    np.testing.assert_array_equal(*known)
 
 
 @pytest.mark.parametrize("at_fit", ["bert_mlm"], indirect=True)

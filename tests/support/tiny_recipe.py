@@ -92,7 +92,15 @@ def compile_arguments(options: Options, learning_rate) -> dict:
     )
 
 
-def main(options: Options, data=None, arguments=compile_arguments, extra=(), inside=None) -> dict:
+def main(
+    options: Options,
+    data=None,
+    arguments=compile_arguments,
+    extra=(),
+    inside=None,
+    build=build_model,
+    pipeline=arrays.training_data,
+) -> dict:
     """Trains, tests and saves.
 
     Args:
@@ -101,6 +109,8 @@ def main(options: Options, data=None, arguments=compile_arguments, extra=(), ins
         arguments: makes what `compile()` gets.
         extra: further callbacks.
         inside: called with the run and the model before `fit()`.
+        build: makes the model of the options.
+        pipeline: makes the training batches, as `arrays.training_data`.
     """
     with start_run(NAME, options) as run:
         if run.finished:
@@ -112,13 +122,13 @@ def main(options: Options, data=None, arguments=compile_arguments, extra=(), ins
             dataset="numbers",
             data_sha256=data_sha256(data),
         )
-        train_data = arrays.training_data(*data["train"], seed=options.seed, **plan.batches)
+        train_data = pipeline(*data["train"], seed=options.seed, **plan.batches)
         valid_data, test_data = (
             arrays.evaluation_data(*data[split], batch_size=plan.global_batch_size)
             for split in ("valid", "test")
         )
         with run.strategy.scope():
-            model = build_model(options)
+            model = build(options)
             model.compile(**arguments(options, plan.learning_rate), **plan.compile_options)
         fit_options = plan.fit_options(
             model, train_data, validation=valid_data, test=test_data, extra=list(extra)

@@ -1,8 +1,10 @@
 """Whatever would make a run's numbers silently wrong is refused, with what to write instead."""
 
 import dataclasses
+import json
 import math
 import shutil
+import types
 import typing
 
 import keras
@@ -11,15 +13,16 @@ import tensorflow as tf
 
 from callbacks.errors import BadLoss
 from callbacks.steps import StepCallback
+from data import arrays
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from tests.support import tiny_recipe
+from tests.support import processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions
 from training.plan import make_plan
 
 
-def refused(folder, error=RunError, arguments=None, extra=(), **options):
+def refused(folder, error=RunError, arguments=None, parts=None, **options):
     """The message of a recipe that must not train; nothing of it may be left."""
 
     def changed(options, learning_rate):
@@ -27,7 +30,7 @@ def refused(folder, error=RunError, arguments=None, extra=(), **options):
 
     with pytest.raises(error) as caught:
         chosen = tiny_recipe.Options(run_dir=folder / "made" / "run", **options)
-        tiny_recipe.main(chosen, arguments=changed, extra=extra)
+        tiny_recipe.main(chosen, arguments=changed, **(parts or {}))
     assert not (folder / "made").exists()
     return str(caught.value)
 
@@ -70,6 +73,121 @@ class TestCompile:
         model.compile(reduce_before_clipping(keras.optimizers.Adam()), losses)
         checks.refuse_unwrapped(model, 1)
 
+    def test_all_of_them_at_once(self, tmp_path):
+        wrong = {"loss": "mse", "optimizer": keras.optimizers.Adam(), "metrics": ["accuracy"]}
+        said = refused(tmp_path, arguments=lambda: wrong).splitlines()
+        assert [line.split(" ")[0] for line in said] == [
+            "model.compile(loss=...):",
+            "model.compile(optimizer=...):",
+            "model.compile(metrics=...)",
+        ]
+
+
+class TestLayers:
+    def test_batch_normalisation_of_a_replicas_part(self):
+        inner = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(name="bn")])
+        model = keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1)])
+        wrapped = dict(
+            optimizer=reduce_before_clipping(keras.optimizers.Adam()),
+            loss=GlobalMean(keras.losses.MeanSquaredError()),
+        )
+        model.compile(**wrapped)
+        checks.refuse_unwrapped(model, replicas=1)
+        with pytest.raises(RunError, match=r"layer bn: .*write BatchNormalization\(synchronized"):
+            checks.refuse_unwrapped(model, replicas=2)
+        inner.get_layer("bn").trainable = False  # it normalises with what it has learned
+        checks.refuse_unwrapped(model, replicas=2)
+
+    def test_synchronised_it_is_the_same_on_two_replicas(self, tmp_path):
+        options = {"epochs": 1, "precision": "float64"}
+        processes.run_script("tests/support/batch_norm_run.py", str(tmp_path), json.dumps(options))
+        processes.assert_equal_tensors(tmp_path / "one", tmp_path / "two")
+
+
+class Subclassed(keras.Model):
+    """A model of one's own; Keras cannot save what its constructor takes."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.hidden = keras.layers.Dense(sizes.width)
+        self.out = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+
+class TestModel:
+    def test_one_that_cannot_be_saved(self, tmp_path):
+        """Before the first step, not after the last one."""
+        steps = []
+        said = refused(
+            tmp_path,
+            parts={
+                "build": lambda options: Subclassed(types.SimpleNamespace(width=4)),
+                "inside": lambda run, model: steps.append(1),
+            },
+        )
+        assert said.startswith("Subclassed, the model, cannot be saved and loaded again")
+        assert "get_config()" in said and len(said.splitlines()) == 1 and not steps
+
+    def test_one_that_has_changed_since(self, stopped_at_four):
+        folder, options = stopped_at_four
+        with pytest.raises(RunError, match="cannot resume: the model has changed") as caught:
+            tiny_recipe.main(options, build=lambda options: wider_model())
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def wider_model():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9), keras.layers.Dense(2)])
+
+
+@pytest.fixture
+def stopped_at_four(tmp_path):
+    """A run that was stopped after four steps: its folder and its options."""
+    options = tiny_recipe.Options(run_dir=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        tiny_recipe.main(options, extra=[StopAtFour()])
+    return tmp_path / "run", options
+
+
+class StopAtFour(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 4:
+            raise KeyboardInterrupt
+
+
+class TestData:
+    """Pipelines of one's own whose batches are no function of (seed, step)."""
+
+    @staticmethod
+    def shuffled(seed, again):
+        def pipeline(x, y, *, batch_size, **_):
+            data = tf.data.Dataset.from_tensor_slices((x, y, tf.ones(len(y))))
+            data = data.shuffle(len(y), seed=seed, reshuffle_each_iteration=again)
+            return data.repeat().batch(batch_size, drop_remainder=True)
+
+        return pipeline
+
+    @pytest.mark.parametrize(("seed", "again"), [(None, True), (None, None), (3, True)])
+    def test_another_order_each_time(self, tmp_path, seed, again):
+        said = refused(tmp_path, parts={"pipeline": self.shuffled(seed, again)})
+        assert "another batch each time" in said and "data.batches.training_batches()" in said
+
+    def test_one_that_ignores_where_the_run_resumes(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        pipeline = self.shuffled(3, False)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAtFour()], pipeline=pipeline)
+        with pytest.raises(RunError, match=r"begins with the first batch .* hand \*\*plan.batches"):
+            tiny_recipe.main(options, pipeline=pipeline)
+
+    def test_ours_without_the_first_batch(self, stopped_at_four):
+        def forgetful(x, y, *, seed, batch_size, batches_per_epoch, first_batch):
+            return arrays.training_data(x, y, seed=seed, batch_size=batch_size)
+
+        with pytest.raises(RunError, match="begins with the first batch of the whole run"):
+            tiny_recipe.main(stopped_at_four[1], pipeline=forgetful)
+
 
 class Stateful(StepCallback):
     pass
@@ -87,12 +205,12 @@ class TestCallbacks:
         ids=lambda callback: type(callback).__name__,
     )
     def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
-        said = refused(tmp_path, extra=[callback])
+        said = refused(tmp_path, parts={"extra": [callback]})
         assert f"keras.callbacks.{type(callback).__name__} holds state" in said
         assert "--early-stopping" in said and "get_state() and set_state()" in said
 
     def test_two_of_one_name(self, tmp_path):
-        said = refused(tmp_path, extra=[tiny_recipe.Counter(), tiny_recipe.Counter()])
+        said = refused(tmp_path, parts={"extra": [tiny_recipe.Counter(), tiny_recipe.Counter()]})
         assert "two callbacks of class Counter" in said
 
     def test_a_callback_without_state_is_welcome(self):
@@ -100,11 +218,6 @@ class TestCallbacks:
         assert list(checks.stateful([Stateful(), tiny_recipe.Counter()])) == ["Stateful", "Counter"]
 
     def test_one_that_is_missing_on_resume(self, tmp_path):
-        class StopAtFour(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 4:
-                    raise KeyboardInterrupt
-
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
             tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAtFour()])
