@@ -1,4 +1,4 @@
-"""What a finished run leaves: its model, checksums, and what it was made with."""
+"""Saves and loads a run's model; computes checksums; lists versions."""
 
 import hashlib
 import importlib.metadata
@@ -21,7 +21,7 @@ VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
 
 def weights_sha256(model: keras.Model) -> str:
-    """A checksum over dtypes, shapes and bytes of the trained weights, in the model's order."""
+    """Computes a checksum of the trained weights: dtypes, shapes and bytes, in order."""
     digest = hashlib.sha256()
     for variable in model.trainable_variables:
         value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
@@ -31,7 +31,7 @@ def weights_sha256(model: keras.Model) -> str:
 
 
 def data_sha256(splits: dict[str, tuple]) -> str:
-    """A checksum over all examples; a run that resumes must find the same ones.
+    """Computes a checksum over all examples; a run that resumes must find the same ones.
 
     Args:
         splits: by name, a tuple of NumPy arrays or lists of text.
@@ -151,6 +151,6 @@ def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
 
 
 def versions() -> dict[str, str]:
-    """What the results were made with."""
+    """Returns the versions of Python and of the packages that decide the numbers."""
     found = {name: importlib.metadata.version(name) for name in VERSIONS_OF}
     return {"python": sys.version.split()[0], **found}

@@ -1,4 +1,4 @@
-"""Which callbacks a run has, and in which order: it is what makes a resumed run identical."""
+"""Builds a run's callbacks, in the order that makes a resumed run identical."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,15 +23,15 @@ from training.plan import Plan
 
 
 class RunCallbacks:
-    """The callbacks of one run.
+    """Holds the callbacks of one run.
 
     Args:
         run_dir: the run's folder.
         options: the recipe's.
         is_chief: whether this process writes what is shared.
-        progress_bar: whether somebody looks at the terminal.
+        progress_bar: whether the terminal shows a progress bar.
         workers: the processes that train together.
-        asked_to_stop: tells, on all workers alike, whether the run shall stop.
+        asked_to_stop: tells, equally on all workers, whether the run shall stop.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RunCallbacks:
         test: tf.data.Dataset,
         extra: Sequence[keras.callbacks.Callback],
     ) -> list[keras.callbacks.Callback]:
-        """What `fit()` gets.
+        """Returns what `fit()` gets.
 
         Args:
             plan: what the run does.
@@ -135,6 +135,6 @@ class RunCallbacks:
         return in_order
 
     def close(self) -> None:
-        """Lets go of the terminal and of the profiler, also after an error."""
+        """Releases the terminal and the profiler, also after an error."""
         self.terminal.close()
         self.profile.close()

@@ -1,4 +1,4 @@
-"""What a run refuses before it begins, and what would make its numbers silently wrong."""
+"""Refuses, before a run begins, what would fail later or make its numbers silently wrong."""
 
 import contextlib
 import hashlib
@@ -227,7 +227,7 @@ def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> 
 
 
 def stateful(extra: Sequence[keras.callbacks.Callback]) -> dict[str, StepCallback]:
-    """The callbacks of a recipe's own whose state a checkpoint keeps, by the name of their class.
+    """Returns the recipe's own callbacks whose state a checkpoint keeps, by the name of the class.
 
     Raises:
         RunError: one holds state that no checkpoint keeps, or two have the same name.

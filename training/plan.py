@@ -1,4 +1,4 @@
-"""What a run does on so many replicas: batches, learning rate, steps; plain numbers."""
+"""Plans batches, learning rate and steps for a number of replicas; plain numbers."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ FEW_STEPS = 50
 
 
 class Batches(TypedDict):
-    """What a training pipeline must know of a plan; all are batches, or examples of one."""
+    """Tells a training pipeline its batches and where to begin."""
 
     batch_size: int
     batches_per_epoch: int
@@ -21,13 +21,13 @@ class Batches(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run of this many replicas does.
+    """Holds what a run of this many replicas does.
 
     Attributes:
         replicas: replicas in all workers together.
         batch_size_per_replica: examples that one replica works on in one batch.
         global_batch_size: examples of one batch over all replicas.
-        accumulate_steps: batches that one update of the weights (one step) takes in.
+        accumulate_steps: batches that one update of the weights (one step) accumulates.
         learning_rate: peak learning rate, scaled by the replicas. It is a float64, which schedules
             keep: they would round a plain float to float32, also in float64 runs.
         steps_per_epoch: updates of the weights in one epoch; the incomplete last batch is dropped.
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def batches(self) -> Batches:
-        """What a training pipeline must know: batch size, batches of an epoch, the first one.
+        """Returns batch size, batches of an epoch, and the first one, for a training pipeline.
 
         With accumulation a step takes several batches; a resumed run begins at its next one.
         """
@@ -59,7 +59,7 @@ class Plan:
         }
 
     def warmup_steps(self, wanted: int) -> int:
-        """The steps of a warm-up: as many as wanted, at most a tenth of the run."""
+        """Returns the steps of a warm-up: as many as wanted, at most a tenth of the run."""
         return min(wanted, self.total_steps // 10)
 
     def lines(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Plan:
         }
 
     def fixed(self) -> dict:
-        """What must stay the same when a run resumes, on however many replicas."""
+        """Returns what must stay the same when a run resumes, on any number of replicas."""
         names = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
         return {name: getattr(self, name) for name in names}
 
@@ -84,7 +84,7 @@ class Plan:
 def global_batch_size(
     replicas: int, batch_size_per_replica: int | None, global_batch: int | None
 ) -> int:
-    """The examples of one batch over all replicas.
+    """Computes the examples of one batch over all replicas.
 
     Args:
         replicas: replicas in all workers together.
@@ -109,7 +109,7 @@ def global_batch_size(
 
 
 def scaled_learning_rate(base_learning_rate: float, replicas: int, lr_scaling: str) -> float:
-    """The peak learning rate for this many replicas.
+    """Scales the peak learning rate to this many replicas.
 
     `linear` is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677);
     `sqrt` the one that is usual with Adam (Krizhevsky, arXiv 1404.5997, gives the argument).
@@ -129,7 +129,7 @@ def make_plan(
     steps_done: int = 0,
     resumed: dict | None = None,
 ) -> Plan:
-    """Everything that follows from the replicas, the options and the number of examples.
+    """Makes the plan that follows from the replicas, the options and the number of examples.
 
     A run that resumes, perhaps on another number of replicas, keeps the global batch and the
     learning rate that it began with: `resumed` then holds the `fixed()` of its first plan.

@@ -102,7 +102,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
 
 
 class Run:
-    """What a recipe's `main` has beside it. `start_run()` makes it.
+    """Accompanies a recipe's `main`; `start_run()` makes it.
 
     Attributes:
         strategy: for `with run.strategy.scope():`.
@@ -152,7 +152,7 @@ class Run:
         return folder
 
     def open(self, logging_: RunLogging) -> None:
-        """Takes the folder, and finds the run that is there."""
+        """Locks the folder, and finds the run in it."""
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
             path = self.folder.path / f"worker-{strategies.worker_index(self.strategy)}.log"
@@ -164,47 +164,47 @@ class Run:
         if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
             raise RunError(
                 f"--run-dir {self.folder.path}: the workers see different checkpoints there; it "
-                "must lie on a disk that all of them share"
+                "must be on a disk that all of them share"
             )
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 
     def close(self) -> None:
-        """Lets go of the folder and of the terminal."""
+        """Releases the folder and the terminal."""
         self.folder.close()
         self.callbacks.close()
 
     @property
     def results(self) -> dict:
-        """What a finished run left; empty in a run that is not finished."""
+        """Returns the results of a finished run; empty in one that is not finished."""
         return self.folder.results or {}
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing to do: `main` returns `run.results` then."""
+        """Tells whether there is nothing to do: `main` then returns `run.results`."""
         return self.folder.results is not None
 
     @property
     def dataset(self) -> str:
-        """The dataset of `--dataset`; a run that resumes keeps the one that `auto` meant."""
+        """Returns `--dataset`; a run that resumes keeps the one that `auto` stood for."""
         return self.folder.facts.get("dataset", self.options.dataset)
 
     @property
     def cache_dir(self) -> Path:
-        """Where downloads, vocabularies and tokens are kept."""
+        """Returns the folder of downloads, vocabularies and tokens."""
         return (self.options.cache_dir or default_cache_dir()).expanduser()
 
     @property
     def resumes(self) -> bool:
-        """Whether the weights come from a checkpoint of this run."""
+        """Tells whether the weights come from a checkpoint of this run."""
         return self.folder.checkpoint is not None
 
     def fact(self, name: str):
-        """What an earlier part of this run came to, for instance its preset; None in a new run."""
+        """Returns what this run was planned with, for instance its preset; None in a new run."""
         return self.folder.facts.get(name)
 
     def note(self, *lines: str | None) -> None:
-        """Says what is used instead of the first choice, and why; `results.json` holds it too."""
+        """Logs what is used instead of the first choice, and why; kept in `results.json` too."""
         for line in filter(None, lines):
             log.warning("%s", line)
             self._notes.append(line)
@@ -298,7 +298,7 @@ class Run:
         preprocessor=None,
         **more,
     ) -> dict:
-        """Saves the model and `results.json`, says where everything lies; returns the results.
+        """Saves the model and `results.json`, logs where they are; returns the results.
 
         Args:
             model: the trained model.
@@ -307,7 +307,7 @@ class Run:
             metadata: what is needed to read the model's inputs and outputs, as JSON values, for
                 instance the names of the classes; stored in `model/`, under its checksums.
             preprocessor: of a KerasNLP task, which then becomes a preset; or None.
-            **more: what else `results.json` shall hold, as JSON values.
+            **more: further values of `results.json`.
 
         Raises:
             BadLoss: a test metric is not a number; nothing is written.
@@ -358,7 +358,7 @@ class Run:
         if self.is_chief:
             path = self.folder.path
             if not (path / "options.json").exists():
-                raise RunError(f"--run-dir {path}: somebody removed it, or its options.json")
+                raise RunError(f"--run-dir {path}: it was removed, or its options.json")
             try:
                 card = model_card(model, results | (metadata or {}), self.options)
                 artifacts.save_model(
@@ -393,7 +393,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingPlan(Plan):
-    """A run's plan, and what `compile()`, `fit()` and `evaluate()` take because of it."""
+    """Carries a run's plan, and what `compile()`, `fit()` and `evaluate()` take for it."""
 
     run: Run = dataclasses.field(repr=False, compare=False)
 
@@ -519,7 +519,7 @@ class TrainingPlan(Plan):
 
     @property
     def evaluate_options(self) -> dict:
-        """For `model.evaluate()`: it ends when the run is asked to stop."""
+        """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
         return {"verbose": 0, "callbacks": [self.run.callbacks.checkpoint]}
 
 

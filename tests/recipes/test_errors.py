@@ -7,7 +7,8 @@ import keras_nlp
 import pytest
 
 from data import word_pieces
-from recipes import bert_mlm
+from recipes import bert_mlm, mnist
+from training.errors import OptionsError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -150,3 +151,8 @@ def test_as_a_process(tmp_path, arguments, expected):
     assert ended.returncode == 2
     assert expected in ended.stderr and "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []  # not even runs/
+
+
+def test_options_of_another_recipe():
+    with pytest.raises(OptionsError, match="options of recipes.mnist; pass those of .*bert_mlm"):
+        bert_mlm.main(mnist.Options())
