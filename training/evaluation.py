@@ -39,7 +39,6 @@ def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_
         global_batch_size=batch_size,
         accumulate_steps=1,
         cache_dir=cache_dir,
-        tracker="none",
         quiet=True,
     )
     token = _trained.set(trained)

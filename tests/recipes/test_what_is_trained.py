@@ -194,19 +194,20 @@ def test_max_examples_cuts_the_training_split_alone(at_fit):
 def test_what_a_new_model_knows_is_of_the_training_split(at_fit, data, tmp_path):
     """Another validation and test split changes neither word pieces nor what is known of them."""
     known = []
-    for words in (None, "the film was good"):
-        text, folder = tmp_path / f"{words}.txt", tmp_path / f"{words}"
-        lines = (data / "text.txt").read_text().splitlines()
-        shutil.copytree(data / "sentences", folder)
-        if words is not None:
-            last = len(lines) // 20
-            lines[-last:] = [words] * last
-            for name in ("dev.tsv", "test.tsv"):
-                path = folder / name
-                path.write_text(path.read_text().replace("good", "poor"))
-        text.write_text("\n".join(lines) + "\n")
+    lines = (data / "text.txt").read_text().splitlines()
+    for changed in (False, True):
+        folder = shutil.copytree(data / "sentences", tmp_path / f"sentences-{changed}")
+        text = tmp_path / f"text-{changed}"
+        text.mkdir()
+        other = ["the film was good and the end comes late"] * 60 if changed else lines[200:]
+        for name, content in (("train", lines[:200]), ("valid", other), ("test", other)):
+            (text / f"{name}.txt").write_text("\n".join(content) + "\n")
+        for path in (folder / "dev.tsv", folder / "test.tsv"):
+            path.write_text(
+                path.read_text().replace("good", "poor") if changed else path.read_text()
+            )
         found = at_fit(
-            dataset=str({"bert_mlm": text}.get(at_fit.recipe, folder)), global_batch_size=8
+            dataset=str(text if at_fit.recipe == "bert_mlm" else folder), global_batch_size=8
         )
         known.append(next(a for a in found.built_from if isinstance(a, np.ndarray)))
     np.testing.assert_array_equal(*known)
