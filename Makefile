@@ -19,13 +19,15 @@ help:
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
+	@echo "make test-ray                runs on a Ray cluster of three nodes on this machine (an environment of its own)"
 	@echo "make check-tests             break the code on purpose: do tests fail?"
 	@echo "make mutation ARGS='FILE TESTS'  random changes of a file: which ones do its tests miss?"
 	@echo "make fuzz                    random options and damaged files: no traceback"
 	@echo "make soak                    kill runs at random moments and compare"
+	@echo "make soak-ray                take and give nodes of a Ray cluster at random moments and compare"
 	@echo "make bench                   measure it beside the tutorial and Hugging Face's Trainer"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
-	@echo "make clean                   remove .venv and .venv-export"
+	@echo "make clean                   remove .venv, .venv-export and .venv-ray"
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
@@ -52,8 +54,8 @@ format: .venv/installed
 # What lint finds holds no test up; it fails the target in the end.
 test: .venv/installed
 	@$(MAKE) --no-print-directory lint; lint=$$?; \
-	$(BIN)/python -m pytest -m "not long and not upstream and not export" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
-	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make soak, make fuzz, make bench"; \
+	$(BIN)/python -m pytest -m "not long and not upstream and not export and not ray" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make test-ray, make soak, make soak-ray, make fuzz, make bench"; \
 	test $$lint -eq 0 || echo "make lint: failed, see above"; \
 	test $$lint -eq 0 -a $$tests -eq 0
 
@@ -74,6 +76,17 @@ check-upstream: .venv/installed
 test-export: .venv-export/installed
 	@.venv-export/bin/python -m pytest tests/exports $(ARGS)
 
+# Ray and the published schemas of the manifests in docs/ stay out of .venv.
+.venv-ray/installed: requirements.lock requirements-ray.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-ray.lock
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-ray: .venv-ray/installed
+	@.venv-ray/bin/python -m pytest -m ray $(ARGS)
+
 check-tests: .venv/installed
 	@$(BIN)/python tests/check_tests.py $(ARGS)
 
@@ -82,6 +95,9 @@ mutation: .venv/installed
 
 soak: .venv/installed
 	@$(BIN)/python tests/soak.py $(ARGS)
+
+soak-ray: .venv-ray/installed
+	@.venv-ray/bin/python tests/soak_ray.py $(ARGS)
 
 fuzz: .venv/installed
 	@$(BIN)/python tests/fuzz.py $(ARGS)
@@ -95,4 +111,4 @@ results: .venv/installed
 	@$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-export
+	rm -rf .venv .venv-export .venv-ray

@@ -65,10 +65,10 @@ def main(argv: list[str] | None = None) -> int:
     return Launch(read_options(sys.argv[1:] if argv is None else argv)).run()
 
 
-def say(text: str) -> None:
+def say(text: str, speaker: str = "launch") -> None:
     """Prints a line of the launcher's own. A closed terminal must not end a run."""
     try:
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+        print(f"{speaker}: {text}", file=sys.stderr, flush=True)
     except OSError:
         pass
 
@@ -197,15 +197,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         SystemExit: With status 2, after a message that names what is wrong.
     """
     parser = make_parser()
-    # Split by hand: argparse would take a `--` out of the module's arguments.
-    split = argv.index("-m") if "-m" in argv else len(argv)
-    options, words = parser.parse_args(argv[:split]), argv[split + 1 :]
-    if not words:
-        parser.error("-m MODULE is missing: what is to run? (for example -m recipes.bert_mlm)")
-    options.module, *options.arguments = words
-    arguments = argparse.ArgumentParser(prog=options.module, add_help=False, allow_abbrev=False)
-    arguments.add_argument("--run-dir", "--run_dir", type=Path)
-    run_dir = arguments.parse_known_args(options.arguments)[0].run_dir
+    options, run_dir = split_options(parser, argv)
     options.gpus = visible_gpus()
     problems = find_problems(options, run_dir)
     if problems:
@@ -215,14 +207,14 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if run_dir is None:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = Path("runs", options.module.rpartition(".")[2], stamp)
-        options.arguments += ["--run-dir", str(run_dir)]
-    options.run_dir = run_dir.expanduser()
+        argv = [*argv, "--run-dir", str(run_dir)]
+        options.arguments += argv[-2:]
+    options.command = ["python", "-m", "distribution.launch", *argv]
+    options.run_dir = run_dir
     options.log_dir = Path(options.log_dir).expanduser() if options.log_dir else options.run_dir
     options.node_rank = options.node_rank or 0
     if len(options.hosts) > 1:
         options.base_port = options.base_port or DEFAULT_BASE_PORT
-    options.command = ["python", "-m", "distribution.launch", *argv[:split]]
-    options.command += ["-m", options.module, *options.arguments]
     workers, cores = options.nproc_per_node, usable_cores()
     pins = options.pin_cores and not options.gpus and 1 < workers <= len(cores)
     options.cores = cores if pins else []
@@ -230,6 +222,25 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if problems:
         parser.exit(WRONG_OPTIONS, "".join(f"launch: {problem}\n" for problem in problems))
     return options
+
+
+def split_options(
+    parser: argparse.ArgumentParser, argv: list[str]
+) -> tuple[argparse.Namespace, Path | None]:
+    """Parses what stands before `-m`; keeps the `module` and its `arguments`.
+
+    Returns:
+        The options, and the `--run-dir` among the arguments; None where there is none.
+    """
+    # Split by hand: argparse would take a `--` out of the module's arguments.
+    split = argv.index("-m") if "-m" in argv else len(argv)
+    options, words = parser.parse_args(argv[:split]), argv[split + 1 :]
+    if not words:
+        parser.error("-m MODULE is missing: what is to run? (for example -m recipes.bert_mlm)")
+    options.module, *options.arguments = words
+    arguments = argparse.ArgumentParser(prog=options.module, add_help=False, allow_abbrev=False)
+    arguments.add_argument("--run-dir", "--run_dir", type=lambda text: Path(text).expanduser())
+    return options, arguments.parse_known_args(options.arguments)[0].run_dir
 
 
 def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str]:
@@ -485,22 +496,34 @@ def start(
     options: argparse.Namespace, cluster: dict[str, list[str]], task: str, index: int
 ) -> Child:
     """Starts a process of the run; it appends to its log."""
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-    parent, cores = os.getpid(), share_of(options.cores, options, task, index)
+    return start_process(
+        task,
+        index,
+        ["-m", options.module, *options.arguments],
+        log_of(options, task, index),
+        environment_of(options, cluster, task, index),
+        share_of(options.cores, options, task, index),
+    )
+
+
+def start_process(
+    task: str, index: int, words: list[str], log: Path, environment: dict, cores: list[int]
+) -> Child:
+    """Starts Python with these words; the process dies with this one and appends to the log."""
+    prctl, parent = ctypes.CDLL(None).prctl if sys.platform == "linux" else None, os.getpid()
 
     def prepare() -> None:  # in the child, before it runs Python
         if prctl:
-            prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: it dies with the launcher
+            prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:  # which has died already
                 os._exit(1)
         if cores:
             os.sched_setaffinity(0, cores)
 
-    log = log_of(options, task, index)
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", options.module, *options.arguments],
-            env=environment_of(options, cluster, task, index),
+            [sys.executable, *words],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -508,6 +531,15 @@ def start(
             preexec_fn=prepare,
         )
         return Child(task, index, process, log, file.tell())
+
+
+def read_log(log: Path, position: int, is_last: bool) -> bytes:
+    """Returns what a log has grown by, in whole lines while more may come."""
+    with open(log, "rb") as file:
+        file.seek(position)
+        text = file.read()
+    # Progress bars end their lines with a carriage return.
+    return text if is_last else text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
 
 
 class Relay(threading.Thread):
@@ -532,13 +564,9 @@ class Relay(threading.Thread):
         is_last = False
         while not is_last:
             is_last = self.ended.wait(POLL_SECONDS)
-            with open(self.log, "rb") as file:
-                file.seek(self.position)
-                text = file.read()
+            text = read_log(self.log, self.position, is_last)
             if self.is_held():
                 continue
-            if not is_last:  # progress bars end their lines with a carriage return
-                text = text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
             self.position += len(text)
             try:
                 while text:

@@ -1,0 +1,448 @@
+"""Starts a recipe on a Ray cluster, with as many workers as the cluster has places for.
+
+    python -m distribution.on_ray --workers 1:4 --gpus-per-worker 1 --cpus-per-worker 4 \
+        -m recipes.bert_mlm --run-dir /shared/runs/first
+
+Each worker is an actor, which starts the recipe as a process with a `TF_CONFIG`. When a worker or
+a node is lost, the others are stopped, and the run resumes from its last checkpoint with those that
+are left; what comes back joins at the next checkpoint. Only short messages and the chief's log pass
+through Ray.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from distribution import launch
+from distribution.launch import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
+
+try:
+    import ray
+    from ray._private.state import available_resources_per_node, state
+    from ray.autoscaler.sdk import request_resources
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ModuleNotFoundError:  # an extra; `main` says so
+    ray = None
+
+PASSED_ON = ("PYTHONPATH", "KERAS_", "RECIPES_", "TF_", "XLA_")  # of the driver's environment
+SETTLE_SECONDS = 10  # to wait for more places, where there are enough to start
+SAY_SECONDS = 30  # between two lines while there are too few places
+LOOK_SECONDS = 0.5  # how long an actor waits for the end of its process before it answers
+WATCH_SECONDS = 3  # between two looks at the nodes of the cluster
+FAIL_SECONDS = 3  # for the other workers to end by themselves, once one has failed
+LOCK_SECONDS = 100  # for the run's lock, held by a node that is gone: NFS 4 keeps it for 90 seconds
+GONE_SECONDS = 20  # without the head of the cluster
+ENDED_WELL = (None, 0, SAVED_AND_STOPPED)
+say = functools.partial(launch.say, speaker="on_ray")
+LOST = 128 + signal.SIGKILL  # the status of a worker whose actor does not answer
+
+
+class Worker:
+    """A worker of the recipe: an actor on a node, which starts the recipe as a process."""
+
+    def __init__(self, run_dir: Path, index: int):
+        self.run_dir, self.index = run_dir, index
+        self.child: launch.Child | None = None
+
+    def prepare(self, mark: str, count: int, waits: bool) -> tuple[str, str] | None:
+        """Returns the node's id and HOST:PORT; None while another process holds the run.
+
+        Raises:
+            OSError: The run's folder is not shared, or not writable.
+        """
+        log = self.run_dir / "worker-0.log"
+        if self.index == 0:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            with open(self.run_dir / ".lock", "a") as lock, open(log, "a") as file:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if waits:
+                        return None
+                file.write(f"{mark}\n")
+        elif not log.exists() or mark not in log.read_text(errors="replace"):
+            raise OSError(f"the nodes do not share --run-dir {self.run_dir}")
+        ports = launch.FREE_PORTS[self.index :: count]  # no two workers get the same one
+        free = (p for p in random.sample(ports, len(ports)) if launch.can_listen("", p))
+        host = ray.util.get_node_ip_address()
+        host = f"[{host}]" if ":" in host else host
+        return ray.get_runtime_context().get_node_id(), f"{host}:{next(free)}"
+
+    def start(self, words: list[str], cwd: str, environment: dict[str, str]) -> None:
+        """Starts the recipe; it dies with this actor."""
+        if os.path.isdir(cwd):
+            os.chdir(cwd)
+        log, environment = self.run_dir / f"worker-{self.index}.log", os.environ | environment
+        self.child = launch.start_process("worker", self.index, words, log, environment, [])
+        self.position = self.child.log_start
+
+    def look(self) -> dict:
+        """Waits a moment for the end of the process, and tells how the run is there."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.process.wait(LOOK_SECONDS)
+        found = {"status": self.child.status}
+        if found["status"] is not None:
+            self.child.kill()  # what it left in its session
+            found["end"] = self.child.describe_end()
+        if self.index == 0:
+            text = launch.read_log(self.child.log, self.position, found["status"] is not None)
+            self.position += len(text)
+            found["text"] = text.decode(errors="replace")
+            names = [path.name for path in self.run_dir.glob("checkpoints/step-*")]
+            found["checkpoint"] = max(names, default="")
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                run = json.loads((self.run_dir / "options.json").read_text(encoding="utf-8"))
+                found["shares"] = run["resolved"]["global_batch_size"] // run["replicas_per_worker"]
+        return found
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process; SIGKILL to all of its session."""
+        if self.child and number == signal.SIGKILL:
+            self.child.kill()
+            self.child.process.wait()
+        elif self.child:
+            self.child.process.send_signal(number)
+
+
+@dataclasses.dataclass
+class Member:
+    """A worker as the driver knows it."""
+
+    index: int
+    actor: object
+    node: str = ""
+    address: str = ""
+    status: int | None = None  # as a shell gives it; None while it runs
+    end: str = ""  # in words
+
+    def blame(self) -> tuple[bool, bool, int]:
+        """Orders workers: the others may have failed because of the last one."""
+        causes = (WRONG_OPTIONS, LOST)
+        return self.status not in ENDED_WELL, self.status in causes, self.status or 0
+
+
+class RayRun:
+    """A run on a Ray cluster, from its first process to its last."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.least, self.most = options.workers
+        cpus, gpus = options.cpus_per_worker, options.gpus_per_worker
+        self.bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})  # what a worker needs
+        self.worker = ray.remote(num_cpus=cpus, num_gpus=gpus)(Worker)
+        self.members: list[Member] = []
+        self.group = None  # the places that Ray keeps for them
+        self.shares = self.most  # the number of workers divides it; the chief knows better
+        self.checkpoint = ""  # the newest
+        self.texts: list[tuple[float, str]] = []  # of the chief's log: when heard, not shown yet
+        self.starts = 0
+        self.again = self.is_over = False  # asked to save in order to start with other workers
+        self.requests: list[int] = []  # signals: the first is passed on, another one kills
+        self.request_time = 0.0
+
+    def run(self) -> int:
+        """Trains until the run is over; returns its exit status."""
+        threading.Thread(target=self.watch_head, daemon=True).start()
+        failures, status = 0, SAVED_AND_STOPPED
+        try:
+            request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
+            while self.gather():
+                before, self.again = self.checkpoint, False
+                status = self.start() or self.supervise(before)
+                self.release()
+                if status == SAVED_AND_STOPPED and self.again and not self.requests:
+                    continue
+                if status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS) or self.requests:
+                    break
+                failures = 1 if self.checkpoint > before else failures + 1
+                if failures == self.options.max_failures:
+                    say(f"{failures} failures without a checkpoint between them: giving up")
+                    break
+            request_resources(bundles=[])
+        finally:
+            self.release()
+            self.is_over = True
+        stopped = status == SAVED_AND_STOPPED or status == LOST and self.requests
+        return self.say_how_to_resume() if stopped else status
+
+    def say_how_to_resume(self) -> int:
+        """Says how to resume a run that was stopped; returns its exit status."""
+        say(f"stopped. Resume with:\n  {shlex.join(self.options.command)}")
+        return SAVED_AND_STOPPED
+
+    def take_signal(self, number: int, frame: object = None) -> None:
+        """Notes a request to stop; the loops act on it. One may be delivered twice."""
+        if time.monotonic() - self.request_time > launch.SAME_REQUEST_SECONDS:
+            self.requests.append(number)
+            self.request_time = time.monotonic()
+
+    def watch_head(self) -> None:
+        """Stops a run whose cluster is gone; Ray would abort this process after a minute."""
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        heard = time.monotonic()
+        while not self.is_over:
+            silent = time.monotonic() - heard
+            if answers(host, port):
+                heard = time.monotonic()
+            elif silent > GONE_SECONDS and not self.requests:
+                say(f"the head of the cluster, {host}:{port}, does not answer")
+                self.take_signal(signal.SIGTERM)
+            elif silent > 2 * GONE_SECONDS:
+                os._exit(self.say_how_to_resume())
+            time.sleep(WATCH_SECONDS)
+
+    def gather(self) -> bool:
+        """Reserves places for as many workers as there can be; False if the run is to stop."""
+        began = time.monotonic()
+        said = began - SAY_SECONDS + SETTLE_SECONDS
+        while not self.requests:
+            free, nodes = self.places(available_resources_per_node())
+            count, now = self.largest(free), time.monotonic()
+            all_free = self.starts and free >= self.places()[0]
+            if count and (count == self.most or all_free or now - began > SETTLE_SECONDS):
+                here = {"ray.io/node-id": f"in({','.join(nodes)})"}
+                wanted = {"bundles": [self.bundle] * count, "bundle_label_selector": [here] * count}
+                self.group = ray.util.placement_group(strategy="SPREAD", **wanted)
+                if self.group.wait(SETTLE_SECONDS):
+                    return True
+                self.release()
+            elif not count and now - said > SAY_SECONDS:
+                said = now
+                say(f"places for {free} of at least {self.least} workers; waiting for nodes")
+            time.sleep(LOOK_SECONDS)
+        return False
+
+    def places(self, resources: dict | None = None) -> tuple[int, list[str]]:
+        """Counts the workers that fit into what is free, or into all, and names the nodes."""
+        draining, found, names = state.get_draining_nodes(), 0, []
+        for node in ray.nodes():
+            name, address = node["NodeID"], (node["NodeManagerAddress"], node["NodeManagerPort"])
+            have = node["Resources"] if resources is None else resources.get(name, {})
+            fits = min(int(have.get(kind, 0) / count) for kind, count in self.bundle.items())
+            # Ray takes a quarter of a minute to notice that a node is gone.
+            if fits and node["Alive"] and name not in draining and answers(*address):
+                found, names = found + fits, [*names, name]
+        return found, names
+
+    def largest(self, places: int) -> int:
+        """Returns the largest number of workers that can share the global batch; 0 for none."""
+        counts = range(min(places, self.most), self.least - 1, -1)
+        return next((count for count in counts if self.shares % count == 0), 0)
+
+    def release(self) -> None:
+        """Ends all processes and actors, and gives the places back."""
+        kills = [member.actor.send.remote(signal.SIGKILL) for member in self.members]
+        if kills:
+            ray.wait(kills, num_returns=len(kills), timeout=FAIL_SECONDS)
+        for member in self.members:
+            ray.kill(member.actor)
+        if self.group:
+            ray.util.remove_placement_group(self.group)
+        self.members, self.group = [], None
+
+    def start(self) -> int | None:
+        """Starts a worker at each place; returns an exit status where that fails."""
+        options, count = self.options, self.group.bundle_count
+        words = ["-m", options.module, *options.arguments]
+        mark = f"start {self.starts} of {count} workers, {uuid.uuid4().hex[:8]}"
+        end = time.monotonic() + (LOCK_SECONDS if self.starts else 0)
+        self.starts += 1
+        for index in range(count):
+            place = PlacementGroupSchedulingStrategy(self.group, index)
+            actor = self.worker.options(scheduling_strategy=place).remote(options.run_dir, index)
+            self.members.append(Member(index, actor))
+        try:
+            for member in self.members:
+                place = None
+                while place is None:
+                    waits = time.monotonic() < end and not self.requests
+                    place = ray.get(member.actor.prepare.remote(mark, count, waits))
+                    time.sleep(0 if place else LOOK_SECONDS)
+                member.node, member.address = place
+            cluster = {"worker": [member.address for member in self.members]}
+            say(f"{mark}: {', '.join(cluster['worker'])}")
+            for member in self.members:
+                task = {"type": "worker", "index": member.index}
+                config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+                environment = options.environment | config
+                ray.get(member.actor.start.remote(words, os.getcwd(), environment))
+        except ray.exceptions.RayTaskError as error:
+            say(f"cannot start: {error.cause}")
+            return WRONG_OPTIONS
+        except ray.exceptions.RayActorError:
+            say("cannot start: a worker is lost")
+            return LOST
+        return None
+
+    def supervise(self, before: str) -> int:
+        """Waits for the end of the processes; returns the exit status that this means.
+
+        `before` is the newest checkpoint when they started.
+        """
+        looks = {member.actor.look.remote(): member for member in self.members}
+        watched, deadline, is_passed_on = time.monotonic(), float("inf"), False
+        while looks and time.monotonic() < deadline:
+            for reference in ray.wait(list(looks), timeout=1)[0]:
+                member = looks.pop(reference)
+                self.hear(member, reference)
+                if member.status is None:
+                    looks[member.actor.look.remote()] = member
+            ends = {member.status for member in self.members} - {None, 0}
+            if ends:
+                seconds = launch.SAVE_SECONDS if ends == {SAVED_AND_STOPPED} else FAIL_SECONDS
+                deadline = min(deadline, time.monotonic() + seconds)
+            if len(self.requests) > 1:
+                say("killing the processes")
+                return 128 + self.requests[1]
+            if self.requests and not is_passed_on:
+                is_passed_on = True
+                name = signal.Signals(self.requests[0]).name
+                self.stop(f"{name}: asking the processes to stop; again kills them")
+            elif not (ends or self.again) and time.monotonic() - watched > WATCH_SECONDS:
+                watched, reason = time.monotonic(), self.why_again(self.checkpoint > before)
+                if reason:
+                    self.again = True
+                    self.stop(f"{reason}: asking the processes to save")
+        culprit = max(self.members, key=Member.blame)
+        if culprit.status in ENDED_WELL or culprit.index == 0:
+            self.show(time.monotonic())
+        if culprit.status not in ENDED_WELL:
+            say(culprit.end)
+        self.texts = []
+        return culprit.status or 0
+
+    def show(self, until: float) -> None:
+        """Prints what the chief wrote until then; a closed terminal does not end a run."""
+        while self.texts and self.texts[0][0] <= until:
+            with contextlib.suppress(OSError):
+                print(self.texts.pop(0)[1], end="", flush=True)
+
+    def hear(self, member: Member, reference: object) -> None:
+        """Takes in what an actor has seen."""
+        try:
+            found = ray.get(reference)
+        except ray.exceptions.RayError:
+            member.status, member.end = LOST, f"worker {member.index}, {member.address}, is lost"
+            return
+        member.status, member.end = found["status"], found.get("end", "")
+        asked = (128 + signal.SIGTERM, 128 + signal.SIGINT) if self.again or self.requests else ()
+        if member.status in asked:  # it was still importing: nothing is lost
+            member.status = SAVED_AND_STOPPED
+        if member.index == 0:
+            now = time.monotonic()
+            self.texts.append((now, found["text"]))
+            self.show(now - FAIL_SECONDS)  # it may complain about one whose end is not known yet
+            self.checkpoint = max(self.checkpoint, found["checkpoint"])
+            self.shares = found.get("shares", self.shares)
+
+    def stop(self, reason: str) -> None:
+        """Asks all processes to save and stop."""
+        say(reason)
+        for member in self.members:
+            if member.status is None:
+                member.actor.send.remote((self.requests or [signal.SIGTERM])[0])
+
+    def why_again(self, has_saved: bool) -> str | None:
+        """Tells why the run is to start again with other workers; None where it is not."""
+        draining = state.get_draining_nodes()
+        leaving = [member.address for member in self.members if member.node in draining]
+        if leaving:
+            return f"Ray takes the node of {', '.join(leaving)} away"
+        if not has_saved or len(self.members) == self.most:
+            return None
+        count = self.largest(len(self.members) + self.places(available_resources_per_node())[0])
+        return f"places for {count} workers" if count > len(self.members) else None
+
+
+def answers(host: str, port: int | str) -> bool:
+    """Tells whether somebody listens there."""
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def worker_counts(text: str) -> tuple[int, int]:
+    """Reads N or MIN:MAX; a type for argparse."""
+    least, _, most = text.partition(":")
+    counts = whole_number(1, 1024)(least), whole_number(1, 1024)(most or least)
+    if counts[0] > counts[1]:
+        raise argparse.ArgumentTypeError(f"MIN is more than MAX in {text}")
+    return counts
+
+
+def read_options(argv: list[str]) -> argparse.Namespace:
+    """Reads and checks the command line; a `SystemExit` with status 2 where it cannot work."""
+    parser = argparse.ArgumentParser(
+        prog="python -m distribution.on_ray",
+        usage="python -m distribution.on_ray [options] -m MODULE [options of the module]",
+        epilog="Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them."
+        " Exit status: 75 if the run stopped (the same command resumes it), 2 if the options are"
+        " wrong. Ports are neither encrypted nor protected by a password: private networks only.",
+        allow_abbrev=False,
+    )
+    add, number, limit = parser.add_argument, whole_number, "failures without a checkpoint between"
+    add("--workers", type=worker_counts, required=True, help="N, or MIN:MAX: those that fit")
+    add("--cpus-per-worker", type=number(1, 1024), default=1, help="cores (default 1)")
+    add("--gpus-per-worker", type=number(0, 1024), default=0, help="GPUs (default 0)")
+    add("--address", default="auto", help="HOST:PORT of the head (default: RAY_ADDRESS, or here)")
+    add("--max-failures", type=number(1, 1024), default=3, help=f"{limit} them to end (default 3)")
+    add("-m", metavar="MODULE", help="what to run; everything after it goes to the module")
+    options, options.run_dir = launch.split_options(parser, argv)
+    if options.run_dir is None or not options.run_dir.is_absolute():
+        parser.error("--run-dir after the module must be an absolute path, on a shared disk")
+    options.command = ["python", "-m", "distribution.on_ray", *argv]
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    options.environment = passed_on | {
+        "PYTHONUNBUFFERED": "1",
+        "KERAS_RECIPES_LAUNCHED": "1",
+        "KERAS_RECIPES_PLANNED_WORKERS": str(options.workers[1]),
+    }
+    if not options.gpus_per_worker:
+        threads = dict.fromkeys(launch.THREADS, str(options.cpus_per_worker))
+        options.environment = {"CUDA_VISIBLE_DEVICES": "-1"} | threads | options.environment
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line, or as a function what a Ray job asks for; returns its exit status."""
+    options = read_options(sys.argv[1:] if argv is None else argv)
+    host, _, port = options.address.rpartition(":")
+    try:
+        if ray is None:
+            raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
+        if host and not answers(host, port):
+            raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
+        ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        say(str(error))
+        return WRONG_OPTIONS
+    kinds = {kind for node in ray.nodes() if node["Alive"] for kind in node["Resources"]}
+    gpus = [kind for kind in kinds if kind.startswith("accelerator_type:")]
+    if options.gpus_per_worker and len(gpus) > 1:
+        say(f"the cluster has GPUs of several types, whose numbers differ: {', '.join(gpus)}")
+        return WRONG_OPTIONS
+    run = RayRun(options)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, run.take_signal)
+    return run.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

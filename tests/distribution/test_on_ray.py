@@ -1,0 +1,380 @@
+"""Runs on a Ray cluster of three nodes, on the loopback address: nodes come and go."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from distribution import on_ray
+from tests.support import processes, strategy_run
+
+ray_cluster = pytest.mark.ray
+TIMEOUT = 400
+STEPS = 24
+OPTIONS = [
+    *("--num-layers", "1", "--num-heads", "2", "--hidden-dim", "8", "--epochs", "6"),
+    *("--max-steps", str(STEPS), "--warmup-steps", "5", "--checkpoint-every", "5"),
+    *("--precision", "float64", "--global-batch-size", "12", "--log-every", "1"),
+    *("--jit", "off", "--quiet"),
+]
+
+
+class Nodes:
+    """A Ray cluster on this machine: a head without places, and nodes with one each."""
+
+    NODE = dict(object_store_memory=80_000_000, node_ip_address="127.0.0.1")
+
+    def __init__(self, folder: Path, count: int = 3):
+        from ray.cluster_utils import Cluster
+
+        self.folder, self.started, self.words = folder, [], []
+        head = self.NODE | dict(num_cpus=0, include_dashboard=False)
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [self.add() for _ in range(count)]
+
+    def add(self):
+        return self.cluster.add_node(num_cpus=1, **self.NODE)
+
+    def remove(self, node) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def start(self, *words, workers="3", options=(), **environ) -> subprocess.Popen:
+        """Starts a driver, which runs a module."""
+        address = ["--address", self.cluster.address, "--workers", workers, *options]
+        process = processes.start(
+            *("-m", "distribution.on_ray", *address, "-m", *map(str, words)),
+            PYTHONPATH=os.pathsep.join([str(self.folder), processes.ENVIRONMENT["PYTHONPATH"]]),
+            **environ,
+        )
+        said = []
+        reader = threading.Thread(target=lambda: said.extend(process.stdout), daemon=True)
+        reader.start()
+        process.said, process.reader = said, reader
+        self.started.append(process)
+        return process
+
+    def train(self, run: Path, workers: str = "1:3", **environ) -> subprocess.Popen:
+        words = ["ray_recipe", "recipes.dna_melting", *data_of(run), "--strategy", "multi_worker"]
+        rate = ["--base-learning-rate", "0.0003", "--lr-scaling", "linear"]
+        words += [*rate, "--run-dir", run]
+        return self.start(*words, workers=workers, **{"RECIPES_TEST_STEP_SECONDS": "0.3"} | environ)
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+        self.cluster.shutdown()
+
+
+def data_of(run: Path) -> list[str]:
+    folder = run.parent
+    return [*OPTIONS, "--dataset", f"{folder}/oligos.csv", "--cache-dir", f"{folder}/cache"]
+
+
+@pytest.fixture
+def nodes(request, tmp_path, monkeypatch):
+    # Ray's own processes listen on the loopback address only where the nodes have that.
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("RAY_ENABLE_METRICS_COLLECTION", "0")
+    made = Nodes(tmp_path, getattr(request, "param", 3))
+    try:
+        yield made
+    finally:
+        made.close()
+    assert not alive(tmp_path), "processes were left behind"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run on one device, from its first step to its last without a stop."""
+    run = tmp_path_factory.mktemp("ray") / "whole"
+    strategy_run.write_data(run.parent)
+    train_whole(run)
+    return run
+
+
+def train_whole(run: Path) -> None:
+    rate = ["--base-learning-rate", "0.0009", "--lr-scaling", "none", "--strategy", "none"]
+    processes.run("-m", "recipes.dna_melting", *data_of(run), *rate, "--run-dir", str(run))
+
+
+def alive(folder: Path) -> list[str]:
+    """The command lines of processes that have to do with a folder."""
+    found = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True).stdout
+    return [line for line in found.splitlines() if str(folder) in line]
+
+
+def step_of(run: Path) -> int:
+    """The newest step that was logged."""
+    try:
+        return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]).get("step", 0)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def wait_for(condition, process, seconds=TIMEOUT) -> float:
+    """Waits; returns after how many seconds it came true."""
+    began = time.monotonic()
+    while not condition():
+        assert process.poll() is None and time.monotonic() - began < seconds, "".join(process.said)
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def end(process, status=0, seconds=TIMEOUT) -> str:
+    process.wait(timeout=seconds)
+    process.reader.join(timeout=10)
+    said = "".join(process.said)
+    assert process.returncode == status, said[-5000:]
+    return said
+
+
+def says(process, text) -> bool:
+    return any(text in line for line in list(process.said))
+
+
+def parts(run: Path) -> list[int]:
+    """How many workers trained, one part of the run after the other."""
+    return [part["workers"] for part in processes.results(run)["workers_by_step"]]
+
+
+def assert_equal_runs(whole: Path, run: Path) -> None:
+    processes.assert_equal_tensors(whole, run)
+    ours, theirs = processes.results(whole), processes.results(run)
+    assert theirs["steps"] == ours["steps"] == STEPS
+    assert theirs["global_batch_size"] == 12
+    assert theirs["learning_rate"] == pytest.approx(ours["learning_rate"], rel=1e-12)
+    assert theirs["test"] == pytest.approx(ours["test"], rel=1e-9, abs=1e-9)
+    losses, others = (
+        [r["loss"] for r in processes.records(f) if r["event"] == "step"] for f in (whole, run)
+    )
+    assert others == pytest.approx(losses, rel=1e-9, abs=1e-9)
+
+
+# --- Training ---
+
+
+@ray_cluster
+def test_three_workers_equal_one(nodes, whole):
+    run = whole.parent / "three"
+    said = end(nodes.train(run, "3", RECIPES_TEST_STEP_SECONDS="0"))
+    assert_equal_runs(whole, run)
+    assert parts(run) == [3] and f"step {STEPS}" in said
+    assert (run / "worker-2.log").exists()
+
+
+@ray_cluster
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_node_is_lost_in_mid_epoch(comes_back, nodes, whole):
+    run = whole.parent / f"lost-{comes_back}"
+    process = nodes.train(run)
+    wait_for(lambda: step_of(run) >= 7, process)
+    nodes.remove(nodes.nodes[1])
+    seconds = wait_for(lambda: says(process, "start 1 of 2 workers"), process)
+    step = step_of(run)
+    seconds += wait_for(lambda: step_of(run) > step, process)
+    print(f"the next step came {seconds:.1f} s after the node's death")
+    if comes_back:
+        nodes.add()
+    said = end(process)
+    assert seconds < 60
+    assert_equal_runs(whole, run)
+    assert parts(run) == ([3, 2, 3] if comes_back else [3, 2])
+    assert "Traceback" not in said and "is lost" in said
+    assert ("places for 3 workers: asking the processes to save" in said) == comes_back
+
+
+@ray_cluster
+def test_the_chief_dies_while_it_writes_a_checkpoint(nodes, whole):
+    run = whole.parent / "saving"
+    said = end(nodes.train(run, RECIPES_TEST_STEP_SECONDS="0", RECIPES_TEST_KILL_AT_SAVE="2"))
+    assert "worker 0 was killed by SIGKILL" in said and "start 1 of 3 workers" in said
+    assert_equal_runs(whole, run)
+    assert parts(run) == [3]
+
+
+@ray_cluster
+@pytest.mark.parametrize("nodes", [1], indirect=True)
+def test_too_few_places_are_waited_for(nodes, whole):
+    run = whole.parent / "waits"
+    process = nodes.train(run, "2:3", RECIPES_TEST_STEP_SECONDS="0")
+    line = "places for 1 of at least 2 workers; waiting for nodes"
+    wait_for(lambda: "".join(process.said).count(line) == 1, process)
+    between = wait_for(lambda: "".join(process.said).count(line) == 2, process)
+    assert 25 < between < 40
+    nodes.add(), nodes.add()
+    end(process)
+    assert_equal_runs(whole, run)
+
+
+@ray_cluster
+def test_a_cluster_that_is_gone_ends_with_the_command_that_resumes(nodes, whole):
+    run = whole.parent / "gone"
+    process = nodes.train(run, "3")
+    wait_for(lambda: step_of(run) >= 7, process)
+    for node in nodes.cluster.list_all_nodes():
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    said = end(process, 75)
+    assert "does not answer" in said
+    assert re.search(r"Resume with:\n  python -m distribution.on_ray .*--run-dir \S+gone", said)
+
+
+# --- Supervision, of small modules in place of recipes ---
+
+NOTES = """
+import json, os, pathlib, signal, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+config = json.loads(os.environ["TF_CONFIG"])
+index, count = config["task"]["index"], len(config["cluster"]["worker"])
+(run / f"pid-{index}-{time.time_ns()}").write_text(f"{os.getpid()} {count}")
+"""
+
+
+def write_module(folder: Path, code: str) -> None:
+    (folder / "fake.py").write_text(NOTES + code)
+
+
+def starts(run: Path) -> list[int]:
+    """How many workers each process knew of, in the order of their starts."""
+    found = sorted(run.glob("pid-0-*"))
+    return [int(path.read_text().split()[1]) for path in found]
+
+
+@ray_cluster
+@pytest.mark.parametrize("status, count", [(1, 2), (2, 1), (75, 1)])
+def test_what_is_tried_again(status, count, nodes, tmp_path):
+    """A failure, as often as it is allowed; neither wrong options nor a stop."""
+    write_module(tmp_path, f"print('the last word', flush=True); sys.exit({status} * (index < 2))")
+    options = ["--max-failures", "2"]
+    process = nodes.start("fake", "--run-dir", tmp_path / "r", options=options)
+    said = end(process, status, 120)
+    assert len(starts(tmp_path / "r")) == count
+    assert (status == 75) == ("Resume with" in said)
+    assert (status == 1) == ("2 failures without a checkpoint" in said)
+    if status != 75:
+        assert f"worker 0 ended with exit status {status} (the last word)" in said
+
+
+@ray_cluster
+def test_sigterm_asks_the_processes_and_a_second_one_kills_them(nodes, tmp_path):
+    write_module(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, lambda *_: (run / f'asked-{index}').touch())\n"
+        "(run / f'ready-{index}').touch()\n"
+        "time.sleep(300)",
+    )
+    run = tmp_path / "r"
+    process = nodes.start("fake", "--run-dir", run)
+    wait_for(lambda: len(list(run.glob("ready-*"))) == 3, process)
+    process.terminate()
+    wait_for(lambda: len(list(run.glob("asked-*"))) == 3, process)
+    assert alive(run)
+    time.sleep(1)
+    process.terminate()
+    end(process, 128 + signal.SIGTERM, 60)
+    assert not alive(run)
+
+
+@ray_cluster
+def test_a_node_that_ray_takes_away_saves_first(nodes, tmp_path):
+    write_module(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "(run / f'ready-{index}').touch()\n"
+        "time.sleep(300 if count == 3 else 0)",
+    )
+    run = tmp_path / "r"
+    process = nodes.start("fake", "--run-dir", run, workers="1:3")
+    wait_for(lambda: len(list(run.glob("ready-*"))) == 3, process)
+    drain(nodes, nodes.nodes[0])
+    said = end(process, 0, 120)
+    assert "Ray takes the node of 127.0.0.1:" in said
+    assert starts(run) == [3, 1]  # whether 2 can share the global batch is not known
+
+
+def drain(nodes, node) -> None:
+    """What an autoscaler says of a node that is to be preempted."""
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why_not = GcsClient(address=nodes.cluster.address).drain_node(
+        node.node_id, reason, "spot", int(time.time() * 1000) + 60_000
+    )
+    assert accepted, why_not
+
+
+@ray_cluster
+def test_a_driver_that_is_killed_leaves_no_process_behind(nodes, tmp_path):
+    write_module(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)")
+    run = tmp_path / "r"
+    process = nodes.start("fake", "--run-dir", run)
+    wait_for(lambda: len(list(run.glob("pid-*"))) == 3, process)
+    process.kill()
+    began = time.monotonic()
+    while alive(run) and time.monotonic() - began < 30:
+        time.sleep(0.1)
+    assert not alive(run)
+    print(f"all processes ended {time.monotonic() - began:.1f} s after the driver")
+
+
+# --- Without a cluster ---
+
+
+def test_folders_that_are_not_shared_and_runs_that_are_in_use(tmp_path):
+    run = tmp_path / "r"
+    with pytest.raises(OSError, match="the nodes do not share --run-dir"):
+        on_ray.Worker(run, 1).prepare("start 0", 2, waits=True)
+    run.mkdir()
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert on_ray.Worker(run, 0).prepare("start 0", 2, waits=True) is None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--workers 2", "-m MODULE is missing"),
+        ("--workers 2 -m recipes.mnist", "--run-dir after the module must be an absolute path"),
+        ("--workers 2 -m recipes.mnist --run-dir runs/a", "must be an absolute path"),
+        ("--workers 0:2 -m recipes.mnist --run-dir /r", "expected a whole number from 1"),
+        ("--workers 3:2 -m recipes.mnist --run-dir /r", "MIN is more than MAX in 3:2"),
+        ("--workers 2 --retries 1 -m recipes.mnist --run-dir /r", "--retries"),
+    ],
+)
+def test_wrong_options(options, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        on_ray.read_options(options.split())
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_what_the_processes_are_told(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "5")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    words = "--workers 2:4 --cpus-per-worker 3 -m recipes.mnist --run-dir /r --epochs 2".split()
+    options = on_ray.read_options(words)
+    assert options.workers == (2, 4) and options.run_dir == Path("/r")
+    expected = {
+        "KERAS_RECIPES_PLANNED_WORKERS": "4",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_NUM_INTRAOP_THREADS": "3",
+        "TF_NUM_INTEROP_THREADS": "5",
+        "KERAS_BACKEND": "tensorflow",
+    }
+    assert expected.items() <= options.environment.items()
+    gpus = on_ray.read_options(["--gpus-per-worker", "1", *words])
+    assert "CUDA_VISIBLE_DEVICES" not in gpus.environment
+
+
+def test_no_cluster_at_the_address():
+    words = "--address 127.0.0.1:1 --workers 1 -m fake --run-dir /r".split()
+    output = processes.run("-m", "distribution.on_ray", *words, status=2)
+    assert re.search(r"no Ray cluster answers|Ray is not installed", output)
+    assert sys.modules.get("ray") is None or "Traceback" not in output
