@@ -368,6 +368,16 @@ def can_listen(host: str, port: int) -> bool:
     return True
 
 
+def why_silent(address: str) -> str | None:
+    """Returns why nobody answers at HOST:PORT; None if somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def visible_gpus() -> list[str]:
     """Lists the GPUs that TensorFlow would see, as CUDA_VISIBLE_DEVICES writes them."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -593,18 +603,44 @@ class OtherHosts(threading.Thread):
         """Tries until all have answered, or `ended` is set."""
         while self.silent and not self.ended.wait(0.5):
             for address in list(self.silent):
-                host, _, port = address.rpartition(":")
-                try:
-                    socket.create_connection((host, int(port)), timeout=2).close()
+                reason = why_silent(address)
+                if reason is None:
                     del self.silent[address]
-                except OSError as error:
-                    self.silent[address] = error.strerror or str(error)
+                else:
+                    self.silent[address] = reason
 
 
 # --- A run ---
 
 
-class Launch:
+class Requests:
+    """Signals that ask a run to stop: the first is passed on, a second one kills."""
+
+    request: int | None = None
+    request_time = 0.0
+    killed_by: int | None = None
+
+    def listen(self) -> None:
+        """Takes the signals of this process from now on."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self.take_signal)
+
+    def take_signal(self, number: int, frame: object) -> None:
+        """Notes a request to stop (the handler of signals); the loop acts on it."""
+        now = time.monotonic()
+        if self.request is None:
+            self.request, self.request_time = number, now
+        elif now - self.request_time > SAME_REQUEST_SECONDS:
+            self.killed_by = number
+
+    @property
+    def passed_on(self) -> int | None:
+        """The signal that the processes get for the one that this process got."""
+        return signal.SIGTERM if self.request == signal.SIGHUP else self.request
+
+
+class Launch(Requests):
     """A run from its first process to its last.
 
     Args:
@@ -616,18 +652,13 @@ class Launch:
         self.children: list[Child] = []
         self.cluster: dict[str, list[str]] = {}
         self.culprit: Child | None = None  # the process that decides the exit status
-        self.request: int | None = None  # the first signal that reached the launcher
-        self.request_time = 0.0
-        self.killed_by: int | None = None  # the second one
         self.restarts = 0
         self.results_before = self.results_time()
 
     def run(self) -> int:
         """Starts the processes, again if need be, and returns the exit status."""
         options = self.options
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                signal.signal(number, self.take_signal)
+        self.listen()
         workers = options.nproc_per_node * len(options.hosts)
         servers = f", parameter servers: {options.ps}" if options.ps else ""
         say(f"workers: {workers}{servers}; logs in {options.log_dir}")
@@ -654,14 +685,6 @@ class Launch:
             how = "saved and stopped" if saved else "stopped before training began"
             say(f"{how}. Resume with:\n  {shlex.join(options.command)}")
         return status
-
-    def take_signal(self, number: int, frame: object) -> None:
-        """Notes a request to stop (the handler of signals); the loop acts on it."""
-        now = time.monotonic()
-        if self.request is None:
-            self.request, self.request_time = number, now
-        elif now - self.request_time > SAME_REQUEST_SECONDS:
-            self.killed_by = number
 
     def run_once(self) -> int:
         """Starts every process of this host, waits for the end, leaves none behind."""
@@ -738,11 +761,6 @@ class Launch:
                 )
                 return WRONG_OPTIONS
             time.sleep(POLL_SECONDS)
-
-    @property
-    def passed_on(self) -> int | None:
-        """The signal that the processes get for the one that the launcher got."""
-        return signal.SIGTERM if self.request == signal.SIGHUP else self.request
 
     def outcome(self, child: Child) -> int:
         """Returns the exit status that a process means for the run.

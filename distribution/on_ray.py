@@ -19,10 +19,8 @@ import os
 import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -42,6 +40,7 @@ PASSED_ON = ("PYTHONPATH", "KERAS_", "RECIPES_", "TF_", "XLA_")  # of the driver
 SETTLE_SECONDS = 10  # to wait for more places, where there are enough to start
 SAY_SECONDS = 30  # between two lines while there are too few places
 LOOK_SECONDS = 0.5  # how long an actor waits for the end of its process before it answers
+START_SECONDS = 60  # for an actor to start
 WATCH_SECONDS = 3  # between two looks at the nodes of the cluster
 FAIL_SECONDS = 3  # for the other workers to end by themselves, once one has failed
 LOCK_SECONDS = 100  # for the run's lock, held by a node that is gone: NFS 4 keeps it for 90 seconds
@@ -135,7 +134,7 @@ class Member:
         return self.status not in ENDED_WELL, self.status in causes, self.status or 0
 
 
-class RayRun:
+class RayRun(launch.Requests):
     """A run on a Ray cluster, from its first process to its last."""
 
     def __init__(self, options: argparse.Namespace):
@@ -150,13 +149,11 @@ class RayRun:
         self.checkpoint = ""  # the newest
         self.texts: list[tuple[float, str]] = []  # of the chief's log: when heard, not shown yet
         self.starts = 0
-        self.again = self.is_over = False  # asked to save in order to start with other workers
-        self.requests: list[int] = []  # signals: the first is passed on, another one kills
-        self.request_time = 0.0
+        self.again = False  # asked to save in order to start with other workers
+        self.head = ray.get_runtime_context().gcs_address
 
     def run(self) -> int:
         """Trains until the run is over; returns its exit status."""
-        threading.Thread(target=self.watch_head, daemon=True).start()
         failures, status = 0, SAVED_AND_STOPPED
         try:
             request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
@@ -164,9 +161,9 @@ class RayRun:
                 before, self.again = self.checkpoint, False
                 status = self.start() or self.supervise(before)
                 self.release()
-                if status == SAVED_AND_STOPPED and self.again and not self.requests:
+                if status == SAVED_AND_STOPPED and self.again and not self.request:
                     continue
-                if status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS) or self.requests:
+                if status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS) or self.request:
                     break
                 failures = 1 if self.checkpoint > before else failures + 1
                 if failures == self.options.max_failures:
@@ -175,8 +172,7 @@ class RayRun:
             request_resources(bundles=[])
         finally:
             self.release()
-            self.is_over = True
-        stopped = status == SAVED_AND_STOPPED or status == LOST and self.requests
+        stopped = status == SAVED_AND_STOPPED or status == LOST and self.request
         return self.say_how_to_resume() if stopped else status
 
     def say_how_to_resume(self) -> int:
@@ -184,32 +180,22 @@ class RayRun:
         say(f"stopped. Resume with:\n  {shlex.join(self.options.command)}")
         return SAVED_AND_STOPPED
 
-    def take_signal(self, number: int, frame: object = None) -> None:
-        """Notes a request to stop; the loops act on it. One may be delivered twice."""
-        if time.monotonic() - self.request_time > launch.SAME_REQUEST_SECONDS:
-            self.requests.append(number)
-            self.request_time = time.monotonic()
-
-    def watch_head(self) -> None:
-        """Stops a run whose cluster is gone; Ray would abort this process after a minute."""
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        heard = time.monotonic()
-        while not self.is_over:
-            silent = time.monotonic() - heard
-            if answers(host, port):
-                heard = time.monotonic()
-            elif silent > GONE_SECONDS and not self.requests:
-                say(f"the head of the cluster, {host}:{port}, does not answer")
-                self.take_signal(signal.SIGTERM)
-            elif silent > 2 * GONE_SECONDS:
+    def await_head(self) -> None:
+        """Waits for the head of the cluster; without it Ray would abort this process."""
+        end = time.monotonic() + GONE_SECONDS
+        while launch.why_silent(self.head):
+            if time.monotonic() > end:
+                self.stop(f"the head of the cluster, {self.head}, does not answer", signal.SIGTERM)
+                time.sleep(SETTLE_SECONDS)  # to save, where there are nodes
                 os._exit(self.say_how_to_resume())
-            time.sleep(WATCH_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def gather(self) -> bool:
         """Reserves places for as many workers as there can be; False if the run is to stop."""
         began = time.monotonic()
         said = began - SAY_SECONDS + SETTLE_SECONDS
-        while not self.requests:
+        while self.request is None:
+            self.await_head()
             free, nodes = self.places(available_resources_per_node())
             count, now = self.largest(free), time.monotonic()
             all_free = self.starts and free >= self.places()[0]
@@ -223,18 +209,19 @@ class RayRun:
             elif not count and now - said > SAY_SECONDS:
                 said = now
                 say(f"places for {free} of at least {self.least} workers; waiting for nodes")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(1)
         return False
 
     def places(self, resources: dict | None = None) -> tuple[int, list[str]]:
         """Counts the workers that fit into what is free, or into all, and names the nodes."""
         draining, found, names = state.get_draining_nodes(), 0, []
         for node in ray.nodes():
-            name, address = node["NodeID"], (node["NodeManagerAddress"], node["NodeManagerPort"])
+            name, port = node["NodeID"], node["NodeManagerPort"]
+            address = f"{node['NodeManagerAddress']}:{port}"
             have = node["Resources"] if resources is None else resources.get(name, {})
             fits = min(int(have.get(kind, 0) / count) for kind, count in self.bundle.items())
-            # Ray takes a quarter of a minute to notice that a node is gone.
-            if fits and node["Alive"] and name not in draining and answers(*address):
+            # A node that does not answer is gone; Ray takes a quarter of a minute to say so.
+            if fits and node["Alive"] and name not in draining and not launch.why_silent(address):
                 found, names = found + fits, [*names, name]
         return found, names
 
@@ -245,6 +232,7 @@ class RayRun:
 
     def release(self) -> None:
         """Ends all processes and actors, and gives the places back."""
+        self.await_head()
         kills = [member.actor.send.remote(signal.SIGKILL) for member in self.members]
         if kills:
             ray.wait(kills, num_returns=len(kills), timeout=FAIL_SECONDS)
@@ -269,8 +257,9 @@ class RayRun:
             for member in self.members:
                 place = None
                 while place is None:
-                    waits = time.monotonic() < end and not self.requests
-                    place = ray.get(member.actor.prepare.remote(mark, count, waits))
+                    waits = time.monotonic() < end and not self.request
+                    prepared = member.actor.prepare.remote(mark, count, waits)
+                    place = ray.get(prepared, timeout=START_SECONDS)
                     time.sleep(0 if place else LOOK_SECONDS)
                 member.node, member.address = place
             cluster = {"worker": [member.address for member in self.members]}
@@ -279,11 +268,12 @@ class RayRun:
                 task = {"type": "worker", "index": member.index}
                 config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
                 environment = options.environment | config
-                ray.get(member.actor.start.remote(words, os.getcwd(), environment))
+                started = member.actor.start.remote(words, os.getcwd(), environment)
+                ray.get(started, timeout=START_SECONDS)
         except ray.exceptions.RayTaskError as error:
             say(f"cannot start: {error.cause}")
             return WRONG_OPTIONS
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayError:  # an actor is lost, or its place
             say("cannot start: a worker is lost")
             return LOST
         return None
@@ -305,18 +295,17 @@ class RayRun:
             if ends:
                 seconds = launch.SAVE_SECONDS if ends == {SAVED_AND_STOPPED} else FAIL_SECONDS
                 deadline = min(deadline, time.monotonic() + seconds)
-            if len(self.requests) > 1:
+            if self.killed_by:
                 say("killing the processes")
-                return 128 + self.requests[1]
-            if self.requests and not is_passed_on:
-                is_passed_on = True
-                name = signal.Signals(self.requests[0]).name
-                self.stop(f"{name}: asking the processes to stop; again kills them")
+                return 128 + self.killed_by
+            if self.request and not is_passed_on:
+                is_passed_on, name = True, signal.Signals(self.request).name
+                self.stop(f"{name}: asking the processes to stop; again kills", self.passed_on)
             elif not (ends or self.again) and time.monotonic() - watched > WATCH_SECONDS:
                 watched, reason = time.monotonic(), self.why_again(self.checkpoint > before)
                 if reason:
                     self.again = True
-                    self.stop(f"{reason}: asking the processes to save")
+                    self.stop(f"{reason}: asking the processes to save", signal.SIGTERM)
         culprit = max(self.members, key=Member.blame)
         if culprit.status in ENDED_WELL or culprit.index == 0:
             self.show(time.monotonic())
@@ -339,7 +328,7 @@ class RayRun:
             member.status, member.end = LOST, f"worker {member.index}, {member.address}, is lost"
             return
         member.status, member.end = found["status"], found.get("end", "")
-        asked = (128 + signal.SIGTERM, 128 + signal.SIGINT) if self.again or self.requests else ()
+        asked = (128 + signal.SIGTERM, 128 + signal.SIGINT) if self.again or self.request else ()
         if member.status in asked:  # it was still importing: nothing is lost
             member.status = SAVED_AND_STOPPED
         if member.index == 0:
@@ -349,15 +338,16 @@ class RayRun:
             self.checkpoint = max(self.checkpoint, found["checkpoint"])
             self.shares = found.get("shares", self.shares)
 
-    def stop(self, reason: str) -> None:
-        """Asks all processes to save and stop."""
+    def stop(self, reason: str, number: int) -> None:
+        """Asks all processes to save and stop, by a signal."""
         say(reason)
         for member in self.members:
             if member.status is None:
-                member.actor.send.remote((self.requests or [signal.SIGTERM])[0])
+                member.actor.send.remote(number)
 
     def why_again(self, has_saved: bool) -> str | None:
         """Tells why the run is to start again with other workers; None where it is not."""
+        self.await_head()
         draining = state.get_draining_nodes()
         leaving = [member.address for member in self.members if member.node in draining]
         if leaving:
@@ -368,22 +358,12 @@ class RayRun:
         return f"places for {count} workers" if count > len(self.members) else None
 
 
-def answers(host: str, port: int | str) -> bool:
-    """Tells whether somebody listens there."""
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except OSError:
-        return False
-    return True
-
-
 def worker_counts(text: str) -> tuple[int, int]:
     """Reads N or MIN:MAX; a type for argparse."""
-    least, _, most = text.partition(":")
-    counts = whole_number(1, 1024)(least), whole_number(1, 1024)(most or least)
-    if counts[0] > counts[1]:
-        raise argparse.ArgumentTypeError(f"MIN is more than MAX in {text}")
-    return counts
+    counts = [whole_number(1, 1024)(part) for part in text.split(":")]
+    if len(counts) > 2 or counts[0] > counts[-1]:
+        raise argparse.ArgumentTypeError(f"expected N or MIN:MAX, found {text!r}")
+    return counts[0], counts[-1]
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -422,11 +402,10 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line, or as a function what a Ray job asks for; returns its exit status."""
     options = read_options(sys.argv[1:] if argv is None else argv)
-    host, _, port = options.address.rpartition(":")
     try:
         if ray is None:
             raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
-        if host and not answers(host, port):
+        if ":" in options.address and launch.why_silent(options.address):
             raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
         ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -438,9 +417,8 @@ def main(argv: list[str] | None = None) -> int:
         say(f"the cluster has GPUs of several types, whose numbers differ: {', '.join(gpus)}")
         return WRONG_OPTIONS
     run = RayRun(options)
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, run.take_signal)
+    with contextlib.suppress(ValueError):  # not in the main thread: the signals are another's
+        run.listen()
     return run.run()
 
 

@@ -38,7 +38,9 @@ def one_round(folder: Path, whole: Path, seed: str) -> str:
     shutil.rmtree(run, ignore_errors=True)
     cluster = ray_runs.Nodes(folder)
     nodes, done, draining = list(cluster.nodes), [], set()
-    process = cluster.train(run, "1:3", RECIPES_TEST_STEP_SECONDS=str(choice.uniform(0.1, 0.6)))
+    seconds = str(choice.uniform(0.1, 0.6))
+    options = ["--max-failures", "100"]
+    process = cluster.train(run, options=options, RECIPES_TEST_STEP_SECONDS=seconds)
     end = time.monotonic() + ROUND_SECONDS
     try:
         while process.poll() is None:

@@ -61,11 +61,12 @@ class Nodes:
         self.started.append(process)
         return process
 
-    def train(self, run: Path, workers: str = "1:3", **environ) -> subprocess.Popen:
+    def train(self, run: Path, workers: str = "1:3", options=(), **environ) -> subprocess.Popen:
         words = ["ray_recipe", "recipes.dna_melting", *data_of(run), "--strategy", "multi_worker"]
         rate = ["--base-learning-rate", "0.0003", "--lr-scaling", "linear"]
         words += [*rate, "--run-dir", run]
-        return self.start(*words, workers=workers, **{"RECIPES_TEST_STEP_SECONDS": "0.3"} | environ)
+        environ = {"RECIPES_TEST_STEP_SECONDS": "0.3"} | environ
+        return self.start(*words, workers=workers, options=options, **environ)
 
     def close(self) -> None:
         for process in self.started:
@@ -345,7 +346,7 @@ def test_folders_that_are_not_shared_and_runs_that_are_in_use(tmp_path):
         ("--workers 2 -m recipes.mnist", "--run-dir after the module must be an absolute path"),
         ("--workers 2 -m recipes.mnist --run-dir runs/a", "must be an absolute path"),
         ("--workers 0:2 -m recipes.mnist --run-dir /r", "expected a whole number from 1"),
-        ("--workers 3:2 -m recipes.mnist --run-dir /r", "MIN is more than MAX in 3:2"),
+        ("--workers 3:2 -m recipes.mnist --run-dir /r", "expected N or MIN:MAX, found '3:2'"),
         ("--workers 2 --retries 1 -m recipes.mnist --run-dir /r", "--retries"),
     ],
 )
