@@ -47,7 +47,7 @@ def make_way(name: str, data, vocabulary_size: int):
 
     from distribution import keras_compat
     from distribution.global_batch import GlobalMean, reduce_before_clipping
-    from models.chunked_head import MaskedLMInChunks
+    from models.chunked_head import chunked_masked_lm
     from models.optimizers import adamw
     from recipes import bert_mlm
 
@@ -56,7 +56,7 @@ def make_way(name: str, data, vocabulary_size: int):
     keras.utils.set_random_seed(0)
     options = bert_mlm.Options()
     bert = bert_mlm.build_model(options, vocabulary_size)
-    model = MaskedLMInChunks(bert) if head == "chunked" else bert
+    model = chunked_masked_lm(bert) if head == "chunked" else bert
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         optimizer=reduce_before_clipping(adamw(options, 1e-3, beta_1=0.9, beta_2=0.98)),

@@ -1,1 +1,1 @@
-"""A trained run for other programs: TensorFlow, Hugging Face, ONNX, LiteRT."""
+"""A trained model for other programs: what Keras writes, texts in a SavedModel, Hugging Face."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from data import files, word_pieces
 from data.errors import DataError
+from distribution import keras_compat
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
@@ -108,10 +109,18 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
         preset = str(folder) if files.expand(folder, "--init-from").is_dir() else None
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
+    return tokenizer_of(vocabulary(options, text, cache_dir))
+
+
+def vocabulary(options, text, cache_dir: Path) -> list[str]:
+    """Reads the given vocabulary, or learns one from the training split."""
     if options.vocabulary is not None:
-        pieces = word_pieces.read_vocabulary(options.vocabulary)
-    else:
-        pieces = word_pieces.vocabulary_once(text, options.vocabulary_size, cache_dir)
+        return word_pieces.read_vocabulary(options.vocabulary)
+    return word_pieces.vocabulary_once(text, options.vocabulary_size, cache_dir)
+
+
+def tokenizer_of(pieces: list[str]):
+    """Makes an uncased `BertTokenizer` that strips accents."""
     return keras_nlp.models.BertTokenizer(
         vocabulary=pieces, lowercase=True, strip_accents=True, special_tokens_in_strings=False
     )
@@ -257,6 +266,15 @@ def _load_weights(load, path: Path, what: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def use_erf_in_gelu(model: keras_nlp.models.BertMaskedLM) -> None:
+    """Makes the head compute exact GELU by `erf`: onnxruntime has no `erfc`, which TensorFlow uses.
+
+    The formula: Hendrycks and Gimpel, arXiv 1606.08415.
+    """
+    dense, _ = keras_compat.transform_of(model.masked_lm_head)
+    dense.activation = lambda x: 0.5 * x * (1.0 + keras.ops.erf(x * 0.5**0.5))
 
 
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:

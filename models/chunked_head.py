@@ -1,4 +1,4 @@
-"""A head for masked words that never holds all logits: it goes through the predictions in chunks.
+"""A head over word pieces that never holds all logits: it computes the predictions in chunks.
 
 A BERT's step on a small machine is spent in the logits. A batch of 32 sequences has 608 masked
 positions, with a vocabulary of 30,522 that is 74 MB, which the loss, its gradient and two metrics
@@ -21,13 +21,13 @@ LOGITS_AT_ONCE = 20_000_000
 HALF_PRECISION_SCALE = 1024.0
 
 
-class MaskedLMInChunks(keras.Model):
-    """Trains and evaluates a `BertMaskedLM`, whose weights it shares; its logits never stand whole.
+class ChunkedHead(keras.Model):
+    """Trains and evaluates a model of word pieces, whose weights it shares, without all its logits.
 
-    Its output is not the logits but what the loss is made of, so predict with the `BertMaskedLM`.
+    Its output is not the logits but what the loss is made of, so predict with the model itself.
 
     Example:
-        >>> learner = MaskedLMInChunks(model)
+        >>> learner = chunked_masked_lm(model)
         >>> learner.compile(
         ...     optimizer,
         ...     loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
@@ -36,12 +36,19 @@ class MaskedLMInChunks(keras.Model):
         >>> learner.fit(data)      # trains `model`
 
     Args:
-        masked_lm: the model.
+        model: the model, whose logits are `hidden @ embeddings^T + bias`.
+        hidden: from the model's inputs to the states that the logits are computed from, of shape
+            (batch, predictions, width), by the model's own layers.
+        embeddings: variable of shape (vocabulary size, width).
+        bias: variable of shape (vocabulary size,), or None for none.
     """
 
-    def __init__(self, masked_lm: keras_nlp.models.BertMaskedLM):
-        super().__init__(name=f"{masked_lm.name}_in_chunks")
-        self.masked_lm = masked_lm
+    def __init__(self, model: keras.Model, hidden: keras.Model, embeddings, bias=None):
+        super().__init__(name=f"{model.name}_in_chunks")
+        self.whole = model
+        self.hidden = hidden
+        # In a function: as attributes they would come first among the optimizer's variables.
+        self.output_weights = lambda: (embeddings, bias)
 
     def compile(self, *args, loss=None, weighted_metrics=None, **kwargs) -> None:
         """As `keras.Model.compile()`, for the loss and the metrics that the chunks give.
@@ -63,23 +70,15 @@ class MaskedLMInChunks(keras.Model):
             )
         metrics = [_ScoreMean.instead_of(metric) for metric in weighted_metrics or []]
         super().compile(*args, loss=loss, weighted_metrics=metrics, **kwargs)
-        self.masked_lm.optimizer = self.optimizer  # Keras saves it beside the weights
+        self.whole.optimizer = self.optimizer  # Keras saves it beside the weights
 
     def call(self, inputs, training=None):
-        """What the logits are made of: {"hidden": (batch, predictions, width)}.
+        """Computes what the logits are made of: {"hidden": (batch, predictions, width)}.
 
         `compute_loss` puts the scores beside it, for `compute_metrics`, so that the logits are
-        made once.
+        computed once.
         """
-        encoded = self.masked_lm.backbone(
-            {name: inputs[name] for name in ("token_ids", "segment_ids", "padding_mask")},
-            training=training,
-        )["sequence_output"]
-        positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
-        hidden = keras.ops.take_along_axis(encoded, positions, axis=1)
-        for layer in keras_compat.transform_of(self.masked_lm.masked_lm_head):
-            hidden = layer(hidden)
-        return {"hidden": hidden}
+        return {"hidden": self.hidden(inputs, training=training)}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """This replica's share of the mean over the global batch, as `GlobalMean`; scalar."""
@@ -96,9 +95,10 @@ class MaskedLMInChunks(keras.Model):
 
     def _scores(self, y, y_pred, sample_weight, gradients: bool):
         hidden = y_pred["hidden"]
-        head = self.masked_lm.masked_lm_head
-        kernel = tf.convert_to_tensor(head.token_embedding.embeddings)
-        bias = tf.convert_to_tensor(keras_compat.output_bias_of(head))
+        embeddings, bias = self.output_weights()
+        kernel = tf.convert_to_tensor(embeddings)
+        bias = tf.zeros(kernel.shape[:1], kernel.dtype) if bias is None else bias
+        bias = tf.convert_to_tensor(bias)
         weights = tf.ones_like(y) if sample_weight is None else sample_weight
         total, cross_entropy, hit = weighted_cross_entropy(
             tf.reshape(hidden, [-1, kernel.shape[1]]),
@@ -112,12 +112,25 @@ class MaskedLMInChunks(keras.Model):
         return total, tf.reshape(scores, tf.concat([tf.shape(y), [2]], axis=0))
 
     def save_weights(self, *args, **kwargs) -> None:
-        """Those of the `BertMaskedLM` and the optimizer; the file is the same with any head."""
-        self.masked_lm.save_weights(*args, **kwargs)
+        """Saves the model's weights and the optimizer; the file is the same with any head."""
+        self.whole.save_weights(*args, **kwargs)
 
     def load_weights(self, *args, **kwargs) -> None:
-        """Those of the `BertMaskedLM` and the optimizer."""
-        self.masked_lm.load_weights(*args, **kwargs)
+        """Loads the model's weights and the optimizer."""
+        self.whole.load_weights(*args, **kwargs)
+
+
+def chunked_masked_lm(masked_lm: keras_nlp.models.BertMaskedLM) -> ChunkedHead:
+    """Returns what trains and evaluates a `BertMaskedLM` in chunks of its predictions."""
+    head, inputs = masked_lm.masked_lm_head, masked_lm.input
+    encoded = masked_lm.backbone({name: inputs[name] for name in masked_lm.backbone.input})
+    positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
+    hidden = keras.ops.take_along_axis(encoded["sequence_output"], positions, axis=1)
+    for layer in keras_compat.transform_of(head):
+        hidden = layer(hidden)
+    bias = keras_compat.output_bias_of(head)
+    embeddings = head.token_embedding.embeddings
+    return ChunkedHead(masked_lm, keras.Model(inputs, hidden), embeddings, bias)
 
 
 class _ScoreMean(keras.metrics.Mean):

@@ -95,49 +95,33 @@ def init_naive_bayes(model, evidence: np.ndarray) -> None:
             (vocabulary size, classes).
     """
     _scale_kernels(model.backbone)
-    weights = {weight.path: weight for weight in model.trainable_variables}
-
-    def change(path: str, edit) -> None:
-        value = np.array(keras.ops.convert_to_numpy(weights[path]))
-        edit(value)
-        weights[path].assign(value)
-
-    columns = min(evidence.shape[1], weights["logits/kernel"].shape[0] // model.backbone.num_heads)
-    for path in (path for path in weights if path.endswith("_embedding/embeddings")):
-        change(path, lambda value: value[:, :columns].fill(0.0))
-    change("token_embedding/embeddings", _set(np.s_[:, :columns], EVIDENCE * evidence[:, :columns]))
+    values = {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in model.trainable_variables}
+    columns = min(evidence.shape[1], values["logits/kernel"].shape[0] // model.backbone.num_heads)
+    tokens, positions, segments = (
+        values[f"{name}_embedding/embeddings"] for name in ("token", "position", "segment")
+    )
+    tokens[:, :columns] = EVIDENCE * evidence[:, :columns]
+    positions[:] = 0.0
     # A vector that is the same for all words makes layer normalisation nearly linear in the others.
-    change("position_embedding/embeddings", lambda value: value.fill(0.0))
-    change("segment_embedding/embeddings", _centre_and_raise)
+    segments[:, :columns] = 0.0
+    segments -= segments.mean(axis=1, keepdims=True)
+    segments *= 10
     for layer in range(model.backbone.num_layers):
-        attention = f"transformer_layer_{layer}/self_attention_layer"
-        change(f"{attention}/attention_output/kernel", _set(np.s_[..., :columns], 0.0))
-        change(
-            f"transformer_layer_{layer}/feedforward_output_dense/kernel",
-            _set(np.s_[:, :columns], 0.0),
-        )
-    change(f"{attention}/query/kernel", lambda value: value.fill(0.0))
-    change(f"{attention}/value/kernel", _set(np.s_[:, 0, :columns], 0.0))
+        last = f"transformer_layer_{layer}"
+        values[f"{last}/self_attention_layer/attention_output/kernel"][..., :columns] = 0.0
+        values[f"{last}/feedforward_output_dense/kernel"][:, :columns] = 0.0
+    attention = f"{last}/self_attention_layer"
+    values[f"{attention}/query/kernel"][:] = 0.0
+    value, output = (values[f"{attention}/{name}/kernel"] for name in ("value", "attention_output"))
+    pooled, logits = values["pooled_dense/kernel"], values["logits/kernel"]
+    value[:, 0, :columns] = 0.0
+    pooled[:, :columns] = 0.0
+    logits[:] = 0.0
     for column in range(columns):
-        change(f"{attention}/value/kernel", _set((column, 0, column), 1.0))
-        change(f"{attention}/attention_output/kernel", _set((0, column, column), 1.0))
-    change("pooled_dense/kernel", _set(np.s_[:, :columns], 0.0))
-    change("logits/kernel", lambda value: value.fill(0.0))
-    for column in range(columns):
-        change("pooled_dense/kernel", _set((column, column), 1.0))
-        change("logits/kernel", _set((column, column), CONFIDENCE))
-
-
-def _centre_and_raise(vectors: np.ndarray) -> None:
-    vectors -= vectors.mean(axis=1, keepdims=True)
-    vectors *= 10
-
-
-def _set(where, number):
-    def edit(value):
-        value[where] = number
-
-    return edit
+        value[column, 0, column] = output[0, column, column] = pooled[column, column] = 1.0
+        logits[column, column] = CONFIDENCE
+    for weight in model.trainable_variables:
+        weight.assign(values[weight.path])
 
 
 def _scale_kernels(model) -> None:

@@ -28,7 +28,7 @@ from data.sequences import sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
-from models.chunked_head import MaskedLMInChunks
+from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
 from models.optimizers import adamw
 from training.command_line import command_line
@@ -172,7 +172,7 @@ def main(options: Options) -> dict:
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
             if options.init_from is not None and not run.resumes:
                 bert.load_weights(network, options.init_from)
-            model = MaskedLMInChunks(network) if options.head == "chunked" else network
+            model = chunked_masked_lm(network) if options.head == "chunked" else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)

@@ -1,11 +1,22 @@
 import importlib
-import json
+from types import SimpleNamespace
 
+import keras
+import keras_nlp
+import numpy as np
 import pytest
 
 from tests.support import strategy_run
 
 PRECISION = {"bert": "float32", "text": "float32", "mnist": "float64", "dna": "mixed_bfloat16"}
+CLASSES = ["good", "poor", "fair"]
+# Of different lengths, so that padding counts, and with no, one and two masks.
+TEXTS = [
+    "the loss of a [MASK] is the mean over all replicas and batches",
+    "a [MASK] the [MASK] of tokens",
+    "no mask",
+    "<unk> <unk> the [MASK]",
+]
 
 
 class Runs(dict):
@@ -32,16 +43,54 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
+def spread(model):
+    """Makes weights as large as training does: a new BERT answers to all inputs alike."""
+    for weight in model.weights:
+        if weight.path.endswith("kernel"):
+            weight.assign(10 * weight)
+    return model
+
+
 @pytest.fixture(scope="session")
-def load(runs):
-    """What is exported of a run: a new model each time, since an exporter may change it."""
-    from exports import trained
+def masked_lm(tiny_run):
+    """Loads a BertMaskedLM and its preset, a new one each time: an exporter may change it."""
 
-    def call(name):
-        run, results, metadata = (
-            json.loads((runs[name] / file).read_text())
-            for file in ("options.json", "results.json", "model/recipe.json")
+    def load():
+        preset = str(tiny_run.folder / "model")
+        model = keras_nlp.models.BertMaskedLM.from_preset(preset, dtype="float32", compile=False)
+        return SimpleNamespace(model=spread(model), preset=preset, classes=[])
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def classifier(tiny_run):
+    """Makes a BertTextClassifier of three classes on the tiny run's encoder."""
+
+    def load():
+        preset = str(tiny_run.folder / "model")
+        keras.utils.set_random_seed(7)
+        tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
+        model = keras_nlp.models.BertTextClassifier(
+            keras_nlp.models.BertBackbone.from_preset(preset, dtype="float32"),
+            len(CLASSES),
+            keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=16),
+            dropout=0.2,
         )
-        return trained.load(runs[name], run, results | metadata)
+        return SimpleNamespace(model=spread(model), preset=preset, classes=CLASSES)
 
-    return call
+    return load
+
+
+def inputs_of(model, length=12):
+    """Three examples of different lengths."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, model.backbone.vocabulary_size, (3, length)).astype(np.int32)
+    inputs = {
+        "token_ids": ids,
+        "segment_ids": np.zeros_like(ids),
+        "padding_mask": (np.arange(length) < np.array([[12], [5], [8]])).astype(np.int32),
+    }
+    if isinstance(model, keras_nlp.models.BertMaskedLM):
+        inputs["mask_positions"] = np.array([[1, 2], [3, 4], [5, 7]], np.int32)
+    return inputs

@@ -1,24 +1,25 @@
-"""Hugging Face's own classes on what was written; needs the packages of `make test-export`."""
+"""The folder for `transformers`; what needs its packages runs in `make test-export`."""
 
 import json
 
 import numpy as np
 import pytest
 
-from exports import huggingface, word_piece_json
+from exports import huggingface
 from models.bert import encode
+from tests.exports.conftest import CLASSES, TEXTS, inputs_of
 
 REAL = (
     "Née in Zürich, the naïve café-owner didn't pay $1,234.50 (or 80 %) for it!",
     "Returns `x[i, ...]` as an N-D tensor: see tf.data.Dataset.map(); e.g. [MASK].",
-    "東京 is 東 and 京; naïveté\tand\nlines\u200b of \u00ad soft hyphens — dashes…",
+    "東京 is 東 and 京; naïveté\tand\nlines\u200b of \u00ad soft hyphens — dashes²",
     "A" * 101 + " " + "ab" * 40,
 )
 
 
-@pytest.mark.long
-def test_names_and_shapes_are_those_of_transformers(load):
-    tensors = huggingface.named_tensors(load("bert").model)
+def test_names_shapes_and_values_are_those_of_transformers(masked_lm, classifier):
+    model = masked_lm().model
+    tensors = huggingface.named_tensors(model)
     layer = "bert.encoder.layer.0"
     assert {
         name.split(f"{layer}.")[1]: t.shape for name, t in tensors.items() if layer in name
@@ -31,134 +32,116 @@ def test_names_and_shapes_are_those_of_transformers(load):
         **{"output.dense.weight": (16, 64), "output.dense.bias": (16,)},
         **{f"output.LayerNorm.{w}": (16,) for w in ("weight", "bias")},
     }
+    # The attention of a state, computed by matrices as there and by Keras.
+    keras_layer = model.backbone.transformer_layers[0]
+    attention = keras_layer._self_attention_layer
+    x = np.random.default_rng(0).normal(size=(1, 5, 16)).astype("float32")
+    q, k, v = (
+        x @ tensors[f"{layer}.attention.self.{part}.weight"].T
+        + tensors[f"{layer}.attention.self.{part}.bias"]
+        for part in ("query", "key", "value")
+    )
+    heads = []
+    for columns in (slice(0, 8), slice(8, 16)):
+        scores = q[..., columns] @ k[..., columns].transpose(0, 2, 1) / np.sqrt(8)
+        shares = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+        heads.append(shares @ v[..., columns])
+    found = np.concatenate(heads, -1) @ tensors[f"{layer}.attention.output.dense.weight"].T
+    found += tensors[f"{layer}.attention.output.dense.bias"]
+    np.testing.assert_allclose(found, attention(query=x, value=x), atol=1e-4)
     others = {name for name in tensors if layer not in name}
     assert {"cls.predictions.bias", "bert.pooler.dense.weight"} <= others
-    classifier = huggingface.named_tensors(load("text").model)
-    assert classifier["classifier.weight"].shape == (3, 16)
-    assert "bert.pooler.dense.weight" in classifier and "cls.predictions.bias" not in classifier
+    tensors = huggingface.named_tensors(classifier().model)
+    assert tensors["classifier.weight"].shape == (3, 16) and "cls.predictions.bias" not in tensors
 
 
-@pytest.mark.long
-def test_the_configuration_means_the_encoder(load):
-    config = huggingface.config(load("text"))
+def test_the_configuration_means_the_encoder(masked_lm, classifier):
+    config = huggingface.config(classifier().model, CLASSES)
     assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
-    assert config["id2label"] == {"0": "0", "1": "1", "2": "2"}
-    assert huggingface.config(load("bert"))["architectures"] == ["BertForMaskedLM"]
+    assert config["id2label"] == dict(zip("012", CLASSES, strict=True))
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    config = huggingface.config(masked_lm().model, ())
+    assert config["architectures"] == ["BertForMaskedLM"] and "id2label" not in config
 
 
-@pytest.mark.long
-def test_tokenizer_json_cuts_as_keras_does(load):
+def test_tokenizer_json_gives_keras_ids(masked_lm):
+    import keras_nlp
     import tokenizers
 
-    tokenizer = load("bert").tokenizer
-    there = tokenizers.Tokenizer.from_str(word_piece_json.tokenizer_json(tokenizer))
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(
+        masked_lm().preset, special_tokens_in_strings=True
+    )
+    there = tokenizers.Tokenizer.from_str(huggingface.tokenizer_json(tokenizer))
     for line in REAL:
         assert there.encode(line).ids == encode(tokenizer, line).tolist(), line
 
 
-@pytest.fixture(scope="module")
-def written(load, tmp_path_factory):
-    """Both kinds of BERT, and the differences that the exporter measured."""
-    pytest.importorskip("safetensors")
-    made = {}
-    for name in ("bert", "text"):
-        trained, folder = load(name), tmp_path_factory.mktemp("huggingface") / name
-        made[name] = trained, folder, huggingface.write(trained, folder)
-    return made
-
-
-@pytest.mark.export
-def test_bert_for_masked_lm(written):
-    """1e-4 is asked for; with the head as the configuration says the logits differ by more."""
-    import torch
-    from transformers import AutoModelForMaskedLM
-
-    trained, folder, differences = written["bert"]
-    model, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["mismatched_keys"]
-    assert all("pooler" in name for name in report["unexpected_keys"])
-    stock = np.abs(logits(model, trained) - trained.outputs).max()
-    said = differences["logits, head as in config.json"]
-    assert stock == pytest.approx(said, abs=2e-6) and stock > 1e-6
-    exec(huggingface.SET_THE_HEAD, {"model": model, "torch": torch})
-    assert np.abs(logits(model, trained) - trained.outputs).max() < 1e-5
-
-
-@pytest.mark.export
-def test_bert_for_sequence_classification(written):
-    from transformers import AutoModelForSequenceClassification
-
-    trained, folder, _ = written["text"]
-    model, report = AutoModelForSequenceClassification.from_pretrained(
-        folder, output_loading_info=True
-    )
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert np.abs(logits(model, trained) - trained.outputs).max() < 1e-5
-    assert [model.config.id2label[i] for i in range(3)] == trained.classes
-
-
-def logits(model, trained):
+def logits(model, inputs):
     import torch
 
-    names = {
-        "input_ids": "token_ids",
-        "attention_mask": "padding_mask",
-        "token_type_ids": "segment_ids",
-    }
-    inputs = {there: torch.tensor(trained.inputs[ours]).long() for there, ours in names.items()}
+    names = dict(input_ids="token_ids", attention_mask="padding_mask", token_type_ids="segment_ids")
     with torch.no_grad():
-        found = model.eval()(**inputs).logits.numpy()
-    if "mask_positions" in trained.inputs:
-        places = trained.inputs["mask_positions"][:, :, np.newaxis]
-        found = np.take_along_axis(found, places, axis=1)
+        found = model.eval()(**{k: torch.tensor(inputs[v]).long() for k, v in names.items()})
+    found = found.logits.numpy()
+    if "mask_positions" in inputs:
+        found = np.take_along_axis(found, inputs["mask_positions"][:, :, np.newaxis], axis=1)
     return found
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("name", ["bert", "text"])
-def test_its_tokenizer_gives_our_ids(written, name):
-    from transformers import AutoTokenizer
+def test_bert_for_masked_lm(masked_lm, tmp_path):
+    """The head as the configuration says makes other logits."""
+    import torch
+    from transformers import AutoModelForMaskedLM
 
-    trained, folder, _ = written[name]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == trained.longest
-    # A classifier's texts have no [MASK]: Keras's tokenizer reads it as any other word there.
-    other = ("<unk>",) if name == "bert" else ("<unk>", "[MASK]")
-    for line in [*trained.sources, *REAL]:
-        if not any(word in line for word in other):
-            assert tokenizer(line)["input_ids"] == encode(trained.tokenizer, line).tolist(), line
-
-
-@pytest.mark.export
-def test_the_snippets_run(written, monkeypatch, capsys):
-    for name, said in (("bert", "token_str"), ("text", "label")):
-        trained, folder, _ = written[name]
-        monkeypatch.chdir(folder)
-        exec(huggingface.how_to_load(trained), {})
-        assert said in capsys.readouterr().out
+    given = masked_lm()
+    huggingface.write(given.model, tmp_path / "out", ())
+    model, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] and not report["mismatched_keys"]
+    assert all("pooler" in name for name in report["unexpected_keys"])
+    inputs = inputs_of(given.model)
+    expected = np.array(given.model(inputs, training=False))
+    assert np.abs(logits(model, inputs) - expected).max() > 1e-4
+    lines = (tmp_path / "out" / "README.md").read_text()
+    assert huggingface.SET_THE_HEAD in lines
+    exec(huggingface.SET_THE_HEAD, {"model": model, "torch": torch})
+    largest = np.abs(expected).max()
+    assert np.abs(logits(model, inputs) - expected).max() < 1e-4 * max(1, largest)
 
 
 @pytest.mark.export
-def test_weights_that_differ_are_refused(load, tmp_path, monkeypatch):
-    from training.errors import RunError
+def test_bert_for_sequence_classification(classifier, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-    stock = huggingface.named_tensors
-
-    def transposed(model):
-        found = stock(model)
-        name = "bert.encoder.layer.0.attention.self.query.weight"
-        return found | {name: np.ascontiguousarray(found[name].T)}
-
-    monkeypatch.setattr(huggingface, "named_tensors", transposed)
-    with pytest.raises(RunError, match="huggingface: differs from the Keras model by"):
-        huggingface.write(load("text"), tmp_path / "out")
+    model = classifier().model
+    huggingface.write(model, tmp_path / "out", CLASSES)
+    there, report = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    inputs = inputs_of(model)
+    expected = np.array(model(inputs, training=False))
+    assert np.abs(logits(there, inputs) - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    assert pipeline("text-classification", model=str(tmp_path / "out"))(TEXTS[0])[0][
+        "label"
+    ] in set(CLASSES)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == 16
+    for line in REAL:
+        if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
+            ids = encode(model.preprocessor.tokenizer, line).tolist()
+            assert tokenizer(line, truncation=False)["input_ids"] == ids, line
 
 
 @pytest.mark.export
-def test_keras_hub_reads_the_folder(written):
+def test_keras_hub_reads_the_folder(classifier, tmp_path):
     import keras_nlp
 
-    trained, folder, _ = written["text"]
-    tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(folder))
-    assert tokenizer.get_vocabulary() == trained.tokenizer.get_vocabulary()
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    model = classifier().model
+    huggingface.write(model, tmp_path / "out", CLASSES)
+    there = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "out"))
+    for found, expected in zip(there.weights, model.backbone.weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(tmp_path / "out"))
+    assert tokenizer.get_vocabulary() == model.preprocessor.tokenizer.get_vocabulary()
+    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "bert"

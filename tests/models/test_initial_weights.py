@@ -3,9 +3,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import masked_lm
 from data.text import load_text
-from models import bert
 from models.initial_weights import (
     BERTS,
     OFFSETS,
@@ -13,8 +11,8 @@ from models.initial_weights import (
     init_local_attention,
     init_unigram_bias,
 )
-from recipes import bert_mlm
-from tests.conftest import TINY_RUN
+from recipes import bert_mlm, text_classification
+from tests.support.strategy_run import write_sentences
 
 
 def make_model(width, heads, num_layers=2, length=40, seed=3):
@@ -55,22 +53,14 @@ def hits(model, layer):
     return np.array(found)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(("width", "heads"), [(128, 2), (128, 4)])
-def test_each_head_looks_at_its_neighbour(width, heads, layer):
-    assert (hits(make_model(width, heads), layer) > 0.9).all()
-
-
-def test_the_recipe_begins_like_this():
-    options = bert_mlm.Options(preset="scratch")
-    keras.utils.set_random_seed(0)
-    model = bert_mlm.build_model(options, 50)
+def test_each_head_attends_to_its_neighbour(width, heads):
+    model = make_model(width, heads)
     assert (hits(model, 0) > 0.9).all() and (hits(model, 1) > 0.9).all()
 
 
 def test_positions_are_sinusoids_of_the_seeds_frequencies():
     positions = weights_of(make_model(128, 2))["position_embedding/embeddings"]
-    np.testing.assert_allclose(np.sqrt((positions**2).mean(1)), POSITIONS, rtol=1e-5)
     product = positions @ positions.T / POSITIONS**2 / 128
     np.testing.assert_allclose(product.diagonal(), 1, rtol=1e-5)
     assert np.abs(product - np.eye(40)).max() < 0.5
@@ -82,22 +72,16 @@ def test_positions_are_sinusoids_of_the_seeds_frequencies():
 
 @pytest.mark.parametrize(("width", "heads"), [(9, 3), (6, 2), (5, 1), (16, 8)])
 def test_any_width_and_number_of_heads(width, heads):
-    model = make_model(width, heads)
-    for path, value in weights_of(model).items():
+    """A column without a frequency keeps its random numbers: zeros would never be trained."""
+    for path, value in weights_of(make_model(width, heads)).items():
         assert np.isfinite(value).all(), path
-        # A column without a frequency keeps its small random numbers: were it zero in both, it
-        # would stay zero for ever.
         if path.endswith(("query/kernel", "key/kernel")):
-            size = np.sqrt((value**2).mean(axis=0))
-            assert size.min() > 0.3 * BERTS / np.sqrt(width), path
-        if path.endswith("embeddings"):
-            assert (np.abs(value).max(axis=0) > 0).all(), path
+            assert np.sqrt((value**2).mean(axis=0)).min() > 0.3 * BERTS / np.sqrt(width), path
 
 
 def test_kernels_have_a_variance_of_one_over_their_inputs():
     weights = weights_of(make_model(128, 2))
     for path, inputs in (
-        ("transformer_layer_0/self_attention_layer/value", 128),
         ("transformer_layer_0/self_attention_layer/attention_output", 128),
         ("transformer_layer_1/feedforward_output_dense", 512),
         ("mlm_head/intermediate_dense", 128),
@@ -107,40 +91,72 @@ def test_kernels_have_a_variance_of_one_over_their_inputs():
         assert deviation == pytest.approx(0.88 * inputs**-0.5, rel=0.05)
 
 
-def test_a_new_model_predicts_as_the_unigram_model(tiny_text, tmp_path):
-    """Its cross-entropy on the test split, all tokens predicted, before any training."""
-    options = bert_mlm.Options(**(TINY_RUN | {"mlm_probability": 1.0, "max_examples": None}))
-    text = load_text(str(tiny_text), tmp_path)
-    tokenizer = bert.make_tokenizer(options, None, text, tmp_path)
-    sequences, masking = bert_mlm.make_sequences(options, text, tokenizer, tmp_path)
-    unigram = masked_lm.baselines(sequences["train"], sequences["test"], masking)
-    expected = unigram["unigram_cross_entropy"]
+class Built(Exception):
+    """The model is built; nothing is trained."""
 
-    keras.utils.set_random_seed(0)
-    log_frequency = masked_lm.log_frequency(sequences["train"], masking)
-    began = bert_mlm.build_model(options, masking.vocabulary_size, None, log_frequency)
-    stock = bert_mlm.build_model(options, masking.vocabulary_size)
-    data = masked_lm.evaluation_data(sequences["test"], masking, batch_size=64, split="test")
-    found = []
-    for model in (began, stock):
-        total = count = 0.0
-        for x, labels, weights in data:
-            logits = model(x, training=False)
-            loss = keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-            total += float(keras.ops.sum(loss * weights))
-            count += float(keras.ops.sum(weights))
-        found.append(total / count)
-    assert found[0] == pytest.approx(expected, abs=0.1)
-    assert found[1] > expected + 1, "without it, it begins with all pieces alike"
+
+@pytest.fixture
+def built(monkeypatch):
+    """Runs a recipe until it has built its model, and returns the model."""
+
+    def run(recipe, **options):
+        stock, models = recipe.build_model, []
+
+        def build_model(*arguments):
+            models.append(stock(*arguments))
+            raise Built
+
+        monkeypatch.setattr(recipe, "build_model", build_model)
+        with pytest.raises(Built):
+            recipe.main(recipe.Options(quiet=True, strategy="none", jit="off", **options))
+        return models[0]
+
+    return run
+
+
+def test_bert_mlm_knows_the_training_splits_shares_alone(built, tmp_path, tiny_text):
+    """Letters that only the test split has are as rare to it as letters that no split has."""
+    text = load_text(str(tiny_text), tmp_path).splits
+    folder = tmp_path / "text"
+    folder.mkdir()
+    unseen = [line + " zqzqzq" for line in text["test"]]
+    for name, lines in (("train", text["train"]), ("valid", text["valid"]), ("test", unseen)):
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zqzqzq", "never", "the", "loss"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    options = dict(vocabulary=tmp_path / "vocab.txt", sequence_length=16, hidden_dim=16)
+    model = built(bert_mlm, dataset=str(folder), run_dir=tmp_path / "run", **options)
+    bias = dict(zip(vocabulary, weights_of(model)["mlm_head/output_bias"], strict=True))
+    assert bias["zqzqzq"] == bias["never"] < bias["loss"] < bias["the"]
+
+
+def test_text_classification_knows_the_training_splits_evidence_alone(built, tmp_path):
+    folder = tmp_path / "sentences"
+    write_sentences(folder)
+    lines = (folder / "test.tsv").read_text().splitlines()
+    unseen = [lines[0], *(line.replace("\t", " zqzqzq\t") for line in lines[1:])]
+    (folder / "test.tsv").write_text("\n".join(unseen) + "\n")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zqzqzq", "never", "good"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    options = dict(vocabulary=tmp_path / "vocab.txt", sequence_length=16, hidden_dim=16)
+    model = built(text_classification, dataset=str(folder), run_dir=tmp_path / "run", **options)
+    evidence = weights_of(model)["token_embedding/embeddings"][:, :3]
+    rows = dict(zip(vocabulary, evidence, strict=True))
+    np.testing.assert_array_equal(rows["zqzqzq"], rows["never"])
+    assert rows["good"].argmax() == 0 and np.ptp(rows["good"]) > 0.01
 
 
 def test_the_bias_alone_is_set():
     model = make_model(16, 2)
     before = weights_of(model)
-    log_frequency = np.log(np.random.default_rng(0).dirichlet(np.ones(50)))
-    init_unigram_bias(model, log_frequency)
+    share = np.random.default_rng(0).dirichlet(np.ones(50))
+    init_unigram_bias(model, np.log(share))
     for path, value in weights_of(model).items():
-        if path.endswith("output_bias"):
-            np.testing.assert_allclose(value, log_frequency, rtol=1e-6)
-        else:
+        if not path.endswith("output_bias"):
             np.testing.assert_array_equal(value, before[path])
+    ids = np.random.default_rng(1).integers(0, 50, (8, 40)).astype(np.int32)
+    inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
+    inputs["mask_positions"] = 0 * ids + np.arange(40, dtype=np.int32)
+    predicted = np.array(keras.ops.softmax(model(inputs, training=False)))
+    divergence = (predicted * np.log(predicted / share)).sum(axis=-1)
+    assert divergence.mean() < 0.1 < np.log(50) + (share * np.log(share)).sum()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from distribution import keras_compat, strategies
-from models.chunked_head import MaskedLMInChunks
+from models.chunked_head import ChunkedHead
 from tests.conftest import TINY_RUN
 from tests.support import strategy_run
 from training import run as run_module
@@ -67,7 +67,7 @@ def at_fit(request, data, tmp_path, monkeypatch):
             return stock_options(self, model, train_data, **named)
 
         monkeypatch.setattr(run_module.TrainingPlan, "fit_options", fit_options)
-        monkeypatch.setattr(MaskedLMInChunks, "fit", fit_in_chunks)
+        monkeypatch.setattr(ChunkedHead, "fit", fit_in_chunks)
         monkeypatch.setattr(recipe, "build_model", build_model)
         options = SMALL[request.param] | strategy_run.data_options(request.param, data)
         options |= dict(strategy="none", quiet=True, run_dir=next(folders)) | changes

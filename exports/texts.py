@@ -1,0 +1,92 @@
+"""A SavedModel that takes texts: fills of a BERT masked language model, classes of a classifier."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import keras_nlp
+import tensorflow as tf
+import tensorflow_text  # noqa: F401 (its ops are in the graph)
+
+from models import bert
+
+FILLS = 5
+TEXTS = [tf.TensorSpec([None], tf.string, name="texts")]
+
+
+def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str]) -> str:
+    """Writes the SavedModel; its signature `serving_default` takes `texts`, strings of (batch,).
+
+    A `BertMaskedLM` gives `fills`, strings, and `scores`, float32, both of shape (batch, masks, 5),
+    the likeliest first; "" and 0 where a text has fewer masks. A `BertTextClassifier` gives
+    `classes`, strings, and `probabilities`, float32, both of shape (batch, classes).
+
+    Args:
+        model: in float32.
+        folder: does not exist yet.
+        preset: the model's own preset, for its tokenizer.
+        classes: names in the order of the logits; not read for a `BertMaskedLM`.
+
+    Returns:
+        A line that says what it takes.
+    """
+    is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
+    serve = _fills(model, preset) if is_masked_lm else _classes(model, classes)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    archive.write_out(str(folder), verbose=False)
+    return f"takes texts of at most {model.preprocessor.sequence_length} tokens"
+
+
+def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(
+        preset, special_tokens_in_strings=True, special_tokens=["[UNK]"]
+    )
+    length = model.preprocessor.sequence_length
+    # Room for one token more tells a text that fills the model from one that is too long for it.
+    packer = keras_nlp.layers.StartEndPacker(
+        length + 1, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+    )
+    pieces = tf.constant(tokenizer.get_vocabulary())
+    special = tf.one_hot(bert.special_ids(tokenizer), tokenizer.vocabulary_size())
+    never = -1e9 * tf.reduce_sum(special, axis=0)
+
+    @tf.function(input_signature=TEXTS)
+    def serve(texts):
+        for _ in range(2):  # two that share a space are not found at once
+            texts = tf.strings.regex_replace(texts, r"(^|\s)<unk>(\s|$)", r"\1[UNK]\2")
+        token_ids = packer(tokenizer(texts))
+        is_token = tf.cast(token_ids != tokenizer.pad_token_id, tf.int32)
+        message = f"a text has more than {length} tokens, [CLS] and [SEP] counted"
+        tf.debugging.assert_equal(tf.reduce_max(is_token[:, length:]), 0, message)
+        token_ids, is_token = token_ids[:, :length], is_token[:, :length]
+        places = tf.zeros_like(token_ids) + tf.range(length)
+        masks = tf.ragged.boolean_mask(places, token_ids == tokenizer.mask_token_id)
+        inputs = {
+            "token_ids": token_ids,
+            "segment_ids": tf.zeros_like(token_ids),
+            "padding_mask": is_token,
+            "mask_positions": masks.to_tensor(0),
+        }
+        best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False) + never), FILLS)
+        is_mask = tf.sequence_mask(masks.row_lengths())[:, :, tf.newaxis]
+        return {
+            "fills": tf.where(is_mask, tf.gather(pieces, best.indices), ""),
+            "scores": tf.where(is_mask, best.values, 0.0),
+        }
+
+    return serve
+
+
+def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str]):
+    names = tf.constant(list(classes))
+
+    @tf.function(input_signature=TEXTS)
+    def serve(texts):
+        inputs = model.preprocessor(texts)
+        inputs = {name: tf.cast(value, tf.int32) for name, value in inputs.items()}
+        best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False)), len(names))
+        return {"classes": tf.gather(names, best.indices), "probabilities": best.values}
+
+    return serve
