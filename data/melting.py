@@ -1,0 +1,425 @@
+"""DNA duplexes and hairpins with their melting temperatures: measured tables, or a formula's.
+
+A molecule is read from its outside in, one *column* a step: the base of the 5' side, the base that
+faces it, and what they are to each other. A Watson-Crick pair, a mismatch, a bulge, a base of a
+hairpin's loop and a dangling end are all one column each, so stacked neighbours are neighbours in
+the array, in a duplex of two strands and in a hairpin alike.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data.download import fetch
+from data.errors import DataError
+
+FORMULA = "nearest-neighbour"
+NNN = "nnn"
+SPLITS = ("train", "valid", "test")
+
+# A column's id is 1 + 25 * kind + 5 * left + right; 0 is padding, and base 0 a gap.
+BASES = "-ACGT"
+PAIR, INTERNAL, LOOP, END = range(4)
+COLUMN_IDS = 1 + 4 * 25
+LONGEST = 64  # columns
+COMPLEMENT = str.maketrans("ACGT", "TGCA")
+
+# Conditions that count as zero, those of the array that most hairpins were measured on.
+SODIUM = 0.063  # mol/l
+STRANDS = 1e-6  # mol/l
+
+# The measured set: "Measuring DNA folding with an array", Nature Communications 2025, MIT licence.
+NNN_URL = (
+    "https://raw.githubusercontent.com/GreenleafLab/nnn_paper/"
+    "802cd6376400f2a0cfcfc3381c055c3456591e81/data/models/raw/"
+)
+NNN_FILES = {
+    "combined_dataset.csv": "ead409bdced2956aec9d6dbd624c5216f9d8efe9a2d3f03f9e3e616c555a0986",
+    "combined_data_split.json": "38839c04aa336a15145482d822dd7a72ae9cb829ec78d3e4ce404977901187d6",
+}
+NNN_COLUMNS = {
+    "RefSeq": "sequence",
+    "TargetStruct": "structure",
+    "DNA_conc": "strand_concentration",
+    "Tm": "tm",
+}
+NNN_SPLITS = {"train_ind": "train", "val_ind": "valid", "test_ind": "test"}
+
+VALID_COUNT = TEST_COUNT = 1_000  # of the formula's molecules
+
+
+@dataclasses.dataclass(frozen=True)
+class Molecule:
+    """A duplex or a hairpin under its conditions.
+
+    Attributes:
+        sequence: bases from 5' to 3', two strands joined by "+".
+        structure: dot-bracket, of the same length.
+        sodium: mol/l.
+        strand_concentration: mol/l of all strands; a hairpin has none (nan).
+        tm: degrees C, or nan where it is asked for.
+        dataset: where it was measured.
+    """
+
+    sequence: str
+    structure: str
+    sodium: float
+    strand_concentration: float = math.nan
+    tm: float = math.nan
+    dataset: str = ""
+
+    @property
+    def is_duplex(self) -> bool:
+        """Returns whether it has two strands."""
+        return "+" in self.sequence
+
+    @property
+    def group(self) -> str:
+        """Returns one name for a sequence, whichever strand is written first."""
+        return min(self.sequence, "+".join(reversed(self.sequence.split("+"))))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeltingData:
+    """Molecules by split.
+
+    Attributes:
+        name: "nearest-neighbour", "nnn", or the path that was given.
+        splits: "train", "valid" and "test".
+    """
+
+    name: str
+    splits: dict[str, list[Molecule]]
+
+
+def plain_duplex(sequence: str, sodium: float, strand_concentration: float) -> Molecule:
+    """Returns a strand with its perfect complement."""
+    other = sequence.translate(COMPLEMENT)[::-1]
+    paired = len(sequence)
+    structure = "(" * paired + "+" + ")" * paired
+    return Molecule(f"{sequence}+{other}", structure, sodium, strand_concentration)
+
+
+def load_melting(
+    dataset: str, cache_dir: Path, *, seed: int, count: int, fold: int = 9
+) -> MeltingData:
+    """Loads measured molecules, or draws duplexes and computes their temperatures.
+
+    Args:
+        dataset: "nearest-neighbour"; "nnn", which is downloaded; a CSV file; or a folder with
+            train.csv, valid.csv and perhaps test.csv. The tables have the columns `sequence`,
+            `structure`, `sodium`, `strand_concentration` and `tm`, and may have `dataset` and, in
+            a single file, `split`.
+        cache_dir: for downloads.
+        seed: what the formula's molecules are drawn from.
+        count: training molecules to draw by the formula.
+        fold: 0 to 9, the tenth of the sequences that is the test split where the tables do not
+            name one; in a single file the tenth after it is the validation split. No sequence is
+            in two splits.
+
+    Raises:
+        DataError: a file is missing or not what it should be; the line is named.
+    """
+    if dataset == FORMULA:
+        return MeltingData(dataset, _draw_splits(seed, count))
+    if dataset == NNN:
+        return MeltingData(dataset, _nnn(cache_dir))
+    path = Path(dataset).expanduser()
+    splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
+    if path.is_dir():
+        for split in SPLITS:
+            file = path / f"{split}.csv"
+            if split != "test" or file.exists():
+                splits[split] = [molecule for molecule, _ in _read_table(file)]
+        if not splits["test"]:
+            rows = splits["train"]
+            splits["train"] = [m for m in rows if _tenth(m) != fold]
+            splits["test"] = [m for m in rows if _tenth(m) == fold]
+    else:
+        for molecule, split in _read_table(path):
+            valid = (fold + 1) % 10
+            by_hash = {fold: "test", valid: "valid"}.get(_tenth(molecule), "train")
+            splits[split or by_hash].append(molecule)
+    empty = [split for split, molecules in splits.items() if not molecules]
+    if empty:
+        raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
+    return MeltingData(dataset, splits)
+
+
+def _tenth(molecule: Molecule) -> int:
+    # Python's own hash of a string changes from process to process.
+    digest = hashlib.sha256(molecule.group.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 10
+
+
+def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
+    """Yields the molecule and the split, or "", of each row of a CSV file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason}); expected a CSV file") from error
+    except OSError as error:
+        expected = f"expected {FORMULA}, {NNN}, a CSV file or a folder of train.csv and valid.csv"
+        raise DataError(f"{path}: {error.strerror}; {expected}") from error
+    lines = csv.DictReader(text.splitlines())
+    names = lines.fieldnames or []
+    missing = [name for name in ("sequence", "tm") if name not in names]
+    if missing:
+        raise DataError(f"{path}: no column {' and '.join(missing)}; found {', '.join(names)}")
+    for row in lines:
+        where = f"{path}, line {lines.line_num}"
+        yield molecule_of(row, where), _split_of(row, where)
+
+
+def _split_of(row: dict, where: str) -> str:
+    split = row.get("split") or ""
+    if split not in ("", *SPLITS):
+        raise DataError(f"{where}: split is {split!r}, expected train, valid or test")
+    return split
+
+
+def molecule_of(row: dict, where: str) -> Molecule:
+    """Checks a row of a table.
+
+    Args:
+        row: texts by column. Without a structure it is a plain duplex of `sequence` and its
+            complement.
+        where: what a message begins with.
+
+    Raises:
+        DataError: names what is wrong.
+    """
+
+    def number(name: str, default: float, lowest: float) -> float:
+        text = (row.get(name) or "").strip()
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = -math.inf
+        if value < lowest or value == math.inf:
+            raise DataError(
+                f"{where}: {name} is {text[:40]!r}, expected a number of at least {lowest:g}"
+            )
+        return value
+
+    sequence, structure = (row["sequence"] or "").strip().upper(), row.get("structure") or ""
+    sodium = number("sodium", 0.05, 1e-6)
+    strands = number("strand_concentration", math.nan, 1e-12)
+    tm = number("tm", math.nan, -273.15)
+    if "+" not in sequence and not structure:
+        duplex = plain_duplex(sequence, sodium, strands)
+        sequence, structure = duplex.sequence, duplex.structure
+    if "+" in sequence and math.isnan(strands):
+        strands = STRANDS
+    molecule = Molecule(sequence, structure, sodium, strands, tm, row.get("dataset") or "")
+    columns(molecule, where)
+    return molecule
+
+
+def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
+    """Reads a molecule from its outside in.
+
+    Returns:
+        For each column the base of the 5' side, the base that faces it ("-" for none), and PAIR,
+        INTERNAL (mismatch, bulge, internal loop), LOOP (of a hairpin) or END (dangling).
+
+    Raises:
+        DataError: letters other than A, C, G, T, a structure that does not fit, has branches or
+            no pair, or more than 64 columns.
+    """
+    sequence, structure = molecule.sequence, molecule.structure
+    shown = f"{where}: {sequence[:80]!r} with {structure[:80]!r}"
+    strange = sorted(set(sequence) - set("ACGT+"))
+    if strange or not sequence:
+        raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange) or 'none'}")
+    if len(structure) != len(sequence) or set(structure) - set("().+"):
+        raise DataError(f"{shown}: expected dot-bracket of the same length")
+    opened, partner = [], {}
+    for place, symbol in enumerate(structure):
+        if symbol == "(":
+            opened.append(place)
+        elif symbol == ")":
+            if not opened:
+                raise DataError(f"{shown}: a bracket closes that was not opened")
+            partner[opened.pop()] = place
+        elif (symbol == "+") != (sequence[place] == "+"):
+            raise DataError(f"{shown}: '+' at different places")
+    if opened or not partner:
+        raise DataError(f"{shown}: {'a bracket stays open' if opened else 'no pair'}")
+
+    found: list[tuple[str, str, int]] = []
+
+    def facing(left: str, right: str, kind: int) -> None:
+        for place in range(max(len(left), len(right))):
+            found.append((left[place : place + 1] or "-", right[place : place + 1] or "-", kind))
+
+    outside, inside = -1, len(sequence)
+    for left, right in sorted(partner.items()):
+        if right > inside:
+            raise DataError(f"{shown}: structures with branches are not supported")
+        before, after = sequence[outside + 1 : left], sequence[right + 1 : inside][::-1]
+        facing(before, after, INTERNAL if found else END)
+        found.append((sequence[left], sequence[right], PAIR))
+        outside, inside = left, right
+    middle = sequence[outside + 1 : inside]
+    if "+" in middle:
+        left, _, right = middle.partition("+")
+        facing(left, right[::-1], END)
+    else:
+        facing(middle, "", LOOP)
+    if any("+" in column[:2] for column in found) or sequence.count("+") > 1:
+        raise DataError(f"{shown}: expected at most one '+', between the innermost bases")
+    if len(found) > LONGEST:
+        raise DataError(f"{shown}: {len(found)} columns, expected at most {LONGEST}")
+    return found
+
+
+def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndarray]:
+    """Returns a model's inputs.
+
+    Args:
+        molecules: n of them.
+        width: columns to pad to.
+
+    Returns:
+        "columns", int32 of shape (n, width), 0 for padding; and "conditions", float32 of shape
+        (n, 3): logarithms of sodium and of the strands' concentration, and 1 for a duplex.
+    """
+    ids = np.zeros((len(molecules), width), np.int32)
+    conditions = np.zeros((len(molecules), 3), np.float32)
+    for row, molecule in enumerate(molecules):
+        for place, (left, right, kind) in enumerate(columns(molecule)):
+            ids[row, place] = 1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
+        conditions[row, 0] = math.log(molecule.sodium / SODIUM)
+        if molecule.is_duplex:
+            conditions[row, 1:] = math.log(molecule.strand_concentration / STRANDS), 1.0
+    return {"columns": ids, "conditions": conditions}
+
+
+def temperatures(molecules: list[Molecule]) -> np.ndarray:
+    """Returns degrees C, float32 of shape (n, 1)."""
+    return np.array([[molecule.tm] for molecule in molecules], np.float32)
+
+
+def by_dataset(
+    molecules: list[Molecule], width: int
+) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
+    """Yields name, inputs and temperatures of each dataset among the molecules."""
+    for name in sorted({molecule.dataset for molecule in molecules}):
+        part = [molecule for molecule in molecules if molecule.dataset == name]
+        yield name, encode(part, width), temperatures(part)
+
+
+def formula(molecule: Molecule) -> float:
+    """Computes degrees C by SantaLucia's nearest neighbours (1998), as Biopython has them.
+
+    Returns:
+        nan for what is no perfect duplex: the formula does not apply.
+    """
+    from Bio.SeqUtils import MeltingTemp
+
+    strand = molecule.sequence.partition("+")[0]
+    perfect = plain_duplex(strand, molecule.sodium, molecule.strand_concentration)
+    if (molecule.sequence, molecule.structure) != (perfect.sequence, perfect.structure):
+        return math.nan
+    nanomolar = molecule.strand_concentration * 1e9 / 2  # of each strand
+    return MeltingTemp.Tm_NN(
+        strand,
+        check=False,
+        nn_table=MeltingTemp.DNA_NN3,
+        dnac1=nanomolar,
+        dnac2=nanomolar,
+        Na=molecule.sodium * 1e3,
+        saltcorr=5,
+        selfcomp=strand == strand.translate(COMPLEMENT)[::-1],
+    )
+
+
+def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
+    """Returns mean absolute errors on the test split, degrees C, of what is simpler than a model.
+
+    Returns:
+        "mean_mae": the training split's mean; "nearest_neighbour_mae": a ridge regression on the
+        counts of neighbouring columns (stacks, loops and ends), their shares, lengths and
+        conditions; and "formula_mae" with "formula_share", the share of the test split that
+        Biopython's formula applies to, where it does.
+    """
+    from sklearn.feature_extraction import DictVectorizer
+    from sklearn.linear_model import Ridge
+
+    def features(molecule: Molecule) -> dict[str, float]:
+        ends = [("", "", -1)]
+        read = ends + columns(molecule) + ends
+        length = len(read)
+        found = {"length": length, "1/length": 1 / length, "duplex": molecule.is_duplex}
+        found["log sodium"] = math.log(molecule.sodium)
+        if molecule.is_duplex:
+            found["log strands"] = math.log(molecule.strand_concentration)
+        for pair in zip(read, read[1:], strict=False):
+            for name, amount in ((f"{pair}", 1.0), (f"share {pair}", 10.0 / length)):
+                found[name] = found.get(name, 0.0) + amount
+        return found
+
+    truth = temperatures(splits["test"])[:, 0].astype(np.float64)
+    known = temperatures(splits["train"])[:, 0].astype(np.float64)
+    vectorizer = DictVectorizer()
+    rows = vectorizer.fit_transform(map(features, splits["train"]))
+    fit = Ridge(alpha=1.0, solver="lsqr").fit(rows, known)
+    fitted = fit.predict(vectorizer.transform(map(features, splits["test"])))
+    found = {
+        "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
+        "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),
+    }
+    errors = np.array([formula(molecule) for molecule in splits["test"]]) - truth
+    applies = np.isfinite(errors)
+    if applies.any():
+        found["formula_mae"] = float(np.mean(np.abs(errors[applies])))
+        found["formula_share"] = float(np.mean(applies))
+    return found
+
+
+def _draw_splits(seed: int, count: int) -> dict[str, list[Molecule]]:
+    """Draws test, validation and training duplexes in this order, and labels them."""
+    drawn = _draw(seed)
+    sizes = {"test": TEST_COUNT, "valid": VALID_COUNT, "train": count}
+    return {split: [next(drawn) for _ in range(size)] for split, size in sizes.items()}
+
+
+def _draw(seed: int) -> Iterator[Molecule]:
+    """Yields different perfect duplexes of 8 to 60 pairs without end."""
+    rng = np.random.default_rng(seed)
+    seen = set()
+    while True:
+        length, gc = rng.integers(8, 60, endpoint=True), rng.uniform(0.2, 0.8)
+        weights = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
+        strand = "".join(rng.choice(list("ACGT"), size=length, p=weights))
+        sodium, strands = np.exp(rng.uniform(np.log([0.02, 1e-8]), np.log([1.0, 1e-5])))
+        duplex = plain_duplex(strand, float(sodium), float(strands))
+        if duplex.group not in seen:
+            seen.add(duplex.group)
+            yield dataclasses.replace(duplex, tm=formula(duplex), dataset=FORMULA)
+
+
+def _nnn(cache_dir: Path) -> dict[str, list[Molecule]]:
+    """Downloads the measured set, or takes it from the cache."""
+    for name, sha256 in NNN_FILES.items():
+        fetch([NNN_URL + name], sha256, cache_dir / "nnn" / name, what=name)
+    table, parts = (cache_dir / "nnn" / name for name in NNN_FILES)
+    split_of = {
+        name: NNN_SPLITS[part]
+        for part, names in json.loads(parts.read_text()).items()
+        for name in names
+    }
+    splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
+    with table.open() as lines:
+        for row in csv.DictReader(lines):
+            named = {NNN_COLUMNS.get(name, name): value for name, value in row.items()}
+            if row["SEQID"] in split_of:
+                splits[split_of[row["SEQID"]]].append(molecule_of(named, row["SEQID"]))
+    return splits
