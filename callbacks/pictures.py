@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -108,13 +109,14 @@ class RegressionSummaries(Predictions):
 
     Args:
         tensorboard: where the pictures go.
-        inputs: what the model takes, the examples first; the first 2,000 are shown.
+        inputs: what the model takes, an array or several by name, the examples first; the first
+            2,000 are shown.
         truth: the true values, float of shape (n, 1).
         unit: of the values, for the axes.
     """
 
     def __init__(self, tensorboard: TensorBoard, inputs: np.ndarray, truth: np.ndarray, unit: str):
-        super().__init__(tensorboard, inputs[:POINTS])
+        super().__init__(tensorboard, keras.tree.map_structure(lambda x: x[:POINTS], inputs))
         self.truth = np.asarray(truth, np.float64).reshape(-1)[:POINTS]
         self.unit = unit
 
