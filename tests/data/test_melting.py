@@ -1,0 +1,212 @@
+import csv
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from data import melting
+from data.errors import DataError
+from data.melting import END, INTERNAL, LOOP, PAIR, Molecule
+
+
+def shown(sequence, structure):
+    return melting.columns(Molecule(sequence, structure, 0.05))
+
+
+class TestColumns:
+    def test_a_duplex(self):
+        assert shown("ACG+CGT", "(((+)))") == [("A", "T", PAIR), ("C", "G", PAIR), ("G", "C", PAIR)]
+
+    def test_a_hairpin_with_a_bulge_and_a_loop(self):
+        assert shown("ACGGAAACGT", "((.(...)))") == [
+            ("A", "T", PAIR),
+            ("C", "G", PAIR),
+            ("G", "-", INTERNAL),
+            ("G", "C", PAIR),
+            ("A", "-", LOOP),
+            ("A", "-", LOOP),
+            ("A", "-", LOOP),
+        ]
+
+    def test_mismatches_face_each_other_and_ends_dangle(self):
+        assert shown("TACAG+CCTG", ".(.((+)).)") == [
+            ("T", "-", END),
+            ("A", "G", PAIR),
+            ("C", "T", INTERNAL),
+            ("A", "C", PAIR),
+            ("G", "C", PAIR),
+        ]
+
+    def test_unpaired_bases_at_the_inner_ends_of_two_strands(self):
+        assert shown("ACGA+TTGT", "((..+..))")[2:] == [("G", "T", END), ("A", "T", END)]
+
+    @pytest.mark.parametrize(
+        ("sequence", "structure", "said"),
+        [
+            ("ACGU", "(())", "found U"),
+            ("ACGT", "(()", "of the same length"),
+            ("ACGT", "((()", "stays open"),
+            ("ACGT", "())(", "was not opened"),
+            ("ACGT", "....", "no pair"),
+            ("AAACGTTACGT", "(((.))(..))", "branches"),
+            ("A+CG+T", "(+()+)", "at most one"),
+            ("A" * 70 + "+" + "T" * 70, "(" * 70 + "+" + ")" * 70, "at most 64"),
+        ],
+    )
+    def test_what_is_refused(self, sequence, structure, said):
+        with pytest.raises(DataError, match=said):
+            melting.columns(Molecule(sequence, structure, 0.05), "row 3")
+
+
+def test_encode_tells_apart_what_differs():
+    duplex = melting.plain_duplex("ACGTTGCA", 0.05, 1e-6)
+    others = [
+        dataclasses.replace(duplex, sodium=0.1),
+        dataclasses.replace(duplex, strand_concentration=2e-6),
+        melting.plain_duplex("ACGTTGCC", 0.05, 1e-6),
+        dataclasses.replace(duplex, structure="(.((((((+)))))).)"),
+    ]
+    inputs = melting.encode([duplex, *others], width=10)
+    assert inputs["columns"].shape == (5, 10) and (inputs["columns"][:, 8:] == 0).all()
+    rows = np.concatenate([inputs["columns"], inputs["conditions"]], axis=1)
+    assert len(np.unique(rows, axis=0)) == 5
+    assert inputs["conditions"][0] == pytest.approx([math.log(0.05 / 0.063), 0, 1])
+    assert melting.encode([shortest()])["conditions"][0, 2] == 0  # a hairpin
+
+
+def shortest():
+    return Molecule("ACGAAAGT", "((....))", 0.063)
+
+
+def test_a_strand_written_first_or_second_is_one_sequence():
+    assert Molecule("AC+GT", "", 1).group == Molecule("GT+AC", "", 1).group
+
+
+def table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, sorted({name for row in rows for name in row}))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def hairpins(count, **more):
+    strands = itertools.product("ACGT", repeat=6)
+    return [
+        dict(
+            sequence=f"G{''.join(strand)}C",
+            structure="(......)",
+            sodium="0.063",
+            tm=str(20 + place % 30),
+            **more,
+        )
+        for place, strand in enumerate(itertools.islice(strands, count))
+    ]
+
+
+def load(dataset, **changes):
+    return melting.load_melting(str(dataset), dataset, **(dict(seed=0, count=20) | changes)).splits
+
+
+class TestSplits:
+    def test_no_sequence_is_in_two_splits_and_folds_share_no_test(self, tmp_path):
+        rows = hairpins(300)
+        file = table(tmp_path / "all.csv", rows + [row | {"sodium": "1"} for row in rows])
+        tests = []
+        for fold in range(10):
+            groups = [{m.group for m in part} for part in load(file, fold=fold).values()]
+            assert sum(map(len, groups)) == len(set.union(*groups)) == len(rows)
+            tests.append(groups[2])
+        assert sum(map(len, tests)) == len(set.union(*tests)) == len(rows)
+
+    def test_a_folder_keeps_its_validation_and_cuts_a_test(self, tmp_path):
+        table(tmp_path / "train.csv", hairpins(100))
+        table(tmp_path / "valid.csv", hairpins(3, dataset="here"))
+        splits = load(tmp_path)
+        assert len(splits["valid"]) == 3 and splits["valid"][0].dataset == "here"
+        assert len(splits["train"]) > 70 and len(splits["test"]) > 3
+        table(tmp_path / "test.csv", hairpins(7))
+        assert [len(part) for part in load(tmp_path).values()] == [100, 3, 7]
+
+    def test_a_column_names_the_split(self, tmp_path):
+        names = [("train", "valid", "test")[i % 3] for i in range(9)]
+        rows = [row | {"split": name} for row, name in zip(hairpins(9), names, strict=True)]
+        assert [len(part) for part in load(table(tmp_path / "x.csv", rows)).values()] == [3, 3, 3]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"tm": "warm"}, r"line 3: tm is 'warm'"),
+            ({"sodium": "-1"}, r"line 3: sodium is '-1'"),
+            ({"structure": "((....)"}, r"line 3: .* same length"),
+            ({"split": "dev"}, r"line 3: split is 'dev'"),
+        ],
+    )
+    def test_a_wrong_row_is_named(self, tmp_path, change, said):
+        rows = hairpins(30)
+        rows[1] |= change
+        with pytest.raises(DataError, match=said):
+            load(table(tmp_path / "x.csv", rows))
+
+    def test_what_is_missing(self, tmp_path):
+        with pytest.raises(DataError, match="No such file.*nearest-neighbour"):
+            load(tmp_path / "none.csv")
+        with pytest.raises(DataError, match="no column tm"):
+            load(table(tmp_path / "x.csv", [{"sequence": "ACGT"}]))
+
+
+class TestFormula:
+    def test_published_duplex(self):
+        # CGTTGA by hand from the unified parameters (SantaLucia 1998): dH -41.2 kcal/mol, dS
+        # -115.4 cal/(mol K), 0.4 mmol/l of strands, 1 mol/l sodium: 308.15 K.
+        found = melting.formula(melting.plain_duplex("CGTTGA", 1.0, 4e-4))
+        assert found == pytest.approx(35.0, abs=0.2)
+
+    def test_it_applies_to_perfect_duplexes_only(self):
+        assert math.isnan(melting.formula(shortest()))
+        mismatch = Molecule("ACGTA+TAAGT", "((.((+)).))", 0.05, 1e-6)
+        assert math.isnan(melting.formula(mismatch))
+
+    def test_drawn_molecules_repeat_and_depend_on_the_seed(self):
+        once, again, other = (load(melting.FORMULA, seed=seed) for seed in (1, 1, 2))
+        assert once == again and once != other
+        assert len(once["train"]) == 20 and len({m.sodium for m in once["train"]}) == 20
+        more = load(melting.FORMULA, seed=1, count=30)
+        assert more["test"] == once["test"] and more["train"][:20] == once["train"]
+
+
+def test_baselines_know_only_the_training_split(tmp_path):
+    splits = load(melting.FORMULA, count=400)
+    splits["test"] = splits["test"][:200]
+    found = melting.baselines(splits)
+    assert found["formula_mae"] < 1e-4 and found["formula_share"] == 1
+    assert found["nearest_neighbour_mae"] < found["mean_mae"] / 3
+    warmer = [dataclasses.replace(m, tm=m.tm + 50) for m in splits["train"]]
+    moved = melting.baselines(splits | {"train": warmer})
+    assert moved["nearest_neighbour_mae"] > 40  # the test split's own level is not used
+
+
+def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
+    rows = [
+        {"dataset": "arr", "SEQID": "A1", "RefSeq": "ACGAAAGT", "TargetStruct": "((....))"},
+        {"dataset": "ov", "SEQID": "D1", "RefSeq": "ACG+CGT", "TargetStruct": "(((+)))"},
+        {"dataset": "arr", "SEQID": "A2", "RefSeq": "AGGAAACT", "TargetStruct": "((....))"},
+    ]
+    conditions = {"sodium": "0.063", "DNA_conc": "", "Tm": "40.5", "dH": "1", "dG_37": "1"}
+    rows[1]["DNA_conc"] = "2e-06"
+    rows = [conditions | row for row in rows]
+    split = '{"train_ind": ["A1"], "val_ind": ["D1"], "test_ind": ["A2"]}'
+
+    def fetch(urls, sha256, target, what):
+        target.parent.mkdir(exist_ok=True)
+        if target.suffix == ".json":
+            target.write_text(split)
+        else:
+            table(target, rows)
+
+    monkeypatch.setattr(melting, "fetch", fetch)
+    found = melting.load_melting("nnn", tmp_path, seed=0, count=1).splits
+    assert [len(part) for part in found.values()] == [1, 1, 1]
+    assert found["valid"][0].strand_concentration == 2e-6 and found["valid"][0].tm == 40.5
