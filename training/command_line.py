@@ -109,7 +109,13 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
     file = first.parse_known_args(arguments)[0].options
     if file is not None and "options" in {field.name for field in dataclasses.fields(kind)}:
         parser.set_defaults(**vars(from_json(kind, file)))
-    return kind(**vars(parser.parse_args(arguments)))
+    known, more = parser.parse_known_args(arguments)
+    if more and not hasattr(kind, "MORE"):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    options = kind(**vars(known))
+    if more:
+        options.MORE = tuple(more)
+    return options
 
 
 def programs() -> dict[str, str]:

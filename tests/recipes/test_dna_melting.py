@@ -1,23 +1,24 @@
 import json
-import subprocess
-import sys
+import math
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 from callbacks.checkpoint import newest
-from data import oligos
+from data import melting
 from distribution.global_batch import GlobalMean
 from recipes import dna_melting
-from tests.recipes.test_mnist import predicted_elsewhere, records
-from tests.support import processes
-from tests.support.strategy_run import write_oligos
+from tests.recipes.test_mnist import records
+from tests.support.strategy_run import write_molecules
 
 TINY = dict(
     strategy="none",
     num_layers=1,
+    num_heads=2,
     hidden_dim=8,
+    dropout=0.0,
     max_examples=64,
     epochs=2,
     global_batch_size=16,
@@ -30,8 +31,8 @@ TINY = dict(
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    path = tmp_path_factory.mktemp("oligos") / "oligos.csv"
-    write_oligos(path, 150)
+    path = tmp_path_factory.mktemp("molecules") / "molecules.csv"
+    write_molecules(path, 200)
     return path
 
 
@@ -43,64 +44,56 @@ def run(table, tmp_path_factory):
     return folder, results
 
 
-def errors(answers, tm):
-    """Huber (delta 1) and root mean squared error, by hand."""
-    miss = np.abs(answers[:, 0].astype(np.float64) - tm)
-    return np.where(miss < 1, miss**2 / 2, miss - 0.5).mean(), np.sqrt((miss**2).mean())
+@pytest.fixture(scope="module")
+def molecules(table):
+    return melting.load_melting(str(table), Path(), seed=0, count=1).splits
 
 
-def test_results(run, table):
+def errors(model, molecules, width=melting.LONGEST):
+    """Mean absolute and root mean squared error, by hand."""
+    found = keras.ops.convert_to_numpy(model(melting.encode(molecules, width), training=False))
+    miss = found[:, 0].astype(np.float64) - melting.temperatures(molecules)[:, 0]
+    return np.abs(miss).mean(), np.sqrt((miss**2).mean())
+
+
+def test_results(run, molecules):
     folder, results = run
-    assert results["recipe"] == "dna_melting" and results["dataset"] == str(table)
     assert results["steps"] == 8 and results["learning_rate"] == 0.01
-    assert set(results["test"]) == {"huber", "rmse"}
-    assert {"linear_rmse", "mean_rmse"} <= set(results["baseline"])
-    assert results["baseline"]["linear_rmse"] < results["baseline"]["mean_rmse"]
+    assert set(results["test"]) == {"mae", "rmse", "r2"}
+    assert results["baseline"]["nearest_neighbour_mae"] < results["baseline"]["mean_mae"]
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
-    log = (folder / "worker-0.log").read_text()
-    beaten = next(line for line in log.splitlines() if "to be beaten" in line)
-    for name, value in results["baseline"].items():
-        assert f"{name} {value:.4f}" in beaten
+    assert sum(len(part) for part in molecules.values()) == 200
+    tm = melting.temperatures(molecules["test"])
+    r2 = 1 - results["test"]["rmse"] ** 2 / tm.var(dtype=np.float64)
+    assert results["test"]["r2"] == pytest.approx(r2, rel=1e-9)
 
 
-@pytest.mark.parametrize("hidden_dim", [1, 9])
-def test_fewer_numbers_than_heads_and_no_multiple(hidden_dim):
-    said = f"--hidden-dim {hidden_dim}: must be a multiple of --num-heads 2"
-    assert dna_melting.Options(hidden_dim=hidden_dim).problems() == [said]
-    together = dna_melting.Options(hidden_dim=hidden_dim, epochs=0).problems()
-    assert said in together and len(together) == 2
-
-
-@pytest.mark.long
-def test_the_saved_model_answers_in_degrees(run, table, tmp_path):
+def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
     folder, results = run
-    ids, tm = oligos.load_oligos(str(table), 0).splits["test"]
-    assert len(tm) % 16  # so the last batch is padded
-    path = folder / "model" / "model.keras"
-    huber, rmse = errors(predicted_elsewhere(path, ids, tmp_path, "keras_nlp"), tm)
-    assert results["test"]["huber"] == pytest.approx(huber, rel=1e-5)
-    assert results["test"]["rmse"] == pytest.approx(rmse, rel=1e-5)
+    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    assert set(results["test_by_dataset"]) == {"duplexes", "hairpins"}
+    for name, found in results["test_by_dataset"].items():
+        part = [m for m in molecules["test"] if m.dataset == name]
+        mae, rmse = errors(model, part)
+        assert len(part) % 16 and found["mae"] == pytest.approx(mae, rel=1e-5)
+        assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
-def test_evaluations_in_mid_epoch_equal_separate_ones(run, table):
+def test_evaluations_in_mid_epoch_equal_separate_ones(run, molecules):
     folder, _ = run
     found = {
         (record["split"], record["step"]): record
         for record in records(folder)
         if record["event"] == "evaluation"
     }
+    tm = melting.temperatures(molecules["train"][:64]).astype(np.float64)
+    model = dna_melting.build_model(dna_melting.Options(**TINY), float(tm.mean()), float(tm.std()))
     saved = newest(folder / "checkpoints")
-    splits = oligos.load_oligos(str(table), 0).splits
-    train_tm = splits["train"][1][:64].astype(np.float64)
-    model = dna_melting.build_model(
-        dna_melting.Options(**TINY), float(train_tm.mean()), float(train_tm.std())
-    )
     for step in (3, 6):
         model.load_weights(saved.folder.with_name(f"step-{step:08d}") / "model.weights.h5")
         for split, name in (("valid", "validation"), ("test", "test")):
-            ids, tm = splits[split]
-            huber, rmse = errors(keras.ops.convert_to_numpy(model(ids, training=False)), tm)
-            assert found[name, step]["huber"] == pytest.approx(huber, rel=1e-5)
+            mae, rmse = errors(model, molecules[split])
+            assert found[name, step]["mae"] == pytest.approx(mae, rel=1e-5)
             assert found[name, step]["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
@@ -113,47 +106,47 @@ def test_evaluations_leave_the_epoch_alone(run, table, tmp_path):
 
 
 def test_shape_trap():
-    """(batch,) against (batch, 1) must not become (batch, batch), in loss and metrics."""
+    """(batch,) against (batch, 1) must not become (batch, batch) in the loss."""
     tm = np.array([10.0, 20.0, 30.0, 40.0], np.float32)
     answers = tm[:, np.newaxis] + np.array([[0.5], [-0.5], [2.0], [0.0]], np.float32)
     weights = np.array([1.0, 1.0, 1.0, 0.0], np.float32)
-    huber, rmse = errors(answers[:3], tm[:3])
     loss = GlobalMean(keras.losses.Huber(delta=1.0))
     for targets in (tm, tm[:, np.newaxis]):
-        assert float(loss(targets, answers, weights)) == pytest.approx(huber, rel=1e-5)
-        metric = keras.metrics.RootMeanSquaredError()
-        metric.update_state(tm[:, np.newaxis], answers, weights)
-        assert float(metric.result()) == pytest.approx(rmse, rel=1e-5)
-    # What the trap would have given: hundreds of degrees squared.
-    assert np.square(tm - answers).mean() > 100
+        assert float(loss(targets, answers, weights)) == pytest.approx((0.125 * 2 + 1.5) / 3)
 
 
-def test_padding_is_masked():
-    """What stands after an oligo's end does not change its answer.
-
-    The convolution sees one place more; what is there follows from the oligo's length.
-    """
+def test_padding_changes_no_answer(molecules):
     model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
-    ids = np.random.default_rng(0).integers(1, 5, (3, 60)).astype(np.int32)
-    ids[:, 20:] = 0
-    before = keras.ops.convert_to_numpy(model(ids, training=False))
-    embedding = next(layer for layer in model.layers if "embedding" in layer.name)
-    positions = embedding.position_embedding.position_embeddings
-    value = keras.ops.convert_to_numpy(positions).copy()
-    value[21:] += 1.0
-    positions.assign(value)
-    np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(model(ids, training=False)), before, rtol=1e-5
-    )
+    several = molecules["test"][:5]
+    assert len({len(melting.columns(m)) for m in several}) > 1
+    longest = max(len(melting.columns(m)) for m in several)
+    assert errors(model, several) == pytest.approx(errors(model, several, longest), rel=1e-5)
+
+
+@pytest.mark.parametrize("change", ["sodium", "strand_concentration", "sequence"])
+def test_every_input_has_an_effect(change):
+    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
+    duplex = melting.plain_duplex("ACGTACGT", 0.05, 1e-6)
+    other = {
+        "sodium": melting.plain_duplex("ACGTACGT", 0.5, 1e-6),
+        "strand_concentration": melting.plain_duplex("ACGTACGT", 0.05, 1e-5),
+        "sequence": melting.plain_duplex("ACGTACGA", 0.05, 1e-6),
+    }[change]
+    one, two = model(melting.encode([duplex, other]), training=False)
+    assert not math.isclose(float(one[0]), float(two[0]), rel_tol=1e-6)
+
+
+def test_hidden_dim_is_a_multiple_of_the_heads():
+    said = "--hidden-dim 9: must be a multiple of --num-heads 4"
+    assert dna_melting.Options(hidden_dim=9).problems() == [said]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("sequence,melting\nACGTACGT,20\n", "no column tm"),
-        ("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n", "line 3: letter 'N'"),
-        ("", "empty"),
-        ("sequence,tm\nACGTACGT,warm\n", "line 2: tm is 'warm'"),
+        ("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n", "line 3"),
+        ("", "no column sequence"),
     ],
 )
 def test_a_bad_table_exits_with_2(content, words, tmp_path, command_line):
@@ -163,39 +156,10 @@ def test_a_bad_table_exits_with_2(content, words, tmp_path, command_line):
     assert status == 2 and words in err and "Traceback" not in err
 
 
-def test_equal_temperatures_are_refused(tmp_path, command_line):
-    rows = [line.split(",")[0] + ",50" for line in _lines(tmp_path)[1:]]
-    (tmp_path / "flat.csv").write_text("\n".join(["sequence,tm", *rows]))
+def test_equal_temperatures_are_refused(table, tmp_path, command_line):
+    head, *rows = table.read_text().splitlines()
+    flat = [head, *(row.rpartition(",")[0] + ",50" for row in rows)]
+    (tmp_path / "flat.csv").write_text("\n".join(flat))
     arguments = ("--dataset", tmp_path / "flat.csv", "--run-dir", tmp_path / "run")
     status, _, err = command_line(dna_melting, *arguments)
-    assert status == 2 and "all training oligos melt at 50 degrees C" in err
-
-
-def _lines(folder):
-    write_oligos(folder / "o.csv", 150)
-    return (folder / "o.csv").read_text().splitlines()
-
-
-@pytest.mark.long
-def test_bad_options_exit_with_2():
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.dna_melting", "--hidden-dim", "9", "--warmup-steps", "-1"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--hidden-dim 9: must be a multiple of --num-heads 2" in done.stderr
-    assert "--warmup-steps -1: must be 0 or more" in done.stderr
-
-
-@pytest.mark.long
-def test_accumulated_batches_are_one_batch_of_all_their_examples(table, tmp_path):
-    """Also for the embedding, in which a batch looks up each row many times."""
-    exact = TINY | dict(dataset=str(table), precision="float64", dropout=0.0, lr_scaling="none")
-    # The key's bias has a true gradient of zero: Adam, whose epsilon is small here, makes steps of
-    # its rounding. At this rate they stay below the tolerance.
-    exact |= dict(base_learning_rate=0.001)
-    for name, batch, count in (("one", 16, 1), ("two", 8, 2)):
-        changes = dict(global_batch_size=batch, accumulate_steps=count, run_dir=tmp_path / name)
-        dna_melting.main(dna_melting.Options(**(exact | changes)))
-    processes.assert_equal_tensors(tmp_path / "one", tmp_path / "two")
+    assert status == 2 and "all training molecules melt at 50 degrees C" in err

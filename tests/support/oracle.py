@@ -18,7 +18,7 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, oligos, sentence_inputs, sentences, text
+from data import arrays, images, masked_lm, melting, sentence_inputs, sentences, text
 from models import bert as bert_model
 from recipes import bert_mlm, dna_melting, mnist, text_classification
 
@@ -162,15 +162,17 @@ def mnist_(options, strategy):
 
 
 def dna(options, strategy):
-    ids, temperatures = oligos.load_oligos(options.dataset, options.seed, options.oligos).splits[
-        "train"
-    ]
-    labels = temperatures[:, np.newaxis]
-    dataset = arrays.training_data(ids, labels, seed=options.seed, **batches(options))
-    mean, deviation = (float(f(temperatures, dtype=np.float64)) for f in (np.mean, np.std))
+    molecules = melting.load_melting(
+        options.dataset, options.cache_dir, seed=options.seed, count=1, fold=options.fold
+    ).splits
+    width = max(len(melting.columns(m)) for split in molecules.values() for m in split)
+    labels = melting.temperatures(molecules["train"])
+    inputs = melting.encode(molecules["train"], width)
+    dataset = arrays.training_data(inputs, labels, seed=options.seed, **batches(options))
+    mean, deviation = (float(f(labels, dtype=np.float64)) for f in (np.mean, np.std))
     with strategy.scope():
         model = dna_melting.build_model(options, mean, deviation)
-        optimizer = keras.optimizers.Adam(0.0, beta_2=0.98, epsilon=1e-9)
+        optimizer = keras.optimizers.AdamW(0.0, weight_decay=options.weight_decay, beta_2=0.98)
 
     def example_losses(y, predicted, weights):
         error = tf.abs(predicted - y)

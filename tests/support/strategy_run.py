@@ -95,16 +95,22 @@ def write_images(folder: Path, train: int = 101, test: int = 37) -> None:
             (folder / f"{half}-{name}-ubyte").write_bytes(head + array.tobytes())
 
 
-def write_oligos(path: Path, count: int = 130) -> None:
-    """A CSV of oligos with temperatures that follow from length and GC share."""
+def write_molecules(path: Path, count: int = 130) -> None:
+    """A CSV of duplexes and hairpins whose temperatures follow from length and GC share."""
     import random
 
     rng = random.Random(0)
-    lines = ["sequence,tm"]
-    for _ in range(count):
-        oligo = "".join(rng.choices("ACGT", k=rng.randint(8, 60)))
-        strong = sum(oligo.count(base) for base in "CG") / len(oligo)
-        lines.append(f"{oligo},{81.5 + 41 * strong - 500 / len(oligo) - 20:.2f}")
+    lines = ["dataset,sequence,structure,sodium,strand_concentration,tm"]
+    for number in range(count):
+        strand = "".join(rng.choices("ACGT", k=rng.randint(4, 20)))
+        other = strand.translate(str.maketrans("ACGT", "TGCA"))[::-1]
+        strong = sum(strand.count(base) for base in "CG") / len(strand)
+        tm = f"{81.5 + 41 * strong - 200 / len(strand) - 20:.2f}"
+        opened, closed = "(" * len(strand), ")" * len(strand)
+        if number % 3:
+            lines.append(f"hairpins,{strand}GAAA{other},{opened}....{closed},0.063,,{tm}")
+        else:
+            lines.append(f"duplexes,{strand}+{other},{opened}+{closed},0.1,2e-6,{tm}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -126,7 +132,7 @@ def write_data(folder: Path) -> None:
     """Writes the datasets of all runs."""
     write_text(folder / "text.txt")
     write_images(folder / "images")
-    write_oligos(folder / "oligos.csv")
+    write_molecules(folder / "molecules.csv")
     write_sentences(folder / "sentences")
 
 
@@ -135,7 +141,7 @@ def data_options(module: str, folder: Path) -> dict:
     names = {
         "bert_mlm": "text.txt",
         "mnist": "images",
-        "dna_melting": "oligos.csv",
+        "dna_melting": "molecules.csv",
         "text_classification": "sentences",
     }
     return {"dataset": str(folder / names[module])}
