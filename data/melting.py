@@ -6,7 +6,6 @@ hairpin's loop and a dangling end are all one column each, so stacked neighbours
 the array, in a duplex of two strands and in a hairpin alike.
 """
 
-import csv
 import dataclasses
 import hashlib
 import json
@@ -18,6 +17,7 @@ import numpy as np
 
 from data.download import fetch
 from data.errors import DataError
+from data.tables import read_table
 
 FORMULA = "nearest-neighbour"
 NNN = "nnn"
@@ -43,12 +43,17 @@ NNN_FILES = {
     "combined_dataset.csv": "ead409bdced2956aec9d6dbd624c5216f9d8efe9a2d3f03f9e3e616c555a0986",
     "combined_data_split.json": "38839c04aa336a15145482d822dd7a72ae9cb829ec78d3e4ce404977901187d6",
 }
-NNN_COLUMNS = {
-    "RefSeq": "sequence",
-    "TargetStruct": "structure",
-    "DNA_conc": "strand_concentration",
-    "Tm": "tm",
-}
+# Names of a table's columns, those of the measured set too; what may be missing has the name "".
+COLUMNS = (
+    ("sequence", "RefSeq"),
+    ("structure", "TargetStruct", ""),
+    ("sodium", ""),
+    ("strand_concentration", "DNA_conc", ""),
+    ("tm", "Tm"),
+    ("dataset", ""),
+    ("split", ""),
+    ("id", "SEQID", ""),
+)
 NNN_SPLITS = {"train_ind": "train", "val_ind": "valid", "test_ind": "test"}
 
 VALID_COUNT = TEST_COUNT = 1_000  # of the formula's molecules
@@ -64,7 +69,7 @@ class Molecule:
         sodium: mol/l.
         strand_concentration: mol/l of all strands; a hairpin has none (nan).
         tm: degrees C, or nan where it is asked for.
-        dataset: where it was measured.
+        dataset, id: where it was measured, and its name there.
     """
 
     sequence: str
@@ -73,6 +78,7 @@ class Molecule:
     strand_concentration: float = math.nan
     tm: float = math.nan
     dataset: str = ""
+    id: str = ""
 
     @property
     def is_duplex(self) -> bool:
@@ -160,28 +166,11 @@ def _tenth(molecule: Molecule) -> int:
 
 def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
     """Yields the molecule and the split, or "", of each row of a CSV file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason}); expected a CSV file") from error
-    except OSError as error:
-        expected = f"expected {FORMULA}, {NNN}, a CSV file or a folder of train.csv and valid.csv"
-        raise DataError(f"{path}: {error.strerror}; {expected}") from error
-    lines = csv.DictReader(text.splitlines())
-    names = lines.fieldnames or []
-    missing = [name for name in ("sequence", "tm") if name not in names]
-    if missing:
-        raise DataError(f"{path}: no column {' and '.join(missing)}; found {', '.join(names)}")
-    for row in lines:
-        where = f"{path}, line {lines.line_num}"
-        yield molecule_of(row, where), _split_of(row, where)
-
-
-def _split_of(row: dict, where: str) -> str:
-    split = row.get("split") or ""
-    if split not in ("", *SPLITS):
-        raise DataError(f"{where}: split is {split!r}, expected train, valid or test")
-    return split
+    for where, values in read_table(path, *COLUMNS):
+        row = dict(zip((names[0] for names in COLUMNS), values, strict=True))
+        if row["split"] not in ("", *SPLITS):
+            raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
+        yield molecule_of(row, where), row["split"]
 
 
 def molecule_of(row: dict, where: str) -> Molecule:
@@ -197,7 +186,7 @@ def molecule_of(row: dict, where: str) -> Molecule:
     """
 
     def number(name: str, default: float, lowest: float) -> float:
-        text = (row.get(name) or "").strip()
+        text = row.get(name, "")
         try:
             value = float(text) if text else default
         except ValueError:
@@ -208,7 +197,7 @@ def molecule_of(row: dict, where: str) -> Molecule:
             )
         return value
 
-    sequence, structure = (row["sequence"] or "").strip().upper(), row.get("structure") or ""
+    sequence, structure = row["sequence"].strip().upper(), row.get("structure", "")
     sodium = number("sodium", 0.05, 1e-6)
     strands = number("strand_concentration", math.nan, 1e-12)
     tm = number("tm", math.nan, -273.15)
@@ -217,7 +206,8 @@ def molecule_of(row: dict, where: str) -> Molecule:
         sequence, structure = duplex.sequence, duplex.structure
     if "+" in sequence and math.isnan(strands):
         strands = STRANDS
-    molecule = Molecule(sequence, structure, sodium, strands, tm, row.get("dataset") or "")
+    about = row.get("dataset", ""), row.get("id", "")
+    molecule = Molecule(sequence, structure, sodium, strands, tm, *about)
     columns(molecule, where)
     return molecule
 
@@ -417,9 +407,7 @@ def _nnn(cache_dir: Path) -> dict[str, list[Molecule]]:
         for name in names
     }
     splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
-    with table.open() as lines:
-        for row in csv.DictReader(lines):
-            named = {NNN_COLUMNS.get(name, name): value for name, value in row.items()}
-            if row["SEQID"] in split_of:
-                splits[split_of[row["SEQID"]]].append(molecule_of(named, row["SEQID"]))
+    for molecule, _ in _read_table(table):
+        if molecule.id in split_of:
+            splits[split_of[molecule.id]].append(molecule)
     return splits

@@ -15,7 +15,8 @@ def read_table(path: Path, *columns: Sequence[str]) -> Iterator[tuple[str, list[
     Args:
         path: UTF-8 with a header; a tab in the header makes it a TSV, which has no quoting, as a
             CSV has. `.gz` is unpacked.
-        *columns: Of each wanted column the names that it may have; others are ignored.
+        *columns: Of each wanted column the names that it may have; "" among them allows it to be
+            missing, and its values are "" then. Other columns are ignored.
 
     Yields:
         Where the row begins ("path, line 7"), and its values without white space at their ends.
@@ -50,13 +51,15 @@ def read_table(path: Path, *columns: Sequence[str]) -> Iterator[tuple[str, list[
                 raise DataError(
                     f"{where}: {len(row)} fields, expected {len(header)} as in the header"
                 )
-            yield where, [row[place].strip() for place in places]
+            yield where, ["" if place is None else row[place].strip() for place in places]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
 
 
-def _place(path: Path, header: list[str], names: Sequence[str]) -> int:
+def _place(path: Path, header: list[str], names: Sequence[str]) -> int | None:
     found = [index for index, name in enumerate(header) if name in names]
+    if not found and "" in names:
+        return None
     if len(found) == 1:
         return found[0]
     counted = f"{len(found)} columns" if found else "no column"

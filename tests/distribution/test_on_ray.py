@@ -76,7 +76,7 @@ class Nodes:
 
 def data_of(run: Path) -> list[str]:
     folder = run.parent
-    return [*OPTIONS, "--dataset", f"{folder}/oligos.csv", "--cache-dir", f"{folder}/cache"]
+    return [*OPTIONS, "--dataset", f"{folder}/molecules.csv", "--cache-dir", f"{folder}/cache"]
 
 
 @pytest.fixture

@@ -144,9 +144,9 @@ def test_hidden_dim_is_a_multiple_of_the_heads():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("sequence,melting\nACGTACGT,20\n", "no column tm"),
+        ("sequence,melting\nACGTACGT,20\n", "no column tm or Tm"),
         ("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n", "line 3"),
-        ("", "no column sequence"),
+        ("", "no column sequence or RefSeq"),
     ],
 )
 def test_a_bad_table_exits_with_2(content, words, tmp_path, command_line):
