@@ -20,8 +20,9 @@ def training_data(
     batch_size: int,
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
+    change: Callable | None = None,
 ) -> tf.data.Dataset:
-    """Endless global batches, shuffled anew in each epoch.
+    """Makes endless global batches, shuffled differently in each epoch.
 
     Example:
     ```python
@@ -30,13 +31,16 @@ def training_data(
     ```
 
     Args:
-        x: an array of shape (examples, ...), or several by name.
-        y: an array of shape (examples, ...). A regression with one answer wants a column,
+        x: An array of shape (examples, ...), or several by name.
+        y: An array of shape (examples, ...). A regression with one answer wants a column,
             (examples, 1), as the model's answers are.
-        seed: the run's seed.
-        batch_size: examples of a global batch.
-        batches_per_epoch: where an epoch ends, see `batches.training_batches`.
-        first_batch: the batch of the run that comes first: a resumed run starts there.
+        seed: The run's seed.
+        batch_size: Examples of a global batch.
+        batches_per_epoch: Where an epoch ends, see `batches.training_batches`.
+        first_batch: The batch of the run that comes first: a resumed run starts there.
+        change: Changes the inputs of a batch, for instance to augment them. It gets x, the
+            examples' indices and the epoch, int64 of shape (batch,) and (), and must depend on
+            nothing else (`batches.uniform` draws such numbers), so that a run resumes bit for bit.
 
     Returns:
         Batches (x, y, weights). Floating point numbers become `keras.config.floatx()`, integers and
@@ -50,7 +54,7 @@ def training_data(
         _count(x, y),
         batch_size,
         seed,
-        gather(x, y),
+        _gather(x, y, change),
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
     )
@@ -59,12 +63,12 @@ def training_data(
 def evaluation_data(
     x: np.ndarray | dict[str, np.ndarray], y: np.ndarray, *, batch_size: int
 ) -> tf.data.Dataset:
-    """Every example once, in order; the last batch is padded with examples of weight zero.
+    """Makes batches of every example once, in order.
 
     Args:
-        x: as for `training_data`.
-        y: as for `training_data`.
-        batch_size: examples of a global batch.
+        x: As for `training_data`.
+        y: As for `training_data`.
+        batch_size: Examples of a global batch; the last one is padded with examples of weight zero.
 
     Returns:
         Batches (x, y, weights) as from `training_data`.
@@ -72,48 +76,44 @@ def evaluation_data(
     Raises:
         ValueError: As `training_data`.
     """
-    return batches.evaluation_batches(_count(x, y), batch_size, gather(x, y))
+    return batches.evaluation_batches(_count(x, y), batch_size, _gather(x, y))
 
 
 def first_examples(
     splits: dict[str, tuple[Examples, np.ndarray]], most: int | None
 ) -> dict[str, tuple[Examples, np.ndarray]]:
-    """The splits with at most so many examples of the training split.
+    """Returns the splits with at most so many examples of the training split.
 
     Args:
-        splits: examples and answers by split.
-        most: how many; None takes all.
+        splits: Examples and answers by split.
+        most: How many; None takes all. Validation and test keep all of theirs.
     """
     x, y = splits["train"]
     return {**splits, "train": (x[:most], y[:most])}
 
 
-def _named(x: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return x if isinstance(x, dict) else {"x": x}
-
-
 def _count(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> int:
-    lengths = {name: len(array) for name, array in _named(x).items()} | {"y": len(y)}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ValueError(f"arrays of different lengths: {found}; expected an example a row in each")
+    lengths = [len(array) for array in (*tf.nest.flatten(x), y)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"arrays of different lengths: {lengths}; expected an example a row")
     return len(y)
 
 
-def gather(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> Callable:
-    """How a batch comes from the indices of its examples."""
+def _gather(
+    x: np.ndarray | dict[str, np.ndarray], y: np.ndarray, change: Callable | None = None
+) -> Callable:
     floatx = keras.config.floatx()
-    tables = {name: _table(array) for name, array in _named(x).items()}
-    answers = _table(y)
-
-    def rows(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-        found = tf.gather(table, indices)
-        return tf.cast(found, floatx if table.dtype.is_floating else tf.int32)
+    tables = tf.nest.map_structure(_table, (x, y))
 
     def make_batch(indices: tf.Tensor, epoch: tf.Tensor) -> tuple:
-        found = {name: rows(table, indices) for name, table in tables.items()}
-        inputs = found if isinstance(x, dict) else found["x"]
-        return inputs, rows(answers, indices), tf.ones(tf.shape(indices), floatx)
+        def rows(table: tf.Tensor) -> tf.Tensor:
+            found = tf.gather(table, indices)
+            return tf.cast(found, floatx if table.dtype.is_floating else tf.int32)
+
+        inputs, answers = tf.nest.map_structure(rows, tables)
+        if change is not None:
+            inputs = change(inputs, indices, epoch)
+        return inputs, answers, tf.ones(tf.shape(indices), floatx)
 
     return make_batch
 
@@ -122,10 +122,6 @@ def _table(array: np.ndarray) -> tf.Tensor:
     # In its own type, and cast batch by batch: bytes stay bytes.
     if array.dtype.kind not in "fiub":
         raise ValueError(f"an array of {array.dtype}; expected numbers or booleans")
-    int32 = np.iinfo(np.int32)
-    if array.dtype.kind in "iu" and array.size:
-        if array.min() < int32.min or array.max() > int32.max:
-            raise ValueError(
-                f"integers from {array.min()} to {array.max()}: int32 does not hold them"
-            )
+    if array.dtype.kind in "iu" and (array.astype(np.int32) != array).any():
+        raise ValueError("integers that int32 does not hold")
     return tf.constant(array)

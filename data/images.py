@@ -214,26 +214,22 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
         DataError: The file is not that.
     """
-    dimensions = 1 + len(shape)
-    magic, header = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions
+    header = 8 + 4 * len(shape)
     with files.open_bytes(path) as stream:
         content = stream.read()
-    if content[:4] != magic or len(content) < header:
+    expected = bytes([0, 0, 8, 1 + len(shape)]), np.array(shape, ">u4").tobytes()
+    if (content[:4], content[8:header]) != expected:
+        what = f"{SIDE}x{SIDE} pixels" if shape else "labels"
         raise DataError(
-            f"{path}: begins with {content[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} "
-            f"(IDX, unsigned bytes, {dimensions} dimensions) and a header of {header} bytes"
+            f"{path}: begins with {content[:header].hex(' ') or 'nothing'}, expected an IDX file "
+            f"of {what} as unsigned bytes ({expected[0].hex(' ')}, the number of items, "
+            f"{expected[1].hex(' ') or 'items'})"
         )
-    count, *sizes = map(int, np.frombuffer(content, ">u4", dimensions, 4))
-    if tuple(sizes) != shape:
+    count, items = int.from_bytes(content[4:8], "big"), len(content) - header
+    if items != count * math.prod(shape) or not count:
         raise DataError(
-            f"{path}: images of {'x'.join(map(str, sizes))} pixels, expected "
-            f"{'x'.join(map(str, shape))}"
-        )
-    expected = header + count * math.prod(shape)
-    if len(content) != expected or not count:
-        raise DataError(
-            f"{path}: {len(content):,} bytes for {count:,} items, expected {expected:,} bytes and "
-            "at least 1 item"
+            f"{path}: {items:,} bytes for {count:,} items, expected "
+            f"{count * math.prod(shape):,} bytes and at least 1 item"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
 

@@ -1,26 +1,12 @@
-"""Sentences as what a BERT takes: token ids, and batches in which some word pieces are hidden."""
+"""Sentences as a BERT takes them: token ids, some of them hidden in training."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from data import arrays, batches
+from data import batches
 from data.word_pieces import SPECIAL_TOKENS
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenDropout:
-    """Which word pieces of a training sentence are hidden: others in each epoch.
-
-    Attributes:
-        share: share of the word pieces, in [0, 1).
-        mask_id: what stands in their place.
-    """
-
-    share: float
-    mask_id: int
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
@@ -41,7 +27,7 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
 
 
 def encode_splits(splits: dict, preprocessor) -> tuple[dict, dict]:
-    """What `encode` makes of each split's sentences, and the labels, both by split.
+    """Encodes each split's sentences; returns what `encode` makes, and the labels, by split.
 
     Args:
         splits: as in `sentences.Sentences.splits`.
@@ -54,7 +40,7 @@ def encode_splits(splits: dict, preprocessor) -> tuple[dict, dict]:
 def naive_bayes_evidence(
     inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
 ) -> np.ndarray:
-    """What each word piece says of the classes: Bernoulli naive Bayes, one added to each count.
+    """Counts what each word piece says of the classes: Bernoulli naive Bayes, add-one smoothed.
 
     Args:
         inputs: what `encode` made of the training sentences.
@@ -77,50 +63,25 @@ def naive_bayes_evidence(
     return evidence
 
 
-def training_data(
-    inputs: dict[str, np.ndarray],
-    labels: np.ndarray,
-    dropped: TokenDropout,
-    *,
-    seed: int,
-    batch_size: int,
-    batches_per_epoch: int | None = None,
-    first_batch: int = 0,
-):
-    """Endless global batches, shuffled anew in each epoch, some word pieces hidden.
+def hide_word_pieces(share: float, mask_id: int, seed: int) -> Callable:
+    """Returns a `change` for `arrays.training_data` that hides word pieces, others in each epoch.
 
-    Which pieces are hidden depends on (seed, epoch, example) alone.
+    Which ones depends on (seed, epoch, example) alone.
 
     Args:
-        inputs: what `encode` returned, int32 of shape (sentences, length).
-        labels: int32 of shape (sentences,).
-        dropped: which pieces are hidden; [CLS], [SEP] and padding are not.
-        seed: the run's seed.
-        batch_size: examples of a global batch.
-        batches_per_epoch: where an epoch ends, see `batches.training_batches`.
-        first_batch: the batch of the run that comes first: a resumed run starts there.
-
-    Returns:
-        A `tf.data.Dataset` of (inputs, labels, weights of one).
+        share: Share of the word pieces that are hidden, in [0, 1); [CLS], [SEP] and padding are
+            not.
+        mask_id: What they are replaced by.
+        seed: The run's seed.
     """
-    gather = arrays.gather(inputs, labels)
     stream = batches.stream_seed(seed, "token dropout")
-    place = tf.range(inputs["token_ids"].shape[1], dtype=tf.int64)[None, :]
 
-    def make_batch(indices, epoch):
-        x, y, weights = gather(indices, epoch)
+    def change(x: dict, indices: tf.Tensor, epoch: tf.Tensor) -> dict:
         ids, filled = x["token_ids"], x["padding_mask"]
+        place = tf.range(ids.shape[1], dtype=tf.int64)[None, :]
         count = tf.cast(tf.reduce_sum(filled, axis=1, keepdims=True), tf.int64)
         is_word = (place > 0) & (place < count - 1)
-        hidden = batches.uniform(stream, epoch, indices[:, None], place) < dropped.share
-        ids = tf.where(is_word & hidden, dropped.mask_id, ids)
-        return {**x, "token_ids": ids}, y, weights
+        hidden = batches.uniform(stream, epoch, indices[:, None], place) < share
+        return {**x, "token_ids": tf.where(is_word & hidden, mask_id, ids)}
 
-    return batches.training_batches(
-        len(labels),
-        batch_size,
-        seed,
-        make_batch,
-        batches_per_epoch=batches_per_epoch,
-        first_batch=first_batch,
-    )
+    return change

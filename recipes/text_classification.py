@@ -155,9 +155,11 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )
-        dropped = sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id)
-        train_data = sentence_inputs.training_data(
-            inputs["train"], labels["train"], dropped, seed=options.seed, **plan.batches
+        hide = sentence_inputs.hide_word_pieces(
+            options.token_dropout, tokenizer.mask_token_id, options.seed
+        )
+        train_data = arrays.training_data(
+            inputs["train"], labels["train"], seed=options.seed, change=hide, **plan.batches
         )
         batch_size = plan.global_batch_size
         valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)

@@ -2,8 +2,6 @@ import hashlib
 import http.server
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -82,20 +80,6 @@ def test_a_good_answer(server, tmp_path, capfd):
     ((path, agent),) = server.requests
     assert path == "/good" and agent.startswith("Mozilla")
     assert f"downloaded from {server.url}/good" in capfd.readouterr().err
-
-
-def test_what_is_there_is_not_asked_for_again(server, tmp_path):
-    (tmp_path / "file").write_bytes(BODY)
-    fetch(server, ["good"], tmp_path / "file")
-    assert server.requests == []
-
-
-def test_a_damaged_file_is_named_and_downloaded_again(server, tmp_path, caplog):
-    (tmp_path / "file").write_bytes(BODY[:-1] + b"!")
-    fetch(server, ["good"], tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == BODY
-    assert str(tmp_path / "file") in caplog.text and f"expected {SHA256}" in caplog.text
-    assert visible(tmp_path) == ["file"]
 
 
 FAILURES = {
@@ -182,34 +166,3 @@ def test_there_is_no_progress_bar_before_there_is_data(server, tmp_path, monkeyp
     fetch(server, ["good"], tmp_path / "file")
     ((bar),) = shown
     assert bar["total"] == len(BODY)
-
-
-def test_two_processes_download_once(server, tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from data import download;"
-        "download.fetch([sys.argv[1]], sys.argv[2], Path(sys.argv[3]))"
-    )
-    arguments = [sys.executable, "-c", code, f"{server.url}/good", SHA256, str(tmp_path / "file")]
-    processes = [subprocess.Popen(arguments, cwd=ROOT) for _ in range(2)]
-    assert [process.wait(timeout=30) for process in processes] == [0, 0]
-    assert len(server.requests) == 1
-    assert (tmp_path / "file").read_bytes() == BODY
-    assert visible(tmp_path) == ["file"]
-
-
-def test_a_killed_download_leaves_nothing_in_place(server, tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from data import download;"
-        "download.fetch([sys.argv[1]], sys.argv[2], Path(sys.argv[3]))"
-    )
-    arguments = [sys.executable, "-c", code, f"{server.url}/stalled", SHA256]
-    process = subprocess.Popen([*arguments, str(tmp_path / "file")], cwd=ROOT)
-    deadline = time.monotonic() + 20
-    while not server.requests and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    assert not (tmp_path / "file").exists()
-    fetch(server, ["good"], tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == BODY
-    assert visible(tmp_path) == ["file"]

@@ -4,15 +4,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from data import files
 from data.errors import DataError
-from tests.data.closed_paths import close
 from tests.support import syncs
 from tests.support.damaged import flip_a_bit
 
@@ -87,12 +84,6 @@ class TestPaths:
         assert "\n" not in str(caught.value)
         str(caught.value).encode()
 
-    def test_a_closed_folder(self, tmp_path, monkeypatch):
-        (tmp_path / "closed").mkdir()
-        close(tmp_path / "closed", monkeypatch)
-        with pytest.raises(DataError, match="Permission denied"):
-            files.expand(tmp_path / "closed" / "a.txt", "--dataset")
-
 
 class TestAtomic:
     @pytest.mark.parametrize("write", [write_file, write_folder])
@@ -155,10 +146,6 @@ class TestChecksums:
         ]
         if shutil.which("sha256sum"):
             subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
-
-    def test_what_is_right(self, folder):
-        assert files.damage(folder) is None
-        assert files.damage(folder, ["one", "deep/two"]) is None
 
     def test_without_checksums_nothing_is_wrong_unless_files_are_required(self, folder):
         (folder / "SHA256SUMS").unlink()
@@ -255,22 +242,6 @@ class TestBuildOnce:
         assert err == "waiting for another process: a slow thing\n"
         assert first.communicate(timeout=60)[0] == "done\n"
         assert sorted(os.listdir(target)) == ["SHA256SUMS", "half", "whole"]
-
-    def test_many_threads_build_once(self, tmp_path):
-        built = []
-
-        def build(path):
-            built.append(path)
-            time.sleep(0.05)
-            path.write_text("content")
-
-        arguments = (tmp_path / "file", build, "a file", SHA256)
-        threads = [threading.Thread(target=files.build_once, args=arguments) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(built) == 1 and visible(tmp_path) == ["file"]
 
     def test_what_cannot_be_made_is_a_data_error(self, tmp_path):
         def full(path):

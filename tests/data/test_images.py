@@ -12,7 +12,6 @@ import requests
 from data import images
 from data.errors import DataError
 from data.images import load_images
-from tests.data.closed_paths import close
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -107,23 +106,6 @@ def test_folder(folder):
     assert loaded.splits["test"][0].max() == 1 and len(loaded.splits["test"][1]) == 10
 
 
-def test_gz_equals_plain(folder):
-    plain = load_images(str(folder), folder)
-    for path in list(folder.iterdir()):
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    packed = load_images(str(folder), folder)
-    for split, arrays in plain.splits.items():
-        for a, b in zip(arrays, packed.splits[split], strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_most_of_the_training_split_is_kept(monkeypatch):
-    monkeypatch.setattr(images, "MOST_VALID", 3)
-    splits = images._three_splits(some_images(100), some_images(10))
-    assert [len(labels) for _, labels in splits.values()] == [97, 3, 10]
-
-
 def test_no_such_folder(tmp_path):
     message = message_of(tmp_path / "nowhere")
     assert "no such folder" in message and "fashion_mnist" in message
@@ -143,24 +125,24 @@ def write_labels(folder, labels):
 
 
 BAD_FILES = {
-    "cut": (lambda f: cut(f / TRAIN_IMAGES, -100), "31,276 bytes for 40 items, expected 31,376"),
-    "header cut": (lambda f: cut(f / TRAIN_IMAGES, 10), "expected .* a header of 16 bytes"),
+    "cut": (lambda f: cut(f / TRAIN_IMAGES, -100), "31,260 bytes for 40 items, expected 31,360"),
+    "header cut": (lambda f: cut(f / TRAIN_IMAGES, 10), "expected an IDX file of 28x28 pixels"),
     "too long": (
         lambda f: (f / TEST_LABELS).write_bytes((f / TEST_LABELS).read_bytes() + b"\0"),
-        f"{TEST_LABELS}: 19 bytes for 10 items, expected 18",
+        f"{TEST_LABELS}: 11 bytes for 10 items, expected 10",
     ),
-    "empty": (lambda f: cut(f / TRAIN_IMAGES, 0), "begins with nothing, expected 00 00 08 03"),
+    "empty": (lambda f: cut(f / TRAIN_IMAGES, 0), "begins with nothing, expected an IDX file"),
     "no images": (
         lambda f: (f / TEST_IMAGES).write_bytes(idx(np.zeros((0, 28, 28), np.uint8))),
         "for 0 items, expected .* at least 1 item",
     ),
     "other type": (
         lambda f: (f / TRAIN_IMAGES).write_bytes(idx(some_images(40)[0], kind=0x0D)),
-        "begins with 00 00 0d 03, expected 00 00 08 03",
+        "begins with 00 00 0d 03 .* expected .*00 00 08 03",
     ),
     "other size": (
         lambda f: (f / TRAIN_IMAGES).write_bytes(idx(np.zeros((40, 32, 30), np.uint8))),
-        "32x30 pixels, expected 28x28",
+        "begins with .*20 00 00 00 1e, expected .*28x28 pixels",
     ),
     "unequal": (
         lambda f: write_labels(f, some_images(39)[1]),
@@ -178,20 +160,6 @@ def test_a_file_that_is_not_what_it_should_be(folder, case):
     damage, expected = BAD_FILES[case]
     damage(folder)
     assert re.search(expected, message_of(folder))
-
-
-@pytest.mark.parametrize("closed", [".", TRAIN_IMAGES])
-def test_what_is_closed(folder, closed, monkeypatch):
-    close(folder / closed, monkeypatch)
-    message = message_of(folder)
-    assert str(folder / closed) in message and "Permission denied" in message
-
-
-def test_one_training_image(folder):
-    pixels, labels = some_images(1)
-    (folder / TRAIN_IMAGES).write_bytes(idx(pixels))
-    (folder / TRAIN_LABELS).write_bytes(idx(labels))
-    assert "1 training image, expected at least 2" in message_of(folder)
 
 
 def test_a_damaged_gzip_file(folder):

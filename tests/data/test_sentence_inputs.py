@@ -2,8 +2,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import sentence_inputs
-from data.sentence_inputs import TokenDropout
+from data import arrays, sentence_inputs
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "##st", "film", "."]
 
@@ -47,8 +46,9 @@ def test_evidence_by_hand(inputs, tokenizer):
 
 def batches(inputs, share, first_batch=0, seed=3):
     labels = np.arange(3, dtype=np.int32)
-    data = sentence_inputs.training_data(
-        inputs, labels, TokenDropout(share, 4), seed=seed, batch_size=3, first_batch=first_batch
+    hide = sentence_inputs.hide_word_pieces(share, 4, seed)
+    data = arrays.training_data(
+        inputs, labels, seed=seed, batch_size=3, first_batch=first_batch, change=hide
     )
     return data.as_numpy_iterator()
 

@@ -4,7 +4,6 @@ import pytest
 from data import installed_docs
 from data.errors import DataError
 from data.sentences import (
-    Sentences,
     baselines,
     load_sentences,
     repeated_in_test,
@@ -96,13 +95,6 @@ def test_split_of_one_file(tmp_path):
     assert pairs_of(first) != pairs_of(load_sentences(str(path), cache_dir=None, seed=2))
     # A split keeps the order of the file.
     assert pairs_of(first)["train"] == [p for p in pairs if p in set(pairs_of(first)["train"])]
-
-
-def test_a_tsv_file_and_windows_line_ends(tmp_path):
-    plain = write(tmp_path / "a", "sentence\tlabel", *map("\t".join, rows(20)))
-    windows = write(tmp_path / "b", "\ufeffsentence\tlabel", *map("\t".join, rows(20)), end="\r\n")
-    one, two = (load_sentences(str(path), cache_dir=None) for path in (plain, windows))
-    assert pairs_of(one) == pairs_of(two)
 
 
 def test_a_repeated_sentence_is_in_one_split(tmp_path):
@@ -227,15 +219,3 @@ def test_macro_f1_is_the_mean_over_classes():
     found = baselines({"train": train, "test": test})
     assert found["tfidf_accuracy"] == pytest.approx(0.75)
     assert found["tfidf_macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
-
-
-@pytest.mark.parametrize("name", ["", "~nosuchuser/x", "x" * 300, "a/" * 3000, "a\0b"])
-def test_what_is_no_path(name):
-    assert error(name).startswith("--dataset")
-
-
-def test_of_many_classes_a_few_are_named():
-    classes = tuple(f"class number {n}" for n in range(10_000))
-    split = (["a sentence"], np.zeros(1, np.int32))
-    described = Sentences("x", {"train": split}, classes).describe()
-    assert "10,000 classes: 'class number 0'" in described and len(described) < 200

@@ -175,9 +175,3 @@ def memory_of_reading():
         )
         assert total == -(-len(rows) // 64)
         return anonymous() - before
-
-
-def test_blocks_are_all_of_it():
-    blocks = list(sequences.in_blocks(ROWS, rows=2))
-    assert [len(block) for block in blocks] == [2, 2, 1]
-    np.testing.assert_array_equal(np.concatenate(blocks), ROWS)

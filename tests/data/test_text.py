@@ -13,7 +13,6 @@ import pytest
 
 from data import installed_docs, text
 from data.errors import DataError
-from tests.data.closed_paths import close
 
 SPLITS = {
     "train": [" = Robert Boulter = ", " Robert <unk> is an English actor . ", " He had a role . "],
@@ -190,13 +189,6 @@ def test_a_folder(tmp_path, names):
     assert not (tmp_path / "cache").exists()
 
 
-def test_tokens_win_over_raw(tmp_path):
-    for split, lines in SPLITS.items():
-        (tmp_path / f"wiki.{split}.tokens").write_bytes(content(lines))
-        (tmp_path / f"wiki.{split}.raw").write_text("raw")
-    assert lines_of(text.load_text(str(tmp_path), tmp_path / "cache")) == SPLITS
-
-
 def test_a_wikitext_zip(tmp_path):
     path = tmp_path / "some.zip"
     make_wikitext_zip(path, "wikitext-2-raw/", "raw")
@@ -221,11 +213,6 @@ def test_one_file_is_split_by_a_stable_hash(tmp_path, name):
     assert [len(lines) for lines in found.values()] == [1780, 130, 90]
     assert found["valid"][0] == "Line number 4 of the text."
     assert not loaded.english_wikitext
-
-
-def test_one_wikitext_file_is_wikitext(tmp_path):
-    (tmp_path / "wiki.valid.tokens").write_text("\n".join(LINES))
-    assert text.load_text(str(tmp_path / "wiki.valid.tokens"), tmp_path).english_wikitext
 
 
 def test_a_glob_has_the_split_of_one_file(tmp_path):
@@ -331,19 +318,3 @@ def test_lines_are_not_held_in_memory(tmp_path):
 )
 def test_what_is_no_path(tmp_path, dataset):
     error_of(dataset, tmp_path).encode()
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.zip"])
-def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
-    make_wikitext_zip(tmp_path / name)
-    close(tmp_path / name, monkeypatch)
-    message = error_of(tmp_path / name, tmp_path)
-    assert name in message and "Permission denied" in message
-
-
-def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "train.txt").write_text("text")
-    close(tmp_path / "folder", monkeypatch)
-    for name in ("", "train.txt"):
-        assert "Permission denied" in error_of(tmp_path / "folder" / name, tmp_path)

@@ -12,7 +12,6 @@ from data.masked_lm import (
     NOT_CHOSEN,
     Masking,
     SpecialTokens,
-    continuations,
     keep_whole_words,
 )
 
@@ -94,10 +93,6 @@ def test_masking_of_a_tokenizer(whole_words):
     assert found == Masking(SPECIAL, 9, 0.15, 19, 3, (6, 7) if whole_words else None)
 
 
-def test_continuations_are_what_begins_with_two_hashes():
-    assert continuations(["[PAD]", "#", "##", "##s", "a##", "a"]) == (2, 3)
-
-
 class TestKeepWholeWords:
     def kept(self, scores, tokens, wanted):
         found = keep_whole_words(
@@ -108,21 +103,6 @@ class TestKeepWholeWords:
             200,
         )
         return found.numpy()[0]
-
-    def test_by_hand(self):
-        """phil ##am ##mon . the ##n: the order of the words is 0.1 (3 pieces), 0.2, 0.4 (2)."""
-        tokens = [50, 121, 122, 60, 70, 123]
-        scores = [0.1, 0.9, 0.0, 0.2, 0.4, 0.05]
-        far = NOT_CHOSEN
-        for wanted, expected in {
-            1: [far, far, far, 0.2, far, far],
-            2: [far, far, far, 0.2, far, far],  # then one is left, and the third has two pieces
-            3: [0.1, 0.1, 0.1, far, far, far],
-            4: [0.1, 0.1, 0.1, 0.2, far, far],
-            5: [0.1, 0.1, 0.1, 0.2, far, far],
-            6: [0.1, 0.1, 0.1, 0.2, 0.4, 0.4],
-        }.items():
-            np.testing.assert_allclose(self.kept(scores, tokens, wanted), expected)
 
     def test_a_special_token_ends_a_word(self):
         """[CLS] ##s a ##b [UNK] ##c: what follows [CLS] and [UNK] are words of their own."""
@@ -184,30 +164,6 @@ class TestMaskBatch:
         np.testing.assert_array_equal(labels[weights > 0], before[weights > 0])
         assert (labels[weights == 0] == 0).all() and (x["mask_positions"][weights == 0] == 0).all()
 
-    def test_special_tokens_are_neither_masked_nor_targets(self):
-        sequences = sequences_of_words(200)
-        x, labels, weights = mask(sequences)
-        assert not set(labels[weights > 0]) & set(SPECIAL.all())
-        for token in (SPECIAL.unknown, SPECIAL.sep, SPECIAL.pad, SPECIAL.cls):
-            np.testing.assert_array_equal(x["token_ids"] == token, sequences == token)
-
-    def test_eighty_ten_ten_piece_by_piece(self):
-        sequences = sequences_of_words(4000)
-        x, labels, weights = mask(sequences)
-        now = x["token_ids"][np.arange(4000)[:, None], x["mask_positions"]][weights > 0]
-        # Some 16,000 predictions: the deviation of a share of 0.8 is 0.0032.
-        assert (now == SPECIAL.mask).mean() == pytest.approx(0.8, abs=0.013)
-        assert (now == labels[weights > 0]).mean() == pytest.approx(0.1 + 0.1 / 195, abs=0.01)
-        # Of a word of two pieces both are [MASK] in 0.64 of the cases, not in 0.8.
-        both = [
-            (x["token_ids"][number, word] == SPECIAL.mask).all()
-            for number, found in enumerate(chosen_places(x, weights))
-            for word in words_of(sequences[number])
-            if len(word) == 2 and set(word) <= found
-        ]
-        assert len(both) > 1000
-        assert np.mean(both) == pytest.approx(0.64, abs=0.06)
-
     def test_the_rate_is_about_the_mask_rate(self):
         """Of real lengths: two words of three are one piece."""
         generator = np.random.default_rng(0)
@@ -216,29 +172,6 @@ class TestMaskBatch:
         weights = mask(sequences, dataclasses.replace(MASKING, max_predictions=19))[2]
         assert 0.995 < weights.mean() <= 1
 
-    def test_where_every_piece_is_a_word_nothing_changes(self):
-        sequences = np.random.default_rng(0).integers(5, 120, (50, 32), np.int32)
-        plain = dataclasses.replace(MASKING, continuations=None)
-        for found, expected in zip(mask(sequences), mask(sequences, plain), strict=True):
-            tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-
-    def test_masks_depend_on_seed_epoch_and_example_alone(self):
-        sequences = sequences_of_words(24)
-        whole = mask(sequences, epoch=3)
-        for chosen in ([0, 1, 2], [23, 4], [7]):
-            part = mask(sequences[chosen], epoch=3, indices=chosen)
-            for name, value in part[0].items():
-                np.testing.assert_array_equal(value, whole[0][name][chosen])
-            for found, expected in zip(part[1:], whole[1:], strict=True):
-                np.testing.assert_array_equal(found, expected[chosen])
-        for other in (
-            mask(sequences, epoch=4),
-            mask(sequences, dataclasses.replace(MASKING, seed=8), epoch=3),
-            mask(sequences, epoch=3, split="valid"),
-            mask(sequences, epoch=3, indices=np.arange(1, 25)),
-        ):
-            assert (other[0]["mask_positions"] != whole[0]["mask_positions"]).any()
-
     def test_the_masks_of_a_seed_never_change(self):
         """Written down once: runs of another version of this code can be compared with these."""
         sequences = np.array([[5, 121, 6, 7, 122, 123, 8, 9, 124, 10, 11, 12]] * 2, np.int32)
@@ -246,22 +179,6 @@ class TestMaskBatch:
         x, _, weights = mask(sequences, masking, epoch=1)
         assert weights.sum(1).tolist() == [4, 4]
         assert x["mask_positions"].tolist() == [[3, 4, 5, 9], [11, 9, 2, 10]]
-
-
-class TestData:
-    @pytest.mark.parametrize("kind", ["training", "evaluation"])
-    @pytest.mark.parametrize("workers", [2, 4])
-    def test_a_worker_makes_its_own_part_of_each_global_batch(self, kind, workers):
-        sequences = sequences_of_words(26)
-        if kind == "training":
-            whole = masked_lm.training_data(sequences, MASKING, batch_size=8, first_batch=2)
-        else:
-            whole = masked_lm.evaluation_data(sequences, MASKING, batch_size=8, split="test")
-        parts = [whole.part_of_worker(index, workers) for index in range(workers)]
-        batches = zip(*(d.take(4).as_numpy_iterator() for d in (whole, *parts)), strict=True)
-        for batch, *own in batches:
-            together = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *own)
-            tf.nest.map_structure(np.testing.assert_array_equal, together, batch)
 
 
 class TestRequirePredictions:

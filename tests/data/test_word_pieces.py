@@ -65,9 +65,6 @@ class TestLearnVocabulary:
         ]
         assert found == [word_pieces.vocabulary_sha256(pieces)] * 3
 
-    def test_the_same_in_any_order_of_the_lines(self, pieces):
-        assert word_pieces.learn_vocabulary(LINES[::-1], 150) == pieces
-
     def test_special_tokens_come_first_and_no_piece_is_repeated(self, pieces):
         assert tuple(pieces[:5]) == word_pieces.SPECIAL_TOKENS
         assert len(set(pieces)) == len(pieces) <= 150
@@ -113,14 +110,6 @@ class TestVocabularyOnce:
         assert "training" in found
         assert not {"validation", "examination"} & set(found)
         assert not set("vdxmo") & set("".join(found[5:])), "no letter of the other splits either"
-
-    def test_a_damaged_one_is_learned_again(self, pieces, tmp_path, caplog):
-        text = self.text(LINES)
-        word_pieces.vocabulary_once(text, 150, tmp_path)
-        (path,) = (tmp_path / "vocabularies").glob("*/vocabulary.txt")
-        path.write_text(path.read_text().replace("number", "numbed"))
-        assert word_pieces.vocabulary_once(text, 150, tmp_path) == pieces
-        assert "vocabulary.txt does not match its checksum" in caplog.text
 
 
 class TestReadVocabulary:
@@ -215,9 +204,6 @@ class TestLongWords:
         the, of, unknown = map(tokenizer.token_to_id, ("the", "of", "[UNK]"))
         lines = ["the", f"the {'abcdefgh' * 375_000} of", "of"]
         assert tokens_of(lines, tokenizer) == [[the], [the, unknown, of], [of]]
-
-    def test_it_teaches_nothing(self, pieces):
-        assert word_pieces.learn_vocabulary([*LINES, "abcdefgh" * 40_000], 150) == pieces
 
     def test_a_hundred_bytes_are_known_and_one_more_is_not(self):
         for word, known in (("ab" * 50, True), ("ab" * 50 + "a", False), ("б" * 51, False)):

@@ -113,11 +113,13 @@ def classification(options, strategy):
         texts,
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
     )
-    dataset = sentence_inputs.training_data(
+    dataset = arrays.training_data(
         inputs,
         labels,
-        sentence_inputs.TokenDropout(options.token_dropout, tokenizer.mask_token_id),
         seed=options.seed,
+        change=sentence_inputs.hide_word_pieces(
+            options.token_dropout, tokenizer.mask_token_id, options.seed
+        ),
         **batches(options),
     )
     with strategy.scope():
