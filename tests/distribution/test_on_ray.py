@@ -331,9 +331,12 @@ def test_a_driver_that_is_killed_leaves_no_process_behind(nodes, tmp_path):
 
 def test_folders_that_are_not_shared_and_runs_that_are_in_use(tmp_path):
     run = tmp_path / "r"
-    with pytest.raises(OSError, match="the nodes do not share --run-dir"):
-        on_ray.Worker(run, 1).prepare("start 0", 2, waits=True)
     run.mkdir()
+    for text in (None, "start 0 of another time\n"):
+        if text:
+            (run / "worker-0.log").write_text(text)
+        with pytest.raises(OSError, match="the nodes do not share --run-dir"):
+            on_ray.Worker(run, 1).prepare("start 0 of 2", 2, waits=True)
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert on_ray.Worker(run, 0).prepare("start 0", 2, waits=True) is None

@@ -32,17 +32,16 @@ def kill_at_save(number: int) -> None:
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if task or any(run_dir.glob("checkpoints/step-*")):
         return
-    stock, named = os.rename, set()
+    stock, named = os.replace, set()
 
-    def rename(source, target):
-        if Path(target).parent.name == "checkpoints":
+    def replace(source, target):
+        if Path(target).match("checkpoints/step-*"):
             named.add(Path(target).name)
             if len(named) == number:
-                (run_dir.parent / "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         stock(source, target)
 
-    os.rename = rename
+    os.replace = replace
 
 
 if __name__ == "__main__":
