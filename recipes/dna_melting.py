@@ -143,8 +143,9 @@ def main(options: Options) -> dict:
             for name, split in molecules.items()
         }
         train_inputs, train_tm = splits["train"]
-        mean = float(np.mean(train_tm, dtype=np.float64))
-        deviation = float(np.std(train_tm, dtype=np.float64))
+        # A trained run that is evaluated keeps its own scale.
+        mean = run.metadata.get("mean", float(np.mean(train_tm, dtype=np.float64)))
+        deviation = run.metadata.get("deviation", float(np.std(train_tm, dtype=np.float64)))
         if not deviation > 0:
             raise DataError(f"{data.name}: all training molecules melt at {mean:g} degrees C")
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
