@@ -128,21 +128,21 @@ class EvaluationPlan(Plan):
     compile_options = {"jit_compile": "auto", "steps_per_execution": 1}
     evaluate_options = {"verbose": 0}
 
-    def fit_options(self, model, train_data, *, test, perplexity_of=None, **_) -> dict:
+    def fit_options(self, model, train_data, *, test, perplexity_of=None, saves=None, **_) -> dict:
         """Gives the model the run's weights; `fit()` then has no epoch.
 
         Raises:
             RunError: the recipe builds another model than the run's.
         """
         self.run.perplexity_of = perplexity_of
-        trained = self.run.trained.load_model()
+        trained, built = self.run.trained.load_model(), saves or model
         weights = trained.get_weights()
-        wrong = [w.shape for w in model.weights] != [w.shape for w in weights]
-        if not wrong:
-            model.set_weights(weights)
+        same = [w.shape for w in built.weights] == [w.shape for w in weights]
+        if same:
+            built.set_weights(weights)
             inputs = next(iter(test))[0]
-            wrong = type(model) is type(trained) and not _equal(model(inputs), trained(inputs))
-        if wrong:
+            same = _equal(built(inputs), trained(inputs))
+        if not same:
             raise RunError(
                 f"{self.run.trained.folder}: from {self.run.dataset} the recipe builds another "
                 "model than the one that was trained; keep what build_model() takes from the data "

@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras_nlp
@@ -104,53 +101,14 @@ class TestDevices:
         errors = refused("--strategy", "mirrored", "--replicas", "3", small=small)
         assert errors == "bert_mlm: --global-batch-size 8 cannot be shared by 3 replicas\n"
 
-    def test_replicas_on_one_device(self, refused):
-        errors = refused("--replicas", "2")
-        assert "--strategy none runs on one device; --replicas 2 needs mirrored" in errors
-
-    def test_half_precision_where_replicas_share_a_loss_scale(self, refused):
-        small = [word for word in SMALL if word not in ("--strategy", "none")]
-        line = "--strategy central_storage --replicas 2 --precision mixed_float16"
-        errors = refused(*line.split(), small=small)
-        assert "--precision mixed_float16 does not go with central_storage" in errors
-
 
 class TestFolder:
-    def test_a_folder_that_was_there_stays(self, command_line, tmp_path):
-        (tmp_path / "empty").mkdir()
-        arguments = ["--dataset", tmp_path / "none.txt", "--run-dir", tmp_path / "empty"]
-        status, _, _ = command_line(bert_mlm, *SMALL, *arguments)
-        assert status == 2
-        assert (tmp_path / "empty").exists()
-
     def test_a_run_of_other_options_is_refused_and_kept(self, tiny_run, command_line):
         before = sorted(tiny_run.folder.rglob("*"))
         status, _, errors = command_line(bert_mlm, "--run-dir", tiny_run.folder, "--epochs", "3")
         assert status == 2
         assert "these options changed" in errors and "--epochs: was 2, is now 3" in errors
         assert sorted(tiny_run.folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        (["--dataset", "none.txt"], "bert_mlm: 'none.txt' is neither a known dataset"),
-        (["--epochs", "0"], "bert_mlm: --epochs 0: must be at least 1"),
-    ],
-)
-@pytest.mark.long
-def test_as_a_process(tmp_path, arguments, expected):
-    ended = subprocess.run(
-        [sys.executable, "-m", "recipes.bert_mlm", *SMALL, *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 2
-    assert expected in ended.stderr and "Traceback" not in ended.stderr
-    assert list(tmp_path.iterdir()) == []  # not even runs/
 
 
 def test_options_of_another_recipe():

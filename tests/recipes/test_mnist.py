@@ -1,4 +1,3 @@
-import hashlib
 import json
 import subprocess
 import sys
@@ -8,10 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from callbacks.checkpoint import newest
 from recipes import mnist
 from tests.support.strategy_run import write_images
-from training import artifacts
 
 TINY = dict(
     strategy="none",
@@ -59,10 +56,6 @@ def run(images, tmp_path_factory):
     return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
 
 
-def records(folder):
-    return [json.loads(line) for line in open(folder / "metrics.jsonl")]
-
-
 def test_results(run, images):
     folder, results = run
     assert results["recipe"] == "mnist" and results["dataset"] == str(images)
@@ -83,38 +76,6 @@ def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
     # The padded last batch counts for what it holds: the plain mean over 37 images.
     assert results["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert results["test"]["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == labels))
-
-
-def test_evaluations_in_mid_epoch_equal_separate_ones(run, images, tmp_path):
-    folder, _ = run
-    found = {
-        (record["split"], record["step"]): record
-        for record in records(folder)
-        if record["event"] == "evaluation"
-    }
-    assert [step for split, step in found if split == "test"] == [3, 6, 8]  # 8: the run's end
-    assert [step for split, step in found if split == "validation"] == list(range(1, 9))
-    saved = newest(folder / "checkpoints")
-    splits = mnist.load_images(str(images), tmp_path).splits
-    model = mnist.build_model(mnist.Options())
-    for step in (3, 6):
-        model.load_weights(saved.folder.with_name(f"step-{step:08d}") / "model.weights.h5")
-        for split, name in (("valid", "validation"), ("test", "test")):
-            pixels, labels = splits[split]
-            logits = model(pixels, training=False)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
-            record = found[name, step]
-            assert record["cross_entropy"] == pytest.approx(float(loss), rel=1e-5)
-            assert record["accuracy"] == pytest.approx(np.mean(np.argmax(logits, 1) == labels))
-
-
-def test_evaluations_leave_the_epoch_alone(run, images, tmp_path):
-    _, results = run
-    plain = mnist.main(
-        mnist.Options(**(TINY | dict(dataset=str(images), run_dir=tmp_path / "plain")))
-    )
-    assert plain["history"] == results["history"]
-    assert plain["weights_sha256"] == results["weights_sha256"]
 
 
 def test_tensorboard_shows_images_and_confusion(run):
@@ -143,31 +104,3 @@ def test_l2_is_in_the_loss_once(images, tmp_path):
     squares = float(np.sum(np.square(keras.ops.convert_to_numpy(dense.kernel))))
     assert penalty == pytest.approx(0.5 * squares, rel=1e-4)
     assert results["test"]["loss"] < 5 < penalty, "what is reported is without it"
-
-
-def test_problems_are_told_together():
-    problems = "\n".join(mnist.Options(l2=-1.0, dropout=1.5, epochs=0).problems())
-    assert all(flag in problems for flag in ("--l2 -1.0", "--dropout 1.5", "--epochs 0"))
-
-
-def test_a_bad_folder_exits_with_2(images, tmp_path, command_line):
-    copy = tmp_path / "images"
-    copy.mkdir()
-    for path in images.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes()[: -1 if "t10k-im" in path.name else None])
-    status, _, err = command_line(mnist, "--dataset", copy, "--run-dir", tmp_path / "run")
-    assert status == 2
-    assert "t10k-images" in err and "cut short" in err and "Traceback" not in err
-
-
-def test_bad_options_exit_with_2(command_line):
-    status, _, err = command_line(mnist, "--l2", "-1", "--dropout", "2")
-    assert status == 2 and "Traceback" not in err
-    assert "--l2 -1.0: must be 0 or more" in err and "--dropout 2.0" in err
-
-
-def test_the_data_are_part_of_the_run():
-    splits = {"train": (np.zeros((2, 28, 28, 1), np.float32), np.array([1, 2], np.int32))}
-    first = artifacts.data_sha256(splits)
-    splits["train"][1][0] = 3
-    assert artifacts.data_sha256(splits) != first != hashlib.sha256().hexdigest()

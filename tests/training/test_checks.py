@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import types
 import typing
@@ -11,7 +10,6 @@ import keras
 import pytest
 import tensorflow as tf
 
-from callbacks.errors import BadLoss
 from callbacks.steps import StepCallback
 from data import arrays
 from distribution.global_batch import GlobalMean, reduce_before_clipping
@@ -234,12 +232,6 @@ class TestOptions:
         names = "val_loss, val_cross_entropy, val_accuracy"
         assert said == f"--keep-best val_acuracy: must be one of {names}"
 
-    @pytest.mark.parametrize("name", ["accuracy", "loss", "val_"])
-    def test_nor_one_of_the_training_split(self, tmp_path, name):
-        assert "must be one of val_loss, val_cross_entropy, val_accuracy" in refused(
-            tmp_path, OptionsError, keep_best=name
-        )
-
     def test_a_best_whose_direction_is_not_known(self, tmp_path, monkeypatch):
         """A metric of one's own, whose name tells nothing."""
 
@@ -330,21 +322,6 @@ class TestSpace:
                 with pytest.raises(RunError, match=f"{keep} checkpoints and the model need about"):
                     checks.require_space(model, tmp_path, keep)
 
-    def test_a_run_looks(self, tmp_path, monkeypatch):
-        usage = shutil._ntuple_diskusage(0, 0, 1000)
-        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage)
-        assert "the disk has 0 MB" in refused(tmp_path)
-
-
-class TestFinite:
-    def test_numbers_pass(self):
-        checks.require_finite({"loss": 0.0, "accuracy": 1.0}, 1, 0.1)
-
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_others_do_not(self, value):
-        with pytest.raises(BadLoss, match=f"the test's loss is {value} after 7 steps"):
-            checks.require_finite({"accuracy": 1.0, "loss": value}, 7, 0.1)
-
 
 def test_the_precision_is_put_back():
     with checks.precision("float64"):
@@ -391,8 +368,3 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(accumulate_steps=2), one, long) is True
         assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
         assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
-
-    def test_what_is_asked_for(self):
-        one = tf.distribute.get_strategy()
-        assert checks.jit_compile(SharedOptions(jit="on"), one, 1) is True
-        assert checks.jit_compile(self.Measured(jit="off"), one, 1000) is False

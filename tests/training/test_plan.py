@@ -60,9 +60,6 @@ class TestSomeReplicasAreAway:
         assert found.batches == all_here.batches
         assert (found.replicas, found.batch_size_per_replica) == (2, 64)
 
-    def test_a_global_batch_stays(self):
-        assert plan(replicas=1, planned=4, global_batch_size=12).global_batch_size == 12
-
     def test_those_who_are_here_must_be_able_to_share_it(self):
         with pytest.raises(OptionsError, match="128 cannot be shared by 3 replicas"):
             plan(replicas=3, planned=4)
@@ -73,17 +70,6 @@ class TestPlan:
         found = plan()
         assert (found.global_batch_size, found.learning_rate) == (32, 0.001)
         assert (found.steps_per_epoch, found.total_steps, found.epochs) == (31, 93, 3)
-
-    def test_replicas_grow_the_batch_and_the_rate(self):
-        found = plan(replicas=4)
-        assert (found.batch_size_per_replica, found.global_batch_size) == (32, 128)
-        assert found.learning_rate == pytest.approx(0.004)
-        assert found.steps_per_epoch == 7
-
-    def test_or_share_a_global_batch(self):
-        found = plan(replicas=4, global_batch_size=32, lr_scaling="none")
-        assert (found.batch_size_per_replica, found.global_batch_size) == (8, 32)
-        assert (found.learning_rate, found.steps_per_epoch) == (0.001, 31)
 
     def test_the_options_come_before_the_recipes_own_values(self):
         found = plan(replicas=2, batch_size_per_replica=10, base_learning_rate=0.5)
@@ -96,9 +82,6 @@ class TestPlan:
     def test_max_steps_may_end_it_in_mid_epoch(self, max_steps, total, epochs):
         found = plan(max_steps=max_steps)
         assert (found.total_steps, found.epochs, found.steps_per_epoch) == (total, epochs, 31)
-
-    def test_max_steps_does_not_lengthen_it(self):
-        assert plan(max_steps=10_000).total_steps == 93
 
     def test_accumulation_makes_steps_larger(self):
         found = plan(accumulate_steps=4)
@@ -128,18 +111,3 @@ class TestPlan:
         assert resumed.fixed() == first.fixed()
         with pytest.raises(OptionsError, match="cannot be shared by 3 replicas"):
             plan(replicas=3, resumed=first.fixed())
-
-    def test_what_must_stay_when_it_resumes(self):
-        assert plan(replicas=2).fixed() == {
-            "global_batch_size": 64,
-            "learning_rate": 0.002,
-            "steps_per_epoch": 15,
-            "total_steps": 45,
-            "epochs": 3,
-        }
-
-
-@pytest.mark.parametrize(("steps", "warned"), [(49, True), (50, False)])
-def test_a_run_of_few_steps_is_told_before_it_starts(steps, warned):
-    words = plan(examples=32 * 30, max_steps=steps).lines()["steps"]
-    assert ("so few teach a model little" in words) == warned

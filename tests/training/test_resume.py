@@ -1,6 +1,5 @@
 """Kill it anywhere: the same command finishes the run as if nothing had happened."""
 
-import fcntl
 import json
 import logging
 import os
@@ -206,15 +205,6 @@ def test_asked_to_stop_while_evaluating_in_mid_epoch(folder, unbroken):
     assert_identical(run_dir, unbroken("tiny_together"))
 
 
-def test_a_second_signal_ends_the_process_at_once(folder):
-    """The first asks it to save, which it cannot do before an evaluation's batch is done."""
-    begun = time.monotonic()
-    kill = {"at": "deaf", "signal": "TERM"}
-    said = killed_run(folder / "deaf", "tiny", status=128 + signal.SIGTERM, kill=kill)
-    assert "SIGTERM: saving and stopping; a second one stops at once" in said
-    assert time.monotonic() - begun < 55  # it would sleep for 60 seconds
-
-
 @pytest.mark.parametrize("at", ["full output", "closed output"])
 def test_standard_output_that_takes_no_lines(at, folder):
     """`... > /dev/full` and `... | head -1`: at most one line, and no traceback."""
@@ -273,20 +263,6 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_end(stopped, fold
     assert_identical(run_dir, unbroken("bert"))
 
 
-def test_other_options_are_refused_each_by_name(stopped):
-    said = killed_run(stopped, "bert", status=2, seed=5, hidden_dim=8)
-    assert "--seed: was 0, is now 5" in said and "--hidden-dim: was 16, is now 8" in said
-    said = killed_run(stopped, "bert", status=2, resume="never")
-    assert "--resume never" in said
-    assert newest(stopped).step == 14
-
-
-def test_a_folder_in_use_is_refused(stopped):
-    with open(stopped / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "another run is using this folder" in killed_run(stopped, "bert", status=2)
-
-
 def test_extending_a_finished_run_recomputes_the_schedule(folder, unbroken):
     run_dir = folder / "extended"
     shutil.copytree(unbroken("tiny"), run_dir)
@@ -302,23 +278,6 @@ def test_extending_a_finished_run_recomputes_the_schedule(folder, unbroken):
     third = [r["loss"] for r in steps if r["step"] > 18]
     weighted = np.dot(third, [2, 2, 2, 2, 1]) / 9
     np.testing.assert_allclose(results["history"]["loss"][2], weighted, rtol=1e-5)
-
-
-def test_a_full_disk_harms_no_checkpoint(stopped, folder):
-    run_dir = folder / "full"
-    shutil.copytree(stopped, run_dir)
-    said = killed_run(run_dir, "bert", status=1, kill={"at": "full", "save": 1})
-    assert "cannot be written" in said and "step-00000014" in said
-    assert "Traceback" not in said and "Exception ignored" not in said
-    assert newest(run_dir).step == 14
-    assert not list(run_dir.glob("checkpoints/.*"))
-
-
-def test_a_bad_loss_stops_the_run_and_names_the_last_good_checkpoint(folder):
-    run_dir = folder / "bad"
-    said = killed_run(run_dir, "bert", status=1, kill={"at": "nan", "step": 11})
-    assert "the loss is nan at step 11" in said and "step-00000009" in said
-    assert "learning rate" in said
 
 
 @pytest.mark.long

@@ -15,7 +15,6 @@ from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep
-from data.errors import DataError
 from tests.support import processes, tiny_recipe
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
@@ -131,27 +130,6 @@ class TestNumbers:
         start(tmp_path / "plain")
         assert_as_unbroken(tmp_path / "plain", finished)
 
-    def test_several_steps_in_one_execution(self, finished, tmp_path):
-        counter, seen = tiny_recipe.Counter(), []
-        options = dict(steps_per_execution=3, checkpoint_every=3)
-        found = start(
-            tmp_path / "run",
-            extra=[counter],
-            inside=lambda run, model: seen.append(model.steps_per_execution),
-            **options,
-        )
-        assert seen == [3] and counter.count == 6
-        ours = processes.results(finished)["test"]
-        assert found["test"] == pytest.approx(ours, rel=1e-5) and found["steps"] == 18
-        steps = [r["step"] for r in tiny_recipe.records(tmp_path / "run", "step")]
-        assert steps == [3, 6, 9, 12, 15, 18]
-
-    def test_a_learning_rate_that_spoils_everything(self, tmp_path):
-        with pytest.raises(BadLoss):
-            start(tmp_path / "run", base_learning_rate=1e38, max_steps=1)
-        assert not (tmp_path / "run" / "results.json").exists()
-        assert not (tmp_path / "run" / "model").exists()
-
     def test_test_metrics_that_are_no_numbers(self, tmp_path):
         data = tiny_recipe.splits()
         data["test"][0][7] = np.nan
@@ -166,38 +144,8 @@ class TestNumbers:
         with pytest.raises(BadLoss, match="the loss is nan at step 1 .*no checkpoint yet"):
             start(tmp_path / "run", data=data)
 
-    def test_so_does_a_bad_validation(self, tmp_path):
-        data = tiny_recipe.splits()
-        data["valid"][0][3] = np.nan
-        words = r"val_(loss|cross_entropy) is nan at step 9 .*step-00000008"
-        with pytest.raises(BadLoss, match=words):
-            start(tmp_path / "run", data=data)
-
-    def test_a_split_without_a_prediction(self, tmp_path, tiny_text, monkeypatch):
-        """Its loss would be 0.0, its perplexity 1.0: the best at once."""
-        from recipes import bert_mlm
-        from tests.conftest import TINY_RUN
-
-        stock = bert_mlm.sequences_once
-        for bad in ("train", "valid"):
-
-            def padding(*arguments, bad=bad, **named):
-                found = stock(*arguments, **named)
-                return found | {bad: np.zeros_like(found[bad])}
-
-            monkeypatch.setattr(bert_mlm, "sequences_once", padding)
-            options = TINY_RUN | dict(dataset=str(tiny_text), run_dir=tmp_path / "made" / "run")
-            with pytest.raises(DataError):
-                bert_mlm.main(bert_mlm.Options(**options))
-            assert not (tmp_path / "made").exists()
-
 
 class TestCheckpoints:
-    def test_as_many_as_asked_for(self, finished, tmp_path):
-        assert steps_saved(finished) == [8, 9, 12, 16, 18]
-        start(tmp_path / "run", keep_checkpoints=2)
-        assert steps_saved(tmp_path / "run") == [16, 18]
-
     def test_damaged_ones_do_not_count(self, stopped, finished, warnings):
         """All are damaged; those that follow must not be pruned in their place."""
         folder = stopped(14, keep_checkpoints=2)
@@ -269,14 +217,6 @@ class TestResume:
         start(folder)
         assert_as_unbroken(folder, finished)
 
-    def test_executions_that_fit(self, stopped, finished):
-        folder = stopped(6)
-        counter = tiny_recipe.Counter()
-        found = start(folder, steps_per_execution=3, extra=[counter])
-        assert counter.count == 4 and found["steps"] == 18
-        ours = processes.results(finished)["test"]
-        assert found["test"] == pytest.approx(ours, rel=1e-5)
-
     def test_changed_data_are_refused(self, stopped, finished):
         folder = stopped(4)
         changed = tiny_recipe.splits()
@@ -306,14 +246,6 @@ class TestResume:
         load_run(copied)  # whole
         assert_as_unbroken(copied, finished)
         assert processes.results(copied)["resumed_from_step"] == 18
-
-    def test_a_model_that_is_damaged_is_written_again(self, finished, copied, warnings):
-        path = copied / "model" / "model.keras"
-        path.write_bytes(path.read_bytes()[:-9])
-        start(copied, **EVALUATIONS)
-        assert "its model/ is damaged (model.keras does not match its checksum)" in warnings.text
-        load_run(copied)  # whole
-        assert_as_unbroken(copied, finished)
 
     def test_nothing_is_done_to_a_finished_run_without_checkpoints(self, finished, copied):
         shutil.rmtree(copied / "checkpoints")
@@ -349,7 +281,7 @@ class TestFolder:
             def on_train_end(self, logs=None):
                 (folder / "options.json").unlink()
 
-        with pytest.raises(RunError, match="somebody removed it, or its options.json"):
+        with pytest.raises(RunError, match="it was removed, or its options.json"):
             start(folder, extra=[Remove()])
         assert not (folder / "results.json").exists() and not (folder / "model").exists()
 
@@ -560,32 +492,3 @@ def test_checkpoints_are_made_where_they_are_due(tmp_path, monkeypatch):
     )
     start(tmp_path / "run", checkpoint_every=5)
     assert saved == [(5,), (9, False, False), (10,), (15,), (18, True, False)]
-
-
-def test_deterministic_ops(tmp_path, monkeypatch):
-    import tensorflow as tf
-
-    asked = []
-    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: asked.append(True))
-    start(tmp_path / "run", max_steps=1, deterministic=True)
-    assert asked == [True]
-    start(tmp_path / "other", max_steps=1)
-    assert asked == [True]
-
-
-@pytest.mark.long
-def test_the_seed_decides_the_initial_weights(tmp_path):
-    seen = []
-
-    def look(run, model):
-        seen.append(keras.ops.convert_to_numpy(model.trainable_variables[0]).tolist())
-
-    for number, seed in enumerate((0, 5, 5)):
-        start(tmp_path / str(number), inside=look, seed=seed, max_steps=1)
-    assert seen[0] != seen[1] == seen[2]
-
-
-def test_what_is_used_instead_stands_in_the_results(tmp_path):
-    told = start(tmp_path / "run", inside=lambda run, model: run.note("digits instead", None))
-    assert told["notes"] == ["digits instead"]
-    assert "digits instead" in (tmp_path / "run" / "worker-0.log").read_text()
