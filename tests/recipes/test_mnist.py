@@ -56,6 +56,10 @@ def run(images, tmp_path_factory):
     return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
 
 
+def records(folder):
+    return [json.loads(line) for line in open(folder / "metrics.jsonl")]
+
+
 def test_results(run, images):
     folder, results = run
     assert results["recipe"] == "mnist" and results["dataset"] == str(images)
