@@ -30,12 +30,11 @@ from training import artifacts, checks, evaluation
 from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
 from training.log import RunLogging, wants_progress_bar
-from training.model_card import model_card
 from training.options import SharedOptions, check, command, metadata, to_json
-from training.plan import Plan, make_plan, scaled_learning_rate
+from training.plan import Plan, make_plan
+from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
-from training.verdict import Training, verdict
 
 log = logging.getLogger("recipes")
 
@@ -276,18 +275,6 @@ class Run:
         """Saves what was trained when the run was asked to stop; all workers together."""
         self.callbacks.checkpoint.save_stopped(self.callbacks.records.step)
 
-    def _training(self, steps: int) -> Training:
-        return Training(
-            steps=steps,
-            learning_rate=float(self._plan.learning_rate),
-            usual_learning_rate=scaled_learning_rate(
-                self._usual_rate,
-                strategies.planned_replicas(self.strategy),
-                self.options.lr_scaling,
-            ),
-            history=self.callbacks.records.history,
-        )
-
     def finish(
         self,
         model: keras.Model,
@@ -321,7 +308,15 @@ class Run:
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "baseline", simpler)
-            for line in verdict(test, baseline, self._training(steps)):
+            rate = self.options.base_learning_rate
+            for line in verdict(
+                test,
+                baseline,
+                steps=steps,
+                rate=self._usual_rate if rate is None else rate,
+                usual_rate=self._usual_rate,
+                history=records.history,
+            ):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
         results = {

@@ -19,7 +19,7 @@ for folder in sys.argv[1:]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(open(os.path.join(os.path.dirname(folder), "snippet.py")).read(), {})
-    print(said.getvalue().splitlines()[-1])
+    print(next(line for line in said.getvalue().splitlines() if "Total params" in line))
 ours = {"recipes", "models", "training", "callbacks", "distribution", "data", "exports"}
 assert not ours & set(sys.modules), ours & set(sys.modules)
 """
@@ -42,24 +42,9 @@ def test_the_card_says_what_is_known(runs, name):
         assert f"| {metric} |" in card and f"{value:.4f}" in card
     for section in ("Data", "Model", "Test", "Options", "Limits", "How to load it"):
         assert card.count(f"## {section}\n") == 1
-    assert "licence not known" in card and "- `max_steps`: 3" in card
+    assert "Look up its licence" in card and "- `max_steps`: 3" in card
     assert "parameters" in card and str(results["versions"]["keras"]) in card
     assert str(runs[name].parent) not in card  # it is handed on: no paths of this machine
-
-
-def test_known_data_have_their_licence(finished_digits):
-    assert "CC BY 4.0" in (finished_digits / "model" / "README.md").read_text()
-
-
-@pytest.fixture
-def finished_digits(tmp_path):
-    from recipes import mnist
-
-    options = mnist.Options(
-        dataset="digits", run_dir=tmp_path / "run", max_steps=1, strategy="none", quiet=True
-    )
-    mnist.main(options)
-    return tmp_path / "run"
 
 
 @pytest.mark.long
@@ -84,6 +69,4 @@ def test_the_cards_python_loads_each_model_without_this_package(runs, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    fills, classes, digit, celsius = done.stdout.splitlines()
-    assert len(json.loads(fills.replace("'", '"'))) == 5
-    assert classes.startswith("['0', '1', '2']") and digit[1].isdigit() and "degrees C" in celsius
+    assert done.stdout.count("params") == len(NAMES)

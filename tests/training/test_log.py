@@ -114,9 +114,9 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
     assert any(line.startswith("epoch 1  accuracy ") for line in seen)
     assert not any(line.startswith("step 30/30") for line in seen)
     assert [line.split()[0] for line in quiet.splitlines()] == [
-        *("step", "to", "verdict", "model", "logs", "results")
+        *("step", "baseline", "verdict", "model", "logs", "results")
     ]
-    assert "\nverdict        better than the most frequent class\n" in quiet
+    assert "\nverdict        beats the most frequent class in accuracy\n" in quiet
     assert quiet.startswith("step 30  test  ")
     assert "\r" not in quiet
 

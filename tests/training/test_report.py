@@ -1,0 +1,92 @@
+"""What a run reports at its end."""
+
+import types
+from pathlib import Path
+
+import keras
+import pytest
+
+from recipes import mnist
+from training.report import model_card, verdict
+
+USUAL = {"steps": 1000, "rate": 1e-3, "usual_rate": 1e-3, "history": {}}
+BASELINE = {"unigram_cross_entropy": 6.0, "most_frequent_accuracy": 0.08}
+
+
+def test_all_baselines_are_beaten():
+    lines = verdict({"cross_entropy": 4.0, "accuracy": 0.3}, BASELINE, **USUAL)
+    assert lines == [
+        "beats the unigram model in cross_entropy, the most frequent class in accuracy"
+    ]
+
+
+@pytest.mark.parametrize("cross_entropy", [5.95, 6.0, 7.0])
+def test_hardly_better_is_not_better(cross_entropy):
+    lines = verdict({"cross_entropy": cross_entropy, "accuracy": 0.3}, BASELINE, **USUAL)
+    assert lines[:2] == [
+        "beats the most frequent class in accuracy",
+        "does not beat the unigram model in cross_entropy",
+    ]
+    assert len(lines) == 3 and lines[2].startswith("try ")
+
+
+def test_baselines_of_a_recipe_of_ones_own():
+    baseline = {"tfidf_accuracy": 0.8, "tfidf_macro_f1": 0.7}
+    lines = verdict({"accuracy": 0.9, "macro_f1": 0.9}, baseline, **USUAL)
+    assert lines == ["beats TF-IDF with logistic regression in accuracy and macro_f1"]
+    baseline = {"the_old_model_rmse": 2.0, "rmse": 1.5, "age": 3.0}
+    assert verdict({"rmse": 1.0}, baseline, **USUAL) == [
+        "beats the old model in rmse, the baseline in rmse"
+    ]
+    # Nothing is said of a metric whose direction is not known.
+    assert verdict({"wingspan": 1.0}, {"mean_wingspan": 2.0}, **USUAL) == []
+
+
+@pytest.mark.parametrize(
+    "changes, advice",
+    [
+        ({"steps": 18}, "more --epochs or more data: 18 steps are few"),
+        ({"rate": 1e-5}, "a higher --base-learning-rate: 0.001 instead of 1e-05"),
+        ({"history": {"val_loss": [3.0, 2.0, 2.5]}}, "best after epoch 2 of 3"),
+        ({"history": {"val_loss": [3.0, 2.5, 2.0]}}, "the validation loss was still falling"),
+        ({"history": {"val_loss": [3.0, 2.0, 2.01]}}, "or a larger model"),
+        ({"rate": 5e-4}, "try more data, more --epochs"),
+    ],
+)
+def test_advice(changes, advice):
+    lines = verdict({"accuracy": 0.1}, {"accuracy": 0.1}, **(USUAL | changes))
+    assert advice in lines[-1] and ";" not in lines[-1]
+
+
+def test_a_card_names_no_path_and_all_numbers():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    results = {
+        "recipe": "mnist",
+        "steps": 1200,
+        "global_batch_size": 32,
+        "dataset": "/home/me/images",
+        "notes": ["digits are used instead"],
+        "test": {"accuracy": 0.9},
+        "baseline": {"most_frequent_accuracy": 0.1},
+        "versions": {"keras": keras.__version__},
+    }
+    options = mnist.Options(
+        dropout=0.2, dataset="/home/me/images", run_dir=Path("/home/me/run"), seed=3
+    )
+    card = model_card(model, results, options)
+    for part in (
+        "# mnist: Classify small images",
+        "`mnist`: 1,200 steps of 32 examples, from scratch.",
+        "`images`. Look up its licence",
+        "digits are used instead",
+        "`Sequential`, 9 parameters.",
+        "| accuracy | 0.9000 | |\n| most_frequent_accuracy | | 0.1000 |",
+        "Seed 3; the recipe's defaults except:\n\n- `dropout`: 0.2\n",
+        'model = keras.saving.load_model("model.keras")',
+    ):
+        assert part in card
+    assert "/home/me" not in card
+    task = types.SimpleNamespace(backbone=1, count_params=lambda: 4)
+    card = model_card(task, results | {"preset": "/here/bert_tiny"}, options)
+    assert 'keras_nlp.models.SimpleNamespace.from_preset(".")' in card
+    assert "from `bert_tiny`." in card

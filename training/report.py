@@ -1,0 +1,164 @@
+"""What a run reports at its end: a verdict against the baselines, and the card of its model."""
+
+import string
+import sys
+from pathlib import Path
+
+import keras
+
+from callbacks.metric_direction import direction
+from training.options import SharedOptions, metadata, to_json
+from training.plan import FEW_STEPS
+
+BASELINES = {
+    "unigram": "the unigram model",
+    "most_frequent": "the most frequent class",
+    "tfidf": "TF-IDF with logistic regression",
+    "linear": "the linear fit",
+    "nearest_neighbour": "the fit on nearest neighbours",
+    "": "the baseline",
+}
+# A gain of less than this is none: 0.01 of an accuracy, 1 % of a loss.
+MARGIN = 0.01
+
+LOADING = "## How to load it"  # the last section; an export replaces it
+CARD = string.Template(f"""\
+# $recipe: $title
+
+Trained by the recipe `$recipe`: $steps steps of $batch examples, from $origin.
+
+## Data
+
+`$dataset`. Look up its licence before you pass the model on.
+
+$notes
+
+## Model
+
+`$model`, $parameters parameters.
+
+## Test
+
+| on the test split | this model | baseline |
+|---|---|---|
+$metrics
+
+## Options
+
+Seed $seed; the recipe's defaults except:
+
+$options
+
+## Limits
+
+It was tested only on the test split of its own data.
+
+{LOADING}
+
+In this folder, with $versions:
+
+```python
+$loading
+```
+""")
+
+
+def verdict(
+    test: dict[str, float],
+    baseline: dict[str, float],
+    *,
+    steps: int,
+    rate: float,
+    usual_rate: float,
+    history: dict[str, list[float]],
+) -> list[str]:
+    """Compares the metrics of the test split with the baselines.
+
+    Args:
+        test: metrics by name.
+        baseline: numbers by name; one that ends in the name of a test metric is compared with it
+            (`unigram_cross_entropy` with `cross_entropy`).
+        steps: updates of the weights.
+        rate: the base learning rate.
+        usual_rate: the recipe's own base learning rate.
+        history: one list per metric, a number per epoch; validation metrics begin with `val_`.
+
+    Returns:
+        Lines: which baselines are beaten, which are not, and then what to try.
+    """
+    beaten: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
+    for name, number in baseline.items():
+        metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), None)
+        way = direction(metric) if metric else None
+        if metric is None or way is None:
+            continue
+        gain = test[metric] - number if way == "max" else number - test[metric]
+        margin = MARGIN * (1 if way == "max" else abs(number))
+        key = name.removesuffix(metric).strip("_")
+        title = BASELINES.get(key, key.replace("_", " "))
+        (beaten if gain > margin else others).setdefault(title, []).append(metric)
+    lines = [
+        f"{verb} " + ", ".join(f"{title} in {' and '.join(found[title])}" for title in found)
+        for verb, found in (("beats", beaten), ("does not beat", others))
+        if found
+    ]
+    if others:
+        losses = history.get("val_loss", [])
+        best = losses.index(min(losses)) + 1 if losses else 0
+        advice = []
+        if steps < FEW_STEPS:
+            advice.append(f"more --epochs or more data: {steps} steps are few")
+        if rate < usual_rate / 3:
+            advice.append(f"a higher --base-learning-rate: {usual_rate:g} instead of {rate:g}")
+        if losses and losses[-1] > losses[best - 1] * 1.02:
+            overfits = f"validation was best after epoch {best} of {len(losses)}"
+            advice.append(f"more data or more --dropout: {overfits}")
+        elif losses and best == len(losses) and not advice:
+            advice.append("more --epochs: the validation loss was still falling")
+        lines.append("try " + "; ".join(advice or ["more data, more --epochs, or a larger model"]))
+    return lines
+
+
+def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str:
+    """Returns the card in Markdown; its Python runs in the model's folder.
+
+    Args:
+        model: the trained model.
+        results: what `results.json` will hold.
+        options: the recipe's options.
+    """
+    kind = type(options)
+    given = {
+        # Names, not paths: a card is passed on.
+        name: Path(value).name if isinstance(value, str) else value
+        for name, value in to_json(options).items()
+        if name not in ("dataset", "seed")
+        and value != getattr(kind(), name)
+        and metadata(kind, name)["resume"] != "free"
+    }
+    rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
+    rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
+    loading = ["import keras", "", 'model = keras.saving.load_model("model.keras")']
+    if hasattr(model, "backbone"):
+        task = f'keras_nlp.models.{type(model).__name__}.from_preset(".")'
+        loading = ["import keras_nlp", "", f"model = {task}"]
+    elif "keras_nlp" in sys.modules:
+        loading.insert(1, "import keras_nlp  # its layers may be in the model")
+    start = getattr(options, "init_from", None) or results.get("preset") or "scratch"
+    return CARD.substitute(
+        recipe=results["recipe"],
+        title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],
+        steps=f"{results['steps']:,}",
+        batch=results["global_batch_size"],
+        origin=f"`{Path(start).name}`" if start != "scratch" else "scratch",
+        dataset=Path(results["dataset"] or "not named").name,
+        notes="\n\n".join(results["notes"]),
+        model=type(model).__name__,
+        parameters=f"{model.count_params():,}",
+        metrics="\n".join(rows),
+        seed=options.seed,
+        options="\n".join(f"- `{name}`: {value}" for name, value in given.items()),
+        versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        loading="\n".join([*loading, "model.summary()"]),
+    )
