@@ -87,10 +87,10 @@ def read_run(folder: Path) -> FinishedRun:
     Raises:
         RunError: the folder contains no finished run, or a damaged one.
     """
-    run = read_run_file(folder / "options.json", shown=dict, resolved=dict)
+    run = read_run_file(folder / "options.json", "shown", "resolved")
     if not (folder / "results.json").exists():
         raise RunError(f"{folder}: the run is not finished")
-    results = read_run_file(folder / "results.json", recipe=str, test=dict, baseline=dict)
+    results = read_run_file(folder / "results.json", "recipe", "test", "baseline")
     resolved = ("strategy", "replicas", "workers", "learning_rate")
     settings = run["shown"] | {name: results.get(name) for name in resolved}
     settings.pop("seed", None)

@@ -216,10 +216,12 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        if error.errno is None:
             raise
-        _print_error(recipe, error.strerror)  # standard output on a full disk
-        status = 1
+        # A file that cannot be used, or standard output on a full disk.
+        where = f"{error.filename}: " if error.filename else ""
+        _print_error(recipe, f"{where}{error.strerror}")
+        status = 2 if where else 1
     _leave(status)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from data import files
 from training import artifacts
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, check, from_json
+from training.run_folder import read_run_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,9 @@ def load_run(folder: Path) -> LoadedRun:
     problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
-    saved = _read(folder / "options.json", "options", "resolved")
-    results = _read(folder / "results.json", "recipe", "module", "test", "steps")
-    metadata = _read(folder / "model" / artifacts.METADATA)
+    saved = read_run_file(folder / "options.json", "options", "resolved")
+    results = read_run_file(folder / "results.json", "recipe", "module", "test", "steps")
+    metadata = read_run_file(folder / "model" / artifacts.METADATA)
     name = results["module"]
     try:
         module = importlib.import_module(name)
@@ -99,18 +99,6 @@ def load_run(folder: Path) -> LoadedRun:
         first = str(error).splitlines()[0]
         raise RunError(f"{folder / 'options.json'}: damaged, {first}") from error
     return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
-
-
-def _read(path: Path, *keys: str) -> dict:
-    """Reads a JSON object that has these keys."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in keys if content[key] is None]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{path}: damaged ({type(error).__name__}: {error})") from error
-    if missing or not isinstance(content, dict):
-        raise RunError(f"{path}: damaged, it lacks {', '.join(missing) or 'everything'}")
-    return content
 
 
 def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
 import re
 import shlex
 import sys
@@ -30,17 +29,7 @@ METADATA = {
 }
 
 
-def option(
-    default: Any = dataclasses.MISSING,
-    help: str | None = None,  # noqa: A002 (as argparse calls it)
-    *,
-    group: str | None = None,
-    within: str | None = None,
-    resume: Literal["fixed", "free", "extend"] | None = None,
-    shown: bool | None = None,
-    unless: tuple[str, ...] | None = None,
-    positional: bool | None = None,
-) -> Any:
+def option(default: Any = dataclasses.MISSING, help: str | None = None, **about) -> Any:  # noqa: A002
     """Declares an option: a field of a dataclass, with its metadata.
 
     What is not given is inherited with the field, or is that of `METADATA`; so a recipe gives a
@@ -49,18 +38,20 @@ def option(
     Args:
         default: its value where none is given; without one the option is required.
         help: one line with its meaning and unit.
-        group: title under which `--help` lists it.
-        within: interval of a number, for instance "[0, 1)".
-        resume: whether a run that resumes may have another value: "fixed" never, "free" always,
-            "extend" with `--resume extend`.
-        shown: whether it describes the training, for TensorBoard and comparisons.
-        unless: options, or what a plan resolved, that make it meaningless where they are given.
-        positional: whether the command line takes its value without its name.
+        **about: what `METADATA` names.
+            group: title under which `--help` lists it.
+            within: interval of a number, for instance "[0, 1)".
+            resume: whether a run that resumes may have another value: "fixed" never, "free"
+                always, "extend" with `--resume extend`.
+            shown: whether it describes the training, for TensorBoard and comparisons.
+            unless: options, or what a plan resolved, that make it meaningless where they are given.
+            positional: whether the command line takes its value without its name.
     """
-    about = {"help": help, "group": group, "within": within, "resume": resume, "shown": shown}
-    about |= {"unless": unless, "positional": positional}
-    given = {name: value for name, value in about.items() if value is not None}
-    return dataclasses.field(default=default, metadata=given)
+    if help is not None:
+        about["help"] = help
+    if not about.keys() <= METADATA.keys():
+        raise TypeError(f"option() takes {', '.join(METADATA)}, not {', '.join(about)}")
+    return dataclasses.field(default=default, metadata=about)
 
 
 def metadata(kind: type, name: str) -> dict:
@@ -243,8 +234,6 @@ class SharedOptions(ProgramOptions):
             found.append("--accumulate-steps: cannot be combined with --steps-per-execution")
         if self.jit == "on" and self.precision == "float64":
             found.append("--jit on: cannot be combined with --precision float64")
-        for name in ("run_dir", "cache_dir"):
-            found += unusable_folder(name, getattr(self, name))
         keras = sys.modules.get("keras")
         if keras is not None and keras.config.backend() != "tensorflow":
             found.append(
@@ -273,26 +262,9 @@ def all_problems(options: ProgramOptions) -> list[str]:
 
 def check(options: ProgramOptions) -> None:
     """Raises OptionsError with all problems at once."""
-    if not isinstance(options, ProgramOptions):
-        what = options.__name__ if isinstance(options, type) else type(options).__name__
-        raise OptionsError(
-            f"main() takes an Options(...) object, for instance Options(), not {what}"
-        )
     found = all_problems(options)
     if found:
         raise OptionsError("\n".join(found))
-
-
-def unusable_folder(name: str, path: Path | None) -> list[str]:
-    """Returns a problem where an existing path is not a folder, or not a writable one."""
-    path = path.expanduser() if path is not None else None
-    if path is None or not os.path.exists(path):
-        return []
-    if not path.is_dir():
-        return [f"{flag(name)} {path}: is a file, expected a folder"]
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return [f"{flag(name)} {path}: permission denied"]
-    return []
 
 
 def is_installed(package: str) -> bool:
@@ -417,18 +389,13 @@ def _kinds(hint) -> tuple:
 
 def _type_problem(value, hint) -> str | None:
     if not any(_fits(value, kind) for kind in _kinds(hint)):
-        return f"must be {_format_hint(hint)}"
+        return f"must be {getattr(hint, '__name__', str(hint).replace('typing.', ''))}"
     for part in value if isinstance(value, tuple) else (value,):
         if isinstance(part, str | Path):
             try:
-                str(part).encode()
+                str(Path(part).expanduser() if isinstance(part, Path) else part).encode()
             except UnicodeEncodeError:
                 return "is not UTF-8"
-        if isinstance(part, Path):
-            if "\0" in str(part):
-                return "contains a NUL character"
-            try:
-                part.expanduser()
             except RuntimeError:
                 return "names an unknown user"
     return None
@@ -443,20 +410,6 @@ def _fits(value, kind) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind) and value != ""
-
-
-def _format_hint(hint) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    names |= {Path: "a path", type(None): "None"}
-    found = []
-    for kind in _kinds(hint):
-        if typing.get_origin(kind) is Literal:
-            found.append("one of " + ", ".join(map(str, typing.get_args(kind))))
-        elif typing.get_origin(kind) is tuple:
-            found.append(f"a list, each {_format_hint(typing.get_args(kind)[0])}")
-        else:
-            found.append(names.get(kind, str(kind)))
-    return " or ".join(found)
 
 
 def _range_problem(value, within: str | None) -> str | None:

@@ -7,7 +7,6 @@ import logging
 import math
 import shutil
 import subprocess
-import types
 from pathlib import Path
 from typing import TextIO
 
@@ -87,7 +86,7 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
-        there = read_run_file(path, recipe=str, options=dict, resolved=dict)
+        there = read_run_file(path, "recipe", "options", "resolved")
         if there["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
@@ -98,7 +97,7 @@ class RunFolder:
             self.facts = there["resolved"]
         path = self.path / "results.json"
         if path.exists():
-            results = read_run_file(path, recipe=str, test=dict, weights_sha256=str, steps=int)
+            results = read_run_file(path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
             model = self.path / "model"
             problem = files.damage(model)
@@ -234,43 +233,25 @@ def git_state() -> dict | None:
     return {"commit": found[0], "dirty": bool(found[1])}
 
 
-def read_run_file(path: Path, **expected: type | types.UnionType) -> dict:
-    """A JSON object that a run wrote.
+def read_run_file(path: Path, *keys: str) -> dict:
+    """Returns a JSON object that a run wrote.
 
     Args:
         path: the file.
-        expected: keys that it must have, and the type of each.
+        *keys: what it must contain.
 
     Raises:
-        RunError: not there, unreadable, no JSON object, or not what a run writes.
+        RunError: it cannot be read, or it lacks one of the keys.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        missing = [key for key in keys if content.get(key) is None]
+    except (OSError, ValueError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
-    require_keys(path, content, **expected)
+    if missing:
+        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
     return content
-
-
-def require_keys(path: Path, content, **expected) -> None:
-    """Refuses JSON that is no object with these keys.
-
-    Args:
-        path: the file that it comes from.
-        content: a JSON value.
-        **expected: keys that it must have, and the type of each (also `int | None`).
-
-    Raises:
-        RunError: names what is missing.
-    """
-    wrong = [
-        name
-        for name, kind in expected.items()
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind)
-    ]
-    if wrong or not isinstance(content, dict):
-        raise RunError(f"{path}: damaged, it lacks {', '.join(wrong) or 'everything'}")
 
 
 def write_json(path: Path, content: dict) -> None:

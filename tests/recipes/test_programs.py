@@ -102,19 +102,3 @@ def test_a_folder_that_cannot_be(name, command_line):
     status, printed, errors = command_line(module, "~nosuchuser/x", *ASKING[name])
     assert (status, printed) == (2, "") and errors.count("\n") == 1, errors
     assert errors.startswith(f"{name}: --run-dir") and len(errors) < 200
-
-
-@pytest.mark.parametrize("name", ASKING)
-def test_a_folder_that_is_closed(name, command_line, tmp_path, monkeypatch):
-    stock = os.stat
-
-    def stat(path, *more, **named):
-        if not isinstance(path, int) and os.fspath(path).startswith(f"{tmp_path}/"):
-            raise PermissionError(13, "Permission denied", path)  # root may enter any
-        return stock(path, *more, **named)
-
-    module = importlib.import_module(f"recipes.{name}")
-    monkeypatch.setattr(os, "stat", stat)
-    status, printed, errors = command_line(module, tmp_path, *ASKING[name])
-    assert (status, printed) == (2, "") and "Permission denied" in errors
-    assert len(errors.splitlines()) == (2 if name == "compare" else 1)  # "no finished run", and why
