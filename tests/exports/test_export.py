@@ -162,7 +162,7 @@ def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monk
     monkeypatch.setattr(export, "is_installed", lambda name: name != "tf2onnx")
     status, _, err = command_line(export, runs["mnist"], "--to", "onnx")
     assert status == 2
-    assert err == "export: --to onnx: needs tf2onnx; run pip install -e '.[export]'\n"
+    assert err == "export: --to onnx: needs tf2onnx; pip install -e '.[export]' has them\n"
     status, _, err = command_line(export, tmp_path, "--to", "litert")
     assert status == 2 and err.startswith(f"export: {tmp_path}: not a run directory")
 
