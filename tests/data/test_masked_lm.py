@@ -28,14 +28,6 @@ def mask(sequences, masking=MASKING, epoch=0, split="train", indices=None):
 
 
 class TestMaskBatch:
-    def test_shapes_and_dtypes_are_those_of_the_model(self):
-        x, labels, weights = mask(full_sequences(3))
-        assert set(x) == {"token_ids", "segment_ids", "padding_mask", "mask_positions"}
-        assert all(value.dtype == np.int32 for value in x.values())
-        assert [x[n].shape for n in ("token_ids", "segment_ids", "padding_mask")] == [(3, 128)] * 3
-        assert x["mask_positions"].shape == labels.shape == weights.shape == (3, 19)
-        assert (labels.dtype, weights.dtype) == (np.int32, np.float32)
-
     def test_eighty_ten_ten(self):
         sequences = full_sequences(2000)
         x, labels, weights = mask(sequences)

@@ -211,11 +211,3 @@ def test_sentences_without_a_word_have_one_baseline():
 def test_the_most_frequent_class_is_that_of_training():
     splits = {"train": (["a"] * 3, np.array([0, 0, 1])), "test": (["a"] * 3, np.array([1, 1, 0]))}
     assert baselines(splits)["most_frequent_accuracy"] == pytest.approx(1 / 3)
-
-
-def test_macro_f1_is_the_mean_over_classes():
-    train = (["red"] * 9 + ["blue"] * 9, np.repeat([0, 1], 9).astype(np.int32))
-    test = (["red", "red", "red", "red"], np.array([0, 0, 0, 1], np.int32))
-    found = baselines({"train": train, "test": test})
-    assert found["tfidf_accuracy"] == pytest.approx(0.75)
-    assert found["tfidf_macro_f1"] == pytest.approx((6 / 7 + 0) / 2)

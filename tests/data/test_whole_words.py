@@ -104,16 +104,6 @@ class TestKeepWholeWords:
         )
         return found.numpy()[0]
 
-    def test_a_special_token_ends_a_word(self):
-        """[CLS] ##s a ##b [UNK] ##c: what follows [CLS] and [UNK] are words of their own."""
-        tokens = [2, 121, 50, 122, 1, 123]
-        far = NOT_CHOSEN
-        scores = [far, 0.3, 0.2, 0.1, far, 0.4]
-        np.testing.assert_allclose(
-            self.kept(scores, tokens, 4), [far, 0.3, 0.2, 0.2, far, 0.4], err_msg="all have room"
-        )
-        np.testing.assert_allclose(self.kept(scores, tokens, 1), [far, 0.3, far, far, far, far])
-
     def test_equal_scores_leave_words_whole(self):
         tokens = [50, 121, 51, 122, 52, 123]
         kept = self.kept([0.5, 0.1, 0.5, 0.1, 0.5, 0.1], tokens, 4)
@@ -164,22 +154,6 @@ class TestMaskBatch:
         np.testing.assert_array_equal(labels[weights > 0], before[weights > 0])
         assert (labels[weights == 0] == 0).all() and (x["mask_positions"][weights == 0] == 0).all()
 
-    def test_the_rate_is_about_the_mask_rate(self):
-        """Of real lengths: two words of three are one piece."""
-        generator = np.random.default_rng(0)
-        sequences = np.where(generator.random((500, 128)) < 0.75, 50, 150).astype(np.int32)
-        sequences[:, 0] = SPECIAL.cls
-        weights = mask(sequences, dataclasses.replace(MASKING, max_predictions=19))[2]
-        assert 0.995 < weights.mean() <= 1
-
-    def test_the_masks_of_a_seed_never_change(self):
-        """Written down once: runs of another version of this code can be compared with these."""
-        sequences = np.array([[5, 121, 6, 7, 122, 123, 8, 9, 124, 10, 11, 12]] * 2, np.int32)
-        masking = dataclasses.replace(MASKING, probability=0.34, max_predictions=4)
-        x, _, weights = mask(sequences, masking, epoch=1)
-        assert weights.sum(1).tolist() == [4, 4]
-        assert x["mask_positions"].tolist() == [[3, 4, 5, 9], [11, 9, 2, 10]]
-
 
 class TestRequirePredictions:
     # Each word has six pieces, and a sequence five predictions.
@@ -196,11 +170,3 @@ class TestRequirePredictions:
         found = np.tile(self.TOO_LONG, (200, 1))
         found[-1, 1:7] = [50, 120, 1, 1, 1, 1]
         masked_lm.require_predictions({"test": found}, MASKING)
-
-
-def test_fill_equals_what_the_batches_hold():
-    sequences = sequences_of_words(300)
-    padding, filled = masked_lm.fill(sequences, MASKING)
-    x, _, weights = mask(sequences)
-    assert padding == pytest.approx(1 - x["padding_mask"].mean())
-    assert filled == pytest.approx(weights.mean()) and 0.5 < filled < 1

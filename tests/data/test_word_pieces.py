@@ -184,11 +184,6 @@ class TestTokenize:
         kinds = {tokenizer.token_to_id(name) for name in ("[MASK]", "[SEP]", "[CLS]", "[PAD]")}
         assert found and not kinds & set(found)
 
-    def test_no_lines_and_empty_lines(self, tokenizer):
-        assert tokens_of([], tokenizer) == []
-        the = tokenizer.token_to_id("the")
-        assert tokens_of(["", "  ", "the"], tokenizer) == [[], [], [the]]
-
     def test_it_takes_no_more_lines_than_it_yields(self, tokenizer, monkeypatch):
         monkeypatch.setattr(word_pieces, "LINES_AT_ONCE", 4)
         taken = []
