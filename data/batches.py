@@ -18,7 +18,7 @@ EVALUATION_EPOCH = -1
 
 
 def stream_seed(seed: int, name: str) -> int:
-    """A seed of its own for each use of randomness; non-negative, 31 bits.
+    """Returns a seed for one use of randomness; non-negative, 31 bits.
 
     Args:
         seed: the run's seed.
@@ -28,7 +28,7 @@ def stream_seed(seed: int, name: str) -> int:
 
 
 def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> tf.Tensor:
-    """The indices of the examples at these positions of an epoch.
+    """Returns the indices of the examples at these positions of an epoch.
 
     Args:
         positions: int64 tensor of shape (batch,), each in [0, count).
@@ -52,7 +52,7 @@ def training_batches(
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
 ) -> tf.data.Dataset:
-    """Endless global batches for training.
+    """Makes endless global batches for training.
 
     Args:
         count: number of examples.
@@ -85,7 +85,7 @@ def training_batches(
 
 
 def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.data.Dataset:
-    """Every example once, in order; the last batch is padded with examples of weight zero.
+    """Makes batches of every example once, in order; the last one is padded with weight zero.
 
     Args:
         count: number of examples.
@@ -107,7 +107,7 @@ def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf
     batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # has no loops; starts sooner
 
     def part_of_worker(index: int, workers: int) -> tf.data.Dataset:
-        """This worker's part of each global batch; it gathers and masks nothing else."""
+        """Makes this worker's part of each global batch, and nothing else."""
         own = batch_size // workers
         dataset = tf.data.Dataset.range(first, end).batch(batch_size, drop_remainder=True)
         if workers > 1:
@@ -124,7 +124,7 @@ def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     # TensorFlow 2.21 can miss the end of an iterator that tunes itself: the thread that tunes is
-    # woken before the flag is set that it looks at, and sleeps on, up to a minute, while whoever
+    # woken before the flag that it reads is set, and sleeps on, up to a minute, while whoever
     # deletes the iterator (the end of an epoch's evaluation) waits for it.
     options.autotune.enabled = False
     # Rewriting the pipeline copies what it reads, a mapped file too, and has nothing to gain here.
@@ -138,7 +138,7 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def uniform(seed: int, *keys: tf.Tensor) -> tf.Tensor:
-    """Random numbers that are a function of the seed and of integer keys alone.
+    """Draws random numbers that are a function of the seed and of integer keys alone.
 
     TensorFlow's stateless generators take one seed a tensor; the masks of an example must not
     depend on the batch that it is in, so each number has keys of its own (splitmix64 over them).

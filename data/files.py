@@ -43,7 +43,7 @@ def expand(path: str | Path, what: str) -> Path:
         what: What the path is for, such as "--vocabulary"; begins the message.
 
     Raises:
-        DataError: It is no path, or lies in a folder that may not be read.
+        DataError: It is no path, or is in a folder that may not be read.
     """
     if not os.fspath(path):
         raise DataError(f"{what}: empty; expected a path")

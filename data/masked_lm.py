@@ -13,7 +13,7 @@ from data.sequences import as_tensor, in_blocks
 from data.word_pieces import SpecialTokens
 
 COUNTED = 4096  # sequences of which `fill` counts the masks
-NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers lie below 1
+NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers are below 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Sentences:
     note: str | None = None
 
     def as_text(self) -> Text:
-        """The sentences without their labels, for instance to learn a vocabulary from."""
+        """Returns the sentences without their labels, for instance to learn a vocabulary from."""
         lines = {split: sentences for split, (sentences, _) in self.splits.items()}
         return Text(self.name, lines, english_wikitext=False)
 

@@ -1,8 +1,8 @@
 """WordPiece: a vocabulary learned from text, and lines turned into token ids.
 
-Keras's own `BertTokenizer` makes the ids, so that training, prediction and the saved preset agree
-to the letter. It is asked once for each distinct word: three million tokens a second on one core,
-several times what `tokenizers` makes of whole lines on two.
+Keras's own `BertTokenizer` makes the ids, so that training, prediction and the saved preset agree.
+It is called once for each distinct word: three million tokens a second on one core, several times
+what `tokenizers` makes of whole lines on two.
 """
 
 import collections
@@ -167,11 +167,12 @@ def vocabulary_sha256(pieces: Sequence[str]) -> str:
 def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Turns lines into token ids with Keras's tokenizer, each distinct word once.
 
-    Words are what stands between white space; `<unk>` becomes [UNK], and so does, by the rule of
-    Keras's tokenizer, a word of more than 100 bytes.
+    White space of any kind separates words, also a no-break space, which Keras's tokenizer alone
+    takes for a letter. `<unk>` becomes [UNK], and so does, by the rule of Keras's tokenizer, a word
+    of more than 100 bytes.
 
     Args:
-        lines: The text; what is in memory of it are `LINES_AT_ONCE`.
+        lines: The text; `LINES_AT_ONCE` of them are in memory.
         tokenizer: A `keras_nlp.models.BertTokenizer`.
 
     Yields:
