@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from callbacks.predictions import Predictions
-from callbacks.tensorboard import TensorBoard, escape, table
+from callbacks.tensorboard import TensorBoard
 
 IMAGES = 20  # that are shown, the first of the split
 POINTS = 2000  # likewise
@@ -18,8 +18,6 @@ RIGHT, WRONG = "tab:blue", "tab:red"
 class ImageSummaries(Predictions):
     """Shows a few images with true and predicted class, and the confusion matrix, each epoch.
 
-    Every worker predicts, because every worker returns the confusion matrix; the chief writes.
-
     Args:
         tensorboard: where the summaries go.
         images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
@@ -27,8 +25,6 @@ class ImageSummaries(Predictions):
         classes: the names of the classes.
         batch_size: images of one call of the model.
     """
-
-    everywhere = True
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class ImageSummaries(Predictions):
         self.confusion_matrix = np.zeros([len(self.classes)] * 2, np.int64)
 
     def on_train_end(self, logs=None):
-        """Predicts where a run resumed after its last epoch, which wrote what is to be shown."""
+        """Counts what no epoch has counted: on other workers, or in a run that was resumed."""
         if not self.confusion_matrix.any():
             self.count(self.outputs())
 
@@ -63,18 +59,11 @@ class ImageSummaries(Predictions):
         return predicted
 
     def show(self, outputs):
-        """Writes the images with their classes, and the matrix as a picture and as a table."""
+        """Writes the images with their classes, and the confusion matrix."""
         predicted = self.count(outputs)
         tf.summary.image("images", self._draw_images(predicted))
-        if len(self.classes) > CLASSES:
-            return
-        tf.summary.image("confusion_matrix", self._draw_matrix())
-        rows = [
-            [f"**{escape(name)}**", *map(str, row)]
-            for name, row in zip(self.classes, self.confusion_matrix.tolist(), strict=True)
-        ]
-        head = ["true class", *map(escape, self.classes)]
-        tf.summary.text("confusion_counts", table(head, rows))
+        if len(self.classes) <= CLASSES:
+            tf.summary.image("confusion_matrix", self._draw_matrix())
 
     def _draw_images(self, predicted: np.ndarray) -> np.ndarray:
         figure = _figure(8, 8)
@@ -105,7 +94,7 @@ class ImageSummaries(Predictions):
 
 
 class RegressionSummaries(Predictions):
-    """Draws predicted against true values, and the residuals, each epoch.
+    """Draws predicted against true values, each epoch.
 
     Args:
         tensorboard: where the pictures go.
@@ -121,22 +110,20 @@ class RegressionSummaries(Predictions):
         self.unit = unit
 
     def show(self, outputs):
-        """Writes two pictures."""
+        """Writes a picture."""
         predicted = np.asarray(outputs, np.float64).reshape(-1)
         residuals = predicted - self.truth
-        rmse = np.sqrt(np.mean(residuals**2))
-        for tag, values, title, slope in (
-            ("predicted_against_true", predicted, f"RMSE {rmse:.3g} {self.unit}", 1),
-            ("residuals", residuals, f"mean residual {residuals.mean():+.3g} {self.unit}", 0),
-        ):
-            figure = _figure(5, 5)
-            axes = figure.add_subplot()
-            axes.scatter(self.truth, values, s=6, alpha=0.4)
-            # All points would lie on this line if the model knew everything.
-            axes.axline((self.truth[0], slope * self.truth[0]), slope=slope, color="gray")
-            axes.set(title=f"step {self.step}: {title}", xlabel=f"true, {self.unit}")
-            axes.set_ylabel(f"{tag.partition('_')[0]}, {self.unit}")
-            tf.summary.image(tag, _pixels(figure))
+        figure = _figure(5, 5)
+        axes = figure.add_subplot()
+        axes.scatter(self.truth, predicted, s=6, alpha=0.4)
+        # All points would be on this line if the model knew everything.
+        axes.axline((self.truth[0], self.truth[0]), slope=1, color="gray")
+        axes.set(xlabel=f"true, {self.unit}", ylabel=f"predicted, {self.unit}")
+        axes.set_title(
+            f"step {self.step}: RMSE {np.sqrt(np.mean(residuals**2)):.3g} {self.unit}, "
+            f"mean residual {residuals.mean():+.3g} {self.unit}"
+        )
+        tf.summary.image("predicted_against_true", _pixels(figure))
 
 
 def _figure(width: float, height: float):

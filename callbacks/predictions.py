@@ -19,8 +19,8 @@ FILLS = 3  # of a mask, the likeliest ones
 class Predictions(StepCallback):
     """Predicts the same examples after each epoch; a base.
 
-    Subclasses implement `show(outputs)`, which writes summaries at the step of the run, on the
-    chief. The other workers predict nothing, unless `everywhere` is set.
+    Subclasses implement `show(outputs)`, which writes summaries at the step of the run. It is
+    called on the chief; the other workers predict nothing.
 
     Args:
         tensorboard: where the summaries go.
@@ -28,8 +28,6 @@ class Predictions(StepCallback):
         batch_size: examples of one call of the model.
         predictor: the model that predicts; the one that `fit()` trains by default.
     """
-
-    everywhere = False
 
     def __init__(
         self,
@@ -46,11 +44,10 @@ class Predictions(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Predicts and shows."""
-        if self.tensorboard.folder is None and not self.everywhere:
-            return
-        outputs = self.outputs()
-        with self.tensorboard.writing(self.step):
-            self.show(outputs)
+        if self.tensorboard.folder is not None:
+            outputs = self.outputs()
+            with self.tensorboard.writing(self.step):
+                self.show(outputs)
 
     def show(self, outputs: np.ndarray) -> None:
         """Writes summaries with `tf.summary`.

@@ -50,9 +50,7 @@ class StepCallback(keras.callbacks.Callback):
 
     def is_due(self, every: int | None) -> bool:
         """Whether a multiple of `every` lies in the steps of the last execution."""
-        if not every:
-            return False
-        return self.step // every > self._previous // every
+        return bool(every) and self.step // every > self._previous // every
 
     def catch_up(self) -> None:
         """Does what a stop cut off at `self.step`; called when a run resumes within an epoch."""

@@ -11,7 +11,7 @@ MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too 
 
 
 def is_speed(name: str) -> bool:
-    """Whether a number tells of time: such numbers differ from run to run."""
+    """Returns whether a number measures time: such numbers differ from run to run."""
     return "per_second" in name or "mfu" in name
 
 
@@ -73,7 +73,7 @@ class Throughput(StepCallback):
         return self._per_second(self._steps, self._seconds)
 
     def seconds_for(self, steps: int) -> float | None:
-        """How long so many steps will take; None while nothing is known."""
+        """Returns how long so many steps will take; None while nothing is known."""
         return steps * self._seconds / self._steps if self._steps else None
 
     def _per_second(self, steps: int, seconds: float) -> dict[str, float]:

@@ -142,29 +142,24 @@ def epoch(callback, number, steps=3, **logs):
 
 class TestWhen:
     @pytest.mark.parametrize(
-        "best, values, expected",
+        "best, mode, values, expected",
         [
-            ("val_accuracy", [0.5, 0.7, 0.6], 2),
-            ("val_loss", [0.5, 0.4, 0.6], 2),
-            ("val_accuracy", [0.5, 0.5, 0.5], 1),
-            ("val_loss", [0.9, 0.8, 0.7], 3),
-            ("val_auc", [0.6, 0.9, 0.8], 2),
-            ("val_accuracy_loss", [0.6, 0.9, 0.5], 3),
+            ("val_accuracy", "auto", [0.5, 0.7, 0.6], 2),
+            ("val_loss", "auto", [0.5, 0.4, 0.6], 2),
+            ("val_accuracy", "auto", [0.5, 0.5, 0.5], 1),
+            ("val_loss", "auto", [0.9, 0.8, 0.7], 3),
+            ("val_auc", "auto", [0.6, 0.9, 0.8], 2),
+            ("val_accuracy_loss", "auto", [0.6, 0.9, 0.5], 3),
+            ("val_loss", "max", [0.1, 0.3, 0.2], 2),
         ],
     )
-    def test_the_best_is_kept(self, made, tmp_path, best, values, expected):
-        callback = made(best=best)
+    def test_the_best_is_kept(self, made, tmp_path, best, mode, values, expected):
+        callback = made(best=best, best_mode=mode)
         for number, value in enumerate(values):
             epoch(callback, number, **{best: value})
         assert read(tmp_path / "best").step == 3 * expected
         assert callback.best_value == values[expected - 1] and callback.best_epoch == expected
         assert files.damage(tmp_path / "best", ("model.weights.h5", "state.json")) is None
-
-    def test_what_a_person_says_is_best(self, made, tmp_path):
-        callback = made(best="val_loss", best_mode="max")
-        for number, value in enumerate([0.1, 0.3, 0.2]):
-            epoch(callback, number, val_loss=value)
-        assert read(tmp_path / "best").step == 6
 
     def test_a_best_epoch_that_the_run_cuts_short_is_kept(self, made, tmp_path):
         callback = made(total_steps=8, best="val_loss")
@@ -172,20 +167,6 @@ class TestWhen:
             epoch(callback, number, steps, val_loss=1.0 - number)
         assert read(tmp_path / "best").step == 8
         assert newest(tmp_path / "checkpoints").state["finished"]
-
-    def test_a_kill_after_the_best_one_is_written_loses_nothing(self, made, tmp_path, monkeypatch):
-        """The best one comes first: the epoch's end is repeated, and writes both again."""
-        stock = module.write
-
-        def killed(target, *arguments):
-            if target.name == "step-00000003":
-                raise KeyboardInterrupt
-            stock(target, *arguments)
-
-        monkeypatch.setattr(module, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            epoch(made(best="val_loss"), 0, val_loss=1.0)
-        assert read(tmp_path / "best").step == 3
 
     def test_without_a_better_one_it_ends(self, made, fake_model, tmp_path):
         callback = made(best="val_loss", patience=2)

@@ -51,12 +51,6 @@ def test_steps_that_the_run_does_not_have(profile, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("profile", ["5", "a:b", "7:6", "0:3", ""])
-def test_what_names_no_steps(profile):
-    (problem,) = tiny_recipe.Options(profile=profile).problems()
-    assert f"--profile {profile}: must be START:STOP" in problem
-
-
 def test_a_profile_that_cannot_be_written(tmp_path, monkeypatch):
     def full():
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")

@@ -40,10 +40,6 @@ def test_an_epoch(changes, line):
     assert found.startswith("epoch 3  ") and line in found
 
 
-def test_without_validation_there_is_one_column():
-    assert format_epoch({"epoch": 1, "rmse": 12.345}) == ["epoch 1  rmse 12.35"]
-
-
 def test_an_epoch_fits_110_columns():
     names = ("accuracy", "cross_entropy", "perplexity", "loss", "precision_at_5", "auc", "macro_f1")
     numbers = {p + name: 8.5 + i for i, name in enumerate(names) for p in ("", "val_")}
@@ -92,16 +88,12 @@ def test_a_line_of_each_record(terminal, caplog):
         "step 4/1000  loss 2.5000  learning rate 0.001  8.3 min left",
     ]
     assert {record.levelno for record in caplog.records} == {logging.INFO}
+    terminal.on_train_end()  # an evaluation after it is a result
+    terminal.on_record({"event": "evaluation", "split": "test", "step": 8, "accuracy": 0.25})
+    assert caplog.records.pop().levelno == RESULT
     assert [hasattr(record, "shown_by_bar") for record in caplog.records] == [
         *(True, False, False, False, False, True)
     ]
-
-
-def test_evaluation_after_the_training_is_a_result(terminal, caplog):
-    caplog.set_level(logging.INFO, "recipes")
-    terminal.on_train_end()
-    terminal.on_record({"event": "evaluation", "split": "test", "step": 8, "accuracy": 0.25})
-    assert [record.levelno for record in caplog.records] == [RESULT]
 
 
 def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
@@ -121,10 +113,3 @@ def test_bar_begins_where_the_run_resumes_and_is_gone_afterwards(monkeypatch):
     terminal.on_train_end()
     assert shown.getvalue().split("\r")[-1] == ""
     assert shown.getvalue().split("\r")[-2].strip() == ""
-
-
-def test_without_a_bar_nothing_is_drawn(terminal, capsys):
-    terminal.on_train_begin()
-    terminal.on_train_batch_end(0, {"loss": 2.0})
-    terminal.on_train_end()
-    assert capsys.readouterr().out == ""

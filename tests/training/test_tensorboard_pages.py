@@ -47,7 +47,7 @@ def pages(tiny_run, tmp_path_factory):
     with board.serving(folder) as started:
         started.wait_for(
             ("scalars/scalars", dict(run="bert", tag="accuracy/test")),
-            ("text/text", dict(run="images", tag="confusion_counts")),
+            ("images/images", dict(run="images", tag="confusion_matrix", sample=0)),
         )
         while not groups_of_hparams(started)["sessionGroups"]:
             time.sleep(0.1)
