@@ -151,14 +151,14 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
 class Checkpoint(StepCallback):
     """Saves every so many steps, at each epoch's end, and when the run is asked to stop.
 
-    Stands last among the callbacks, so that it saves what the others have logged.
+    Comes last among the callbacks, so that it saves what the others have logged.
 
     Args:
         folder: the run's `checkpoints` folder; the best checkpoint is `best`, beside it.
         every: steps between two checkpoints.
         keep: how many are kept; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
-        asked_to_stop: tells, on all workers alike, whether the run shall stop.
+        asked_to_stop: tells, equally on all workers, whether the run should stop.
         stateful_callbacks: callbacks whose `get_state()` belongs into a checkpoint, by name.
         best: metric of the validation split by which the best checkpoint is kept too, or None.
         best_mode: "min" or "max", or "auto" where the metric tells which is better.
@@ -313,7 +313,7 @@ class Checkpoint(StepCallback):
 
 
 class Restore(StepCallback):
-    """Puts a checkpoint back when `fit()` begins. Stands first among the callbacks.
+    """Puts a checkpoint back when `fit()` begins. Comes first among the callbacks.
 
     `fit()` gets `initial_epoch=info.epochs_done`, data that begin at the next batch, and a model
     that `keras_compat.build` has built.
@@ -357,7 +357,7 @@ class Restore(StepCallback):
             callback.epoch = epoch
         for callback in self.stateful_callbacks.values():
             callback.catch_up()
-        # After the run's last step no batch follows, also where it lies within an epoch.
+        # After the run's last step no batch follows, also in mid-epoch.
         is_last = info.step >= self.total_steps
         keras_compat.start_in_mid_epoch(self.steps_per_epoch if is_last else info.steps_into_epoch)
 

@@ -59,7 +59,7 @@ class Predictions(StepCallback):
 
     def outputs(self) -> np.ndarray:
         """Returns what the model predicts for all examples with the weights of this moment."""
-        # `predict()` hands each worker its part of the examples and then asks for all of them. A
+        # `predict()` hands each worker its part of the examples and then expects all of them. A
         # plain call of the model reads this worker's own copy of the weights, under any strategy,
         # and nothing is traced.
         model = call = self.predictor or self.model

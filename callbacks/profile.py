@@ -31,7 +31,7 @@ class Profile(StepCallback):
         self._runs = False
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Starts with the execution in which the first step lies."""
+        """Starts with the execution that contains the first step."""
         if self.folder is None:
             return
         step = self.epoch * self.steps_per_epoch + batch + 1

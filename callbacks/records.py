@@ -19,7 +19,7 @@ class Records(StepCallback):
 
     Args:
         listeners: what keeps or shows the records: `MetricsFile`, `TensorBoard`, `TerminalLog`.
-        throughput: measures the speed; stands before this among the callbacks.
+        throughput: measures the speed; comes before this among the callbacks.
         log_every: steps between two records.
         perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
         workers: the processes that train together now.
@@ -121,7 +121,7 @@ class StepLoss:
 
     def __init__(self):
         self.total, self.steps = 0.0, 0  # since the last record
-        self.epoch = self.begin = self.done = 0  # where the running mean begins, and stands
+        self.epoch = self.begin = self.done = 0  # where the running mean begins, and is
         self.sum = 0.0  # of the losses from `begin` to `done`
 
     def add(self, epoch: int, done: int, mean: float) -> None:

@@ -1,4 +1,4 @@
-"""What every callback here starts from: it counts steps, which are updates of the weights."""
+"""Counts steps, which are updates of the weights; the base of every callback here."""
 
 import keras
 
@@ -7,8 +7,8 @@ class StepCallback(keras.callbacks.Callback):
     """A callback that is told the step of the run, counted from 1 over all epochs.
 
     Subclasses implement `on_step_end(step, logs)`, which is called after each execution (with
-    `steps_per_execution` above 1, after its last step). What must survive a stop stands in
-    `get_state()`, which a checkpoint keeps, and is handed to `set_state()` when a run resumes.
+    `steps_per_execution` above 1, after its last step). What must survive a stop is
+    returned by `get_state()`, kept in checkpoints, and handed to `set_state()` when a run resumes.
 
     Attributes:
         steps_per_epoch: updates of the weights in an epoch. The run sets it before `fit()`.
@@ -49,14 +49,14 @@ class StepCallback(keras.callbacks.Callback):
         """Called after a step with the step of the run and the running means of its epoch."""
 
     def is_due(self, every: int | None) -> bool:
-        """Whether a multiple of `every` lies in the steps of the last execution."""
+        """Returns whether a multiple of `every` is among the steps of the last execution."""
         return bool(every) and self.step // every > self._previous // every
 
     def catch_up(self) -> None:
         """Does what a stop cut off at `self.step`; called when a run resumes within an epoch."""
 
     def get_state(self) -> dict:
-        """What a checkpoint must hold of this callback; JSON values."""
+        """Returns what a checkpoint must hold of this callback; JSON values."""
         return {}
 
     def set_state(self, state: dict) -> None:

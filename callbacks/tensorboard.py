@@ -126,7 +126,7 @@ class TensorBoard(StepCallback):
 
 
 def _tag(record: dict, name: str) -> str | None:
-    """Returns the tag of a number; TensorBoard groups charts by what stands before the slash."""
+    """Returns the tag of a number; TensorBoard groups charts by what is before the slash."""
     if name in ("event", "step", "epoch", "split"):
         return None
     in_charts_of_steps = is_speed(name) or name in ("loss", "learning_rate")

@@ -119,7 +119,7 @@ def format_epoch(record: dict) -> list[str]:
 
 
 def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
-    """Returns the metrics of a record by name, those with a prefix; a loss stands first.
+    """Returns the metrics of a record by name, those with a prefix; a loss comes first.
 
     It is left out beside a cross-entropy that it equals but for the way in which Keras takes the
     mean over batches.

@@ -18,7 +18,7 @@ def is_speed(name: str) -> bool:
 class Throughput(StepCallback):
     """Times each execution from the beginning of its batch to its end.
 
-    Stands before every callback that evaluates or saves. The first execution, which traces and
+    Comes before every callback that evaluates or saves. The first execution, which traces and
     compiles, counts as `time_to_first_step` alone.
 
     Attributes:
@@ -61,7 +61,7 @@ class Throughput(StepCallback):
         self._window = (self._window[0] + steps, self._window[1] + seconds)
 
     def since_last(self) -> dict[str, float]:
-        """Examples and tokens a second, and `mfu`, since the last call.
+        """Returns examples and tokens a second, and `mfu`, since the last call.
 
         Empty after the first step alone.
         """
@@ -69,7 +69,7 @@ class Throughput(StepCallback):
         return self._per_second(*window)
 
     def total(self) -> dict[str, float]:
-        """The same of all steps of this process but the first."""
+        """Returns the same of all steps of this process but the first."""
         return self._per_second(self._steps, self._seconds)
 
     def seconds_for(self, steps: int) -> float | None:
