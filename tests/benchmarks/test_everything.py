@@ -1,28 +1,16 @@
 import io
 import json
-import types
 
 import numpy as np
 
-from benchmarks import everything, pipelines, quality, sides
+from benchmarks import pipelines, quality, sides
 
 
 def test_what_every_side_reads(tmp_path):
     """The same text and vocabulary, and the sequences that the recipe would cut."""
     lines = [f"words number {number} of a line" for number in range(400)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "words",
-        "number",
-        "of",
-        "a",
-        "line",
-    ]
+    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] words number of a line".split()
     (tmp_path / "vocabulary.txt").write_text("\n".join(vocabulary))
     sizes = {"batch_size": 2, "length": 16, "vocabulary_size": 99}
     pipelines.prepare(
@@ -45,31 +33,6 @@ def test_a_side_takes_the_steps_that_it_is_asked_for(monkeypatch):
     answers = [json.loads(line) for line in gate.answers.getvalue().splitlines()]
     assert [answer["tokens"] for answer in answers] == [20, 30]
     assert all(answer["seconds"] >= 0 for answer in answers)
-
-
-def test_one_table_as_json_and_as_a_plot(tmp_path, monkeypatch, capsys):
-    def run(words, **named):
-        output = words[words.index("--json") + 1]
-        row = {"measure": "a ÷ b", "median": 2.0, "smallest": 1.5, "largest": 3.0}
-        if "workers" in words[1]:
-            return types.SimpleNamespace(returncode=1)
-        with open(output, "w") as file:
-            json.dump({"rows": [row]}, file)
-        return types.SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(everything.subprocess, "run", run)
-    monkeypatch.setattr("sys.argv", ["everything.py", "--folder", str(tmp_path / "made")])
-    assert everything.main() == 1, "one of them has failed"
-    rows = json.loads((tmp_path / "made" / "bench.json").read_text())
-    assert [row["part"] for row in rows] == [
-        "pipelines",
-        "quality",
-        "costs",
-        "steps",
-    ]
-    assert (tmp_path / "made" / "bench.png").stat().st_size > 5000
-    said = capsys.readouterr().out
-    assert "failed: workers" in said and "2.00     1.50     3.00" in said
 
 
 def test_a_rate_that_is_behind_at_an_eighth_of_the_way_is_stopped():

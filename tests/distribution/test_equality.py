@@ -143,21 +143,6 @@ def custom_loop(folder, one_device, request):
 
 
 @pytest.mark.long
-def test_saved_under_a_strategy_loaded_without_and_the_other_way_round(folder, trained, one_device):
-    some, others = trained("mirrored x 2"), trained("mirrored x 2, the others")
-    predicted = []
-    for runs, replicas in ((one_device, 1), (one_device, 2), (some, 1), (others, 1)):
-        output = folder / f"predicted-{len(predicted)}.npz"
-        processes.run_script("tests/support/predict_run.py", str(runs), str(replicas), str(output))
-        predicted.append(dict(np.load(output)))
-    expected, under_two, *saved_by_two = predicted
-    assert expected.keys() == under_two.keys() == saved_by_two[0].keys() | saved_by_two[1].keys()
-    for found in (under_two, *saved_by_two):
-        for run, value in found.items():
-            processes.assert_equal(expected[run], value, run)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("workers", [(2, 1), pytest.param((1, 2), marks=pytest.mark.long)])
 def test_resumed_on_another_number_of_workers(workers, folder, one_device):
     """Stopped after step 7 of 20, in mid-epoch."""
