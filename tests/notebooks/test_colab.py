@@ -95,7 +95,7 @@ def test_from_top_to_bottom_and_interrupted_once(start, tiny_text, tmp_path):
     # Once more: it is finished. Then the rest.
     assert "is finished: nothing to do" in run(kernel, [CODE[TRAIN]])
     printed = run(kernel, CODE[TRAIN + 1 :])
-    assert len(re.findall(r"^ +\d+\.\d%  ", printed, re.MULTILINE)) == 6  # fills
+    assert len(re.findall(r"^ +\d+\.\d%  ", printed, re.MULTILINE)) == 10  # fills
     results = json.loads((run_dir / "results.json").read_text())
     assert (results["steps"], results["strategy"], results["replicas"]) == (600, "mirrored", 2)
     kept = tmp_path / "runs" / "colab-kept"
