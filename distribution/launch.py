@@ -36,7 +36,6 @@ DEFAULT_BASE_PORT = 22200
 # there could be in use before TensorFlow listens.
 FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-CPUS = Path("/sys/devices/system/cpu")
 POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may deliver one request twice
 STOP_SECONDS = 10  # from SIGTERM to SIGKILL, for the survivors of a failure
@@ -392,21 +391,8 @@ def visible_gpus() -> list[str]:
 
 
 def usable_cores() -> list[int]:
-    """Lists the cores that this process may use; hardware threads of a core stand together.
-
-    Empty where the system does not let a process choose its cores (only Linux does).
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return []
-
-    def place(core: int) -> tuple[int, ...]:
-        names = ("physical_package_id", "core_id")
-        try:
-            return *(int((CPUS / f"cpu{core}/topology/{n}").read_text()) for n in names), core
-        except (OSError, ValueError):
-            return 0, 0, core
-
-    return sorted(os.sched_getaffinity(0), key=place)
+    """Lists the cores that this process may use; empty where it cannot choose (only Linux can)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 def share_of(things: list, options: argparse.Namespace, task: str, index: int) -> list:
@@ -662,12 +648,9 @@ class Launch(Requests):
         workers = options.nproc_per_node * len(options.hosts)
         servers = f", parameter servers: {options.ps}" if options.ps else ""
         say(f"workers: {workers}{servers}; logs in {options.log_dir}")
-        if options.gpus and len(options.gpus) % options.nproc_per_node:
-            say(f"not all of {len(options.gpus)} GPUs are used: each worker gets equally many")
         if options.cores:
-            shares = [share_of(options.cores, options, *task) for task in own_tasks(options)]
-            listed = ", ".join("+".join(map(str, share)) for share in shares if share)
-            say(f"each worker is pinned to its own cores: {listed} (or --no-pin-cores)")
+            each = len(options.cores) // options.nproc_per_node
+            say(f"each worker is pinned to its own cores, {each} each (or --no-pin-cores)")
         while True:
             try:
                 status = self.run_once()

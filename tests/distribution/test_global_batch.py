@@ -11,12 +11,10 @@ from distribution.global_batch import (
     GlobalMean,
     MetricStates,
     compute_per_replica,
-    global_sum,
     gradient_norm,
     is_global,
     is_reduced,
     reduce_before_clipping,
-    weight_sum,
 )
 from tests.support import forked
 
@@ -58,12 +56,6 @@ class TestOneReplica:
         assert float(sparse()(LABELS, LOGITS, weights)) == pytest.approx(expected, rel=1e-6)
         assert float(sparse()(LABELS, LOGITS, weights[:, None])) == pytest.approx(expected, 1e-6)
 
-    def test_what_weighs_zero_changes_nothing(self):
-        weights = np.array([[1, 1, 0]] * 4, "float32")
-        other = LOGITS.copy()
-        other[:, 2] += 100 * generator.normal(size=(4, 7))
-        assert float(sparse()(LABELS, LOGITS, weights)) == float(sparse()(LABELS, other, weights))
-
     def test_all_weights_zero_give_zero_and_no_gradient(self):
         logits = tf.Variable(LOGITS)
         with tf.GradientTape() as tape:
@@ -98,12 +90,6 @@ class TestOneReplica:
         assert float(found) == pytest.approx(expected, rel=1e-14)
 
 
-def test_sums():
-    assert float(global_sum(tf.constant(3.0))) == 3.0
-    assert float(weight_sum(LABELS, None, "float32")) == 12
-    assert float(weight_sum(LABELS, WEIGHTS, "float32")) == WEIGHTS.sum()
-
-
 def test_serialises():
     loss = GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True), name="mine")
     again = GlobalMean.from_config(loss.get_config())
@@ -116,16 +102,6 @@ def test_is_global():
     one, stock = GlobalMean(keras.losses.Huber()), keras.losses.Huber()
     assert all(is_global(loss) for loss in (one, [one, one], {"a": one, "b": None}))
     assert not any(is_global(loss) for loss in (stock, "mse", None, [one, stock], {"a": "mse"}))
-
-
-def test_fit_minimises_the_weighted_mean():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(0.1), loss=GlobalMean(keras.losses.MeanSquaredError()))
-    x, y = np.array([[1.0, 0], [0, 1], [1, 1]]), np.array([1.0, 2, 100])
-    start = model.get_weights()[0][:, 0]
-    model.fit(x, y, sample_weight=np.array([1.0, 3, 0]), batch_size=3, epochs=1, verbose=0)
-    gradient = 2 * np.array([1 * (start[0] - 1), 3 * (start[1] - 2)]) / 4
-    np.testing.assert_allclose(model.get_weights()[0][:, 0], start - 0.1 * gradient, rtol=1e-5)
 
 
 # --- The order of a step ---
