@@ -19,12 +19,10 @@ from tests.support import processes, strategy_run
 ray_cluster = pytest.mark.ray
 TIMEOUT = 400
 STEPS = 24
-OPTIONS = [
-    *("--num-layers", "1", "--num-heads", "2", "--hidden-dim", "8", "--epochs", "6"),
-    *("--max-steps", str(STEPS), "--warmup-steps", "5", "--checkpoint-every", "5"),
-    *("--precision", "float64", "--global-batch-size", "12", "--log-every", "1"),
-    *("--jit", "off", "--quiet"),
-]
+OPTIONS = strategy_run.TINY_IMAGES | dict(
+    epochs=6, max_steps=STEPS, checkpoint_every=5, global_batch_size=12
+)
+RATE = OPTIONS.pop("base_learning_rate")
 
 
 class Nodes:
@@ -62,9 +60,8 @@ class Nodes:
         return process
 
     def train(self, run: Path, workers: str = "1:3", options=(), **environ) -> subprocess.Popen:
-        words = ["ray_recipe", "recipes.dna_melting", *data_of(run), "--strategy", "multi_worker"]
-        rate = ["--base-learning-rate", "0.0003", "--lr-scaling", "linear"]
-        words += [*rate, "--run-dir", run]
+        words = ["ray_recipe", "recipes.mnist", *data_of(run), "--strategy", "multi_worker"]
+        words += ["--base-learning-rate", RATE, "--lr-scaling", "linear", "--run-dir", run]
         environ = {"RECIPES_TEST_STEP_SECONDS": "0.3"} | environ
         return self.start(*words, workers=workers, options=options, **environ)
 
@@ -102,8 +99,8 @@ def whole(tmp_path_factory):
 
 
 def train_whole(run: Path) -> None:
-    rate = ["--base-learning-rate", "0.0009", "--lr-scaling", "none", "--strategy", "none"]
-    processes.run("-m", "recipes.dna_melting", *data_of(run), *rate, "--run-dir", str(run))
+    rate = ["--base-learning-rate", str(3 * RATE), "--lr-scaling", "none", "--strategy", "none"]
+    processes.run("-m", "recipes.mnist", *data_of(run), *rate, "--run-dir", str(run))
 
 
 def alive(folder: Path) -> list[str]:
