@@ -165,7 +165,7 @@ def test_a_slurm_job_that_saved_is_queued_again(script, status, tmp_path):
         ' *ray\\ start*) ;; *) while [ "${1#-}" != "$1" ]; do shift; done; "$@";; esac',
         "scontrol": 'echo "scontrol $*" >> notes; [ "$1" = show ] && printf "a\\nb\\n"; true',
         "seq": "echo 1",
-        ".venv/bin/python": f'echo "python $*" >> notes; exit {status}',
+        ".venv/bin/python": f'sleep 0.5; echo "python $*" >> notes; exit {status}',
     }
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for name, code in fakes.items():
