@@ -735,7 +735,7 @@ class Launch(Requests):
                 say(f"{name}: asking the processes to stop; again kills them")
                 # Servers would die of it, and then the coordinator could not save.
                 for child in [coordinator] if self.options.ps else self.children:
-                    child.process.send_signal(self.passed_on)
+                    child.process.send_signal(self.passed_on or self.request)
             if hosts.silent and now - started > self.options.start_timeout:
                 silent = ", ".join(f"{host} ({why})" for host, why in hosts.silent.copy().items())
                 say(

@@ -22,8 +22,8 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
+from typing import Any
 
 from distribution import launch
 from distribution.launch import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(self, run_dir: Path, index: int):
         self.run_dir, self.index = run_dir, index
-        self.child: launch.Child | None = None
+        self.child: Any = None  # a `launch.Child`, from `start` on
 
     def prepare(self, mark: str, count: int, waits: bool) -> tuple[str, str] | None:
         """Returns the node's id and HOST:PORT; None while another process holds the run.
@@ -122,7 +122,7 @@ class Member:
     """A worker as the driver knows it."""
 
     index: int
-    actor: object
+    actor: Any
     node: str = ""
     address: str = ""
     status: int | None = None  # as a shell gives it; None while it runs
@@ -144,7 +144,7 @@ class RayRun(launch.Requests):
         self.bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})  # what a worker needs
         self.worker = ray.remote(num_cpus=cpus, num_gpus=gpus)(Worker)
         self.members: list[Member] = []
-        self.group = None  # the places that Ray keeps for them
+        self.group: Any = None  # the places that Ray keeps for them
         self.shares = self.most  # the number of workers divides it; the chief knows better
         self.checkpoint = ""  # the newest
         self.texts: list[tuple[float, str]] = []  # of the chief's log: when heard, not shown yet
@@ -214,7 +214,8 @@ class RayRun(launch.Requests):
 
     def places(self, resources: dict | None = None) -> tuple[int, list[str]]:
         """Counts the workers that fit into what is free, or into all, and names the nodes."""
-        draining, found, names = state.get_draining_nodes(), 0, []
+        draining, found = state.get_draining_nodes(), 0
+        names: list[str] = []
         for node in ray.nodes():
             name, port = node["NodeID"], node["NodeManagerPort"]
             address = f"{node['NodeManagerAddress']}:{port}"
@@ -246,7 +247,7 @@ class RayRun(launch.Requests):
         """Starts a worker at each place; returns an exit status where that fails."""
         options, count = self.options, self.group.bundle_count
         words = ["-m", options.module, *options.arguments]
-        mark = f"start {self.starts} of {count} workers, {uuid.uuid4().hex[:8]}"
+        mark = f"start {self.starts} of {count} workers, {time.time_ns():x}"
         end = time.monotonic() + (LOCK_SECONDS if self.starts else 0)
         self.starts += 1
         for index in range(count):
@@ -338,7 +339,7 @@ class RayRun(launch.Requests):
             self.checkpoint = max(self.checkpoint, found["checkpoint"])
             self.shares = found.get("shares", self.shares)
 
-    def stop(self, reason: str, number: int) -> None:
+    def stop(self, reason: str, number: int | None) -> None:
         """Asks all processes to save and stop, by a signal."""
         say(reason)
         for member in self.members:
@@ -383,9 +384,10 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     add("--address", default="auto", help="HOST:PORT of the head (default: RAY_ADDRESS, or here)")
     add("--max-failures", type=number(1, 1024), default=3, help=f"{limit} them to end (default 3)")
     add("-m", metavar="MODULE", help="what to run; everything after it goes to the module")
-    options, options.run_dir = launch.split_options(parser, argv)
-    if options.run_dir is None or not options.run_dir.is_absolute():
+    options, run_dir = launch.split_options(parser, argv)
+    if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
+    options.run_dir = run_dir
     options.command = ["python", "-m", "distribution.on_ray", *argv]
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     options.environment = passed_on | {
