@@ -84,6 +84,9 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
             "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
             "model_max_length": model.preprocessor.sequence_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            "do_lower_case": tokenizer.lowercase,
+            "strip_accents": tokenizer.strip_accents,
+            "tokenize_chinese_chars": tokenizer.split_on_cjk,
             **special,
         },
     }

@@ -11,7 +11,6 @@ import numpy as np
 
 from data import files, word_pieces
 from data.errors import DataError
-from distribution import keras_compat
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
@@ -266,15 +265,6 @@ def _load_weights(load, path: Path, what: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def use_erf_in_gelu(model: keras_nlp.models.BertMaskedLM) -> None:
-    """Makes the head compute exact GELU by `erf`: onnxruntime has no `erfc`, which TensorFlow uses.
-
-    The formula: Hendrycks and Gimpel, arXiv 1606.08415.
-    """
-    dense, _ = keras_compat.transform_of(model.masked_lm_head)
-    dense.activation = lambda x: 0.5 * x * (1.0 + keras.ops.erf(x * 0.5**0.5))
 
 
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:

@@ -1,4 +1,4 @@
-"""Export a trained model: TensorFlow SavedModel, ONNX, LiteRT, OpenVINO, Hugging Face.
+"""Export a trained model: TensorFlow SavedModel, ONNX, LiteRT, Hugging Face.
 
     python -m recipes.export RUN_DIR --to saved_model
     python -m recipes.export RUN_DIR --to huggingface --folder my-bert
@@ -24,7 +24,6 @@ from training.options import ProgramOptions, check, is_installed, option
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {
     "onnx": ("onnx", "tf2onnx", "onnxruntime"),
-    "openvino": ("openvino",),
     "huggingface": ("safetensors",),
 }
 
@@ -34,9 +33,7 @@ class Options(ProgramOptions):
     """Options of `recipes.export`."""
 
     run_dir: Path = option(help="Folder of a finished run.", positional=True)
-    to: Literal["saved_model", "onnx", "litert", "openvino", "huggingface"] = option(
-        help="The format."
-    )
+    to: Literal["saved_model", "onnx", "litert", "huggingface"] = option(help="The format.")
     folder: Path | None = option(
         None, "A new folder for the export (default: exports/<format> in the run's folder)."
     )

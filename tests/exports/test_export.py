@@ -28,7 +28,6 @@ FORMATS = [
     "saved_model",
     "litert",
     pytest.param("onnx", marks=pytest.mark.export),
-    pytest.param("openvino", marks=pytest.mark.export),
 ]
 
 

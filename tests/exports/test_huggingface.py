@@ -90,7 +90,6 @@ def logits(model, inputs):
 
 @pytest.mark.export
 def test_bert_for_masked_lm(masked_lm, tmp_path):
-    """The head as the configuration says makes other logits."""
     import torch
     from transformers import AutoModelForMaskedLM
 
@@ -101,7 +100,6 @@ def test_bert_for_masked_lm(masked_lm, tmp_path):
     assert all("pooler" in name for name in report["unexpected_keys"])
     inputs = inputs_of(given.model)
     expected = np.array(given.model(inputs, training=False))
-    assert np.abs(logits(model, inputs) - expected).max() > 1e-4
     lines = (tmp_path / "out" / "README.md").read_text()
     assert huggingface.SET_THE_HEAD in lines
     exec(huggingface.SET_THE_HEAD, {"model": model, "torch": torch})

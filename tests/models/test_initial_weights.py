@@ -59,15 +59,13 @@ def test_each_head_attends_to_its_neighbour(width, heads):
     assert (hits(model, 0) > 0.9).all() and (hits(model, 1) > 0.9).all()
 
 
-def test_positions_are_sinusoids_of_the_seeds_frequencies():
-    positions = weights_of(make_model(128, 2))["position_embedding/embeddings"]
-    product = positions @ positions.T / POSITIONS**2 / 128
-    np.testing.assert_allclose(product.diagonal(), 1, rtol=1e-5)
-    assert np.abs(product - np.eye(40)).max() < 0.5
-    same = weights_of(make_model(128, 2))["position_embedding/embeddings"]
-    other = weights_of(make_model(128, 2, seed=4))["position_embedding/embeddings"]
-    np.testing.assert_array_equal(positions, same)
-    assert np.abs(positions - other).max() > POSITIONS
+def test_the_seed_decides_the_frequencies():
+    first, same, other = (
+        weights_of(make_model(128, 2, seed=seed))["position_embedding/embeddings"]
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(first, same)
+    assert np.abs(first - other).max() > POSITIONS
 
 
 @pytest.mark.parametrize(("width", "heads"), [(9, 3), (6, 2), (5, 1), (16, 8)])
