@@ -24,9 +24,9 @@ TINY = dict(
     dropout=0.1,
     sequence_length=16,
     epochs=6,
-    max_steps=60,
+    max_steps=100,
     global_batch_size=8,
-    base_learning_rate=0.01,
+    base_learning_rate=0.02,
     jit="off",
     quiet=True,
 )
