@@ -39,43 +39,37 @@ class Options(ProgramOptions):
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A folder, the options that describe its training (without the seed), what came out, its data.
-
-    `data` is a checksum.
-    """
+    """A folder, the options that describe its training (without the seed), and what came out."""
 
     folder: Path
     settings: dict
     results: dict
-    data: str | None
 
 
 def main(options: Options) -> list[dict[str, str]]:
     """Prints the tables, plots the curves, and returns the rows: text by column."""
     check(options)
-    tables: dict[str, list[FinishedRun]] = {}
+    tables: dict[str, dict[str, list[FinishedRun]]] = {}
     problems = []
-    first: dict[tuple, FinishedRun] = {}
     for folder in dict.fromkeys(options.run_dirs):
         try:
             run = read_run(folder)
         except RunError as error:
             problems.append(str(error))
             continue
+        # Runs that differ only in their seed share a row.
         title = f"{run.results['recipe']} on {run.results['dataset']}"
-        tables.setdefault(title, []).append(run)
-        earlier = first.setdefault((title, run.results.get("seed")), run)
-        if run.data != earlier.data:
-            problems.append(f"{folder}: its data differ from those of {earlier.folder}")
+        rows_of = tables.setdefault(title, {})
+        rows_of.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     if not tables:
         raise RunError("\n".join(["no finished run", *problems]))
     rows = []
-    for title, runs in tables.items():
-        table = cells_of(share_rows(runs))
+    for title, rows_of in tables.items():
+        table = cells_of(list(rows_of.values()))
         rows += [{"table": title} | row for row in table]
         print(f"{title}\n{format_table(table)}\n")
     if options.png is not None:
-        plot(tables, options.png.expanduser())
+        plot({title: list(rows_of.values()) for title, rows_of in tables.items()}, options.png)
     for line in problems:
         print(line, file=sys.stderr)
     return rows
@@ -87,29 +81,14 @@ def read_run(folder: Path) -> FinishedRun:
     Raises:
         RunError: the folder contains no finished run, or a damaged one.
     """
-    run = read_run_file(folder / "options.json", "shown", "resolved")
+    run = read_run_file(folder / "options.json", "shown")
     if not (folder / "results.json").exists():
         raise RunError(f"{folder}: the run is not finished")
     results = read_run_file(folder / "results.json", "recipe", "test", "baseline")
     resolved = ("strategy", "replicas", "workers", "learning_rate")
     settings = run["shown"] | {name: results.get(name) for name in resolved}
     settings.pop("seed", None)
-    data = run["resolved"].get("data_sha256", run["resolved"].get("text_sha256"))
-    return FinishedRun(folder, settings, results, data)
-
-
-def share_rows(runs: list[FinishedRun]) -> list[list[FinishedRun]]:
-    """Groups the runs that differ only in their seed."""
-    groups: list[list[FinishedRun]] = []
-    for run in runs:
-        for group in groups:
-            seeds = {other.results.get("seed") for other in group}
-            if group[0].settings == run.settings and run.results.get("seed") not in seeds:
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
+    return FinishedRun(folder, settings, results)
 
 
 def cells_of(groups: list[list[FinishedRun]]) -> list[dict[str, str]]:
@@ -180,7 +159,7 @@ def read_curves(folder: Path) -> dict[str, dict[int, float]]:
     return curves
 
 
-def plot(tables: dict[str, list[FinishedRun]], path: Path) -> None:
+def plot(tables: dict[str, list[list[FinishedRun]]], path: Path) -> None:
     """Plots a chart for each table and metric.
 
     Raises:
@@ -192,8 +171,8 @@ def plot(tables: dict[str, list[FinishedRun]], path: Path) -> None:
     except ImportError as error:
         raise OptionsError("--png: needs matplotlib; run pip install -e '.[plots]'") from error
     charts: dict[str, list] = {}
-    for title, runs in tables.items():
-        for number, group in enumerate(share_rows(runs)):
+    for title, groups in tables.items():
+        for number, group in enumerate(groups):
             for run in group:
                 for name, curve in read_curves(run.folder).items():
                     label = run.folder.name if run is group[0] else None

@@ -65,40 +65,23 @@ def at_step(folder, step, **state):
 
 
 class TestForeignFolders:
-    @pytest.mark.parametrize("name", ["model/config.json", "results.json", ".hidden"])
+    @pytest.mark.parametrize("name", ["results.json", ".hidden"])
     def test_are_refused_and_left_alone(self, opened, tmp_path, name):
-        file = tmp_path / "run" / name
-        file.parent.mkdir(parents=True)
-        file.write_text("mine")
-        with pytest.raises(RunError) as caught:
-            opened()
-        assert f"not a run directory (contains {name.split('/')[0]}); pass a new or empty" in str(
-            caught.value
-        )
-        assert file.read_text() == "mine" and sorted(os.listdir(tmp_path / "run")) == [
-            name.split("/")[0]
-        ]
-
-    def test_an_empty_one_will_do(self, opened, tmp_path):
         (tmp_path / "run").mkdir()
-        assert opened().checkpoint is None
+        (tmp_path / "run" / name).write_text("mine")
+        with pytest.raises(RunError, match=f"not a run directory .contains {name}.; pass a new"):
+            opened()
+        assert os.listdir(tmp_path / "run") == [name]
 
-    def test_so_does_one_in_which_only_a_launcher_has_written(self, opened, tmp_path):
+    def test_one_in_which_only_a_launcher_has_written_will_do(self, opened, tmp_path):
         (tmp_path / "run").mkdir()
         for name in (".lock", "worker-0.log", "chief.log", "ps-1.log", ".options.json.123"):
             (tmp_path / "run" / name).touch()
-        opened()
-
-    def test_several_files_are_counted(self, opened, tmp_path):
-        (tmp_path / "run").mkdir()
-        for name in "abcde":
-            (tmp_path / "run" / name).touch()
-        with pytest.raises(RunError, match="contains a, b, c and 2 more"):
-            opened()
+        assert opened().checkpoint is None
 
 
 class TestDamagedFiles:
-    @pytest.mark.parametrize("content", [b"", b"null", b"\xff", b'{"recipe": 5, "options": {}}'])
+    @pytest.mark.parametrize("content", [b"null", b"\xff", b'{"recipe": "x"}'])
     def test_options_json(self, there, opened, content):
         (there / "options.json").write_bytes(content)
         with pytest.raises(RunError, match="options.json: ") as caught:
