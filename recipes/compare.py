@@ -69,7 +69,8 @@ def main(options: Options) -> list[dict[str, str]]:
         rows += [{"table": title} | row for row in table]
         print(f"{title}\n{format_table(table)}\n")
     if options.png is not None:
-        plot({title: list(rows_of.values()) for title, rows_of in tables.items()}, options.png)
+        groups = {title: list(rows_of.values()) for title, rows_of in tables.items()}
+        plot(groups, options.png.expanduser())
     for line in problems:
         print(line, file=sys.stderr)
     return rows
