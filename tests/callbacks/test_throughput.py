@@ -52,12 +52,3 @@ def test_mfu(clock, monkeypatch):
     # 32,000 operations in 0.1 s, where two devices can do 200,000.
     assert callback.total()["mfu"] == pytest.approx(0.16)
     assert callback.since_last()["mfu"] == pytest.approx(0.16)
-
-
-def test_a_short_run_does_not_measure_the_peak(clock, monkeypatch):
-    monkeypatch.setattr(module, "measure_peak", lambda dtype: 1 / 0)
-    callback = Throughput(examples_per_step=32).count_steps(99, 99)
-    callback.operations_per_example = 1000
-    for batch in range(2):
-        execute(callback, clock, batch, 0.1)
-    assert set(callback.total()) == {"examples_per_second"}
