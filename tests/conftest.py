@@ -27,10 +27,9 @@ TINY_RUN = strategy_run.TINY_TEXT | dict(
 
 # Processes share the files; one that begins a long file last would keep the others waiting.
 LONGEST = (
-    *("test_equality.py", "test_lost_worker.py", "test_run.py", "test_resume.py"),
-    *("test_bert_mlm.py", "test_what_is_trained.py", "test_chunked_head.py", "test_large_text.py"),
-    *("test_evaluate.py", "test_trained_runs.py", "test_model_card.py", "test_errors.py"),
-    "test_kernel.py",
+    *("test_resume.py", "test_equality.py", "test_run.py", "test_what_is_trained.py"),
+    *("test_changes_nothing.py", "test_loaded_runs.py", "test_chunked_head.py", "test_launch.py"),
+    *("test_bert_mlm.py", "test_doctor.py", "test_strategies.py", "test_kernel.py"),
 )
 
 
