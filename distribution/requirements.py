@@ -1,4 +1,4 @@
-"""What pip has to install where the TensorFlow that is installed is to stay, as in Colab.
+"""Prints what pip has to install where the installed TensorFlow is kept, as in Colab.
 
     python -m distribution.requirements
 
@@ -23,12 +23,12 @@ OF_TENSORFLOW = ("tensorflow-text", "tensorboard")
 
 
 def dependencies() -> list[str]:
-    """What `pyproject.toml` says that the package needs."""
+    """Returns the dependencies in `pyproject.toml`."""
     return tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
 
 
 def installed_versions(wanted: list[str]) -> dict[str, str]:
-    """The installed versions of what is wanted, by package; nothing of those that are missing."""
+    """Returns the installed versions of what is wanted, by package, without what is missing."""
     found = {}
     for line in wanted:
         name = Requirement(line).name
@@ -40,7 +40,7 @@ def installed_versions(wanted: list[str]) -> dict[str, str]:
 
 
 def missing(wanted: list[str], installed: Mapping[str, str], gpu: bool = False) -> list[str]:
-    """What pip has to install, without another TensorFlow where the installed one fits.
+    """Returns what pip has to install, without another TensorFlow where the installed one fits.
 
     Args:
         wanted: requirements, as `pyproject.toml` writes them.

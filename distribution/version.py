@@ -1,4 +1,4 @@
-"""What `--version` prints; nothing is imported for it."""
+"""Tells what `--version` prints; imports nothing for it."""
 
 import pathlib
 import platform
@@ -9,7 +9,7 @@ PACKAGES = ("keras", "tensorflow")
 
 
 def version_line() -> str:
-    """The version of this checkout, and of what its numbers depend on."""
+    """Returns the version of this checkout, and of what its numbers depend on."""
     # Not from the installed package's metadata: an editable install keeps those of its first day.
     checkout = pathlib.Path(__file__).resolve().parents[1] / "pyproject.toml"
     project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]

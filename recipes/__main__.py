@@ -1,4 +1,4 @@
-"""The recipes and programs of this package, as one command.
+"""Lists and starts the recipes and programs of this package.
 
 python -m recipes                 lists them
 keras-recipes bert_mlm --help     is python -m recipes.bert_mlm --help

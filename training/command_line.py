@@ -1,4 +1,4 @@
-"""A recipe as a command: options parsed, `--help` at once, errors in one line, exit statuses."""
+"""Runs a recipe as a command: parses options, answers `--help` at once, maps errors to statuses."""
 
 import argparse
 import ast

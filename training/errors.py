@@ -2,8 +2,8 @@
 
 
 class OptionsError(Exception):
-    """Options that are wrong or do not go together; the message has a line for each problem."""
+    """Raised for options that are wrong or cannot be combined; a line for each problem."""
 
 
 class RunError(Exception):
-    """A run's folder cannot be used as it is; one line, exit status 2."""
+    """Raised where a run's folder cannot be used as it is; one line, exit status 2."""

@@ -1,4 +1,4 @@
-"""Where the run's log goes: standard output, and a file for each worker."""
+"""Sends the run's log to standard output, and to a file for each worker."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from training.options import in_notebook
 
 log = logging.getLogger("recipes")
 LIBRARIES = ("tensorflow", "absl")  # loggers whose lines are kept in the file too
-# In a notebook TensorFlow tells which devices it uses and how it reduces; elsewhere it does not.
+# In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
 tensorflow_log = logging.getLogger("tensorflow")
 
 
@@ -22,7 +22,7 @@ class TerminalHandler(logging.Handler):
 
     Args:
         quiet: only warnings and results are written.
-        progress_bar: lines that the bar tells already are left out.
+        progress_bar: lines that repeat the bar are left out.
     """
 
     def __init__(self, quiet: bool, progress_bar: bool):
@@ -44,14 +44,14 @@ class LogFile(logging.FileHandler):
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def handleError(self, record):  # noqa: N802 (logging's name; its own prints a traceback)
-        """Says once what is wrong.
+        """Reports once what is wrong.
 
         Raises:
             CannotSave: the line could not be written.
         """
         error = sys.exc_info()[1]
         for logger in (log, *map(logging.getLogger, LIBRARIES)):
-            logger.removeHandler(self)  # what the error leads to is still told to the terminal
+            logger.removeHandler(self)  # later lines still reach the terminal
         reason = getattr(error, "strerror", None) or error
         raise CannotSave(f"{self.baseFilename} cannot be written: {reason}") from error
 
@@ -62,7 +62,7 @@ class LogFile(logging.FileHandler):
 
 
 def wants_progress_bar(quiet: bool) -> bool:
-    """Whether somebody looks: standard output is a terminal, or a notebook's cell."""
+    """Returns whether standard output is a terminal or a notebook's cell."""
     return not quiet and (in_notebook() or sys.stdout.isatty())
 
 

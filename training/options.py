@@ -1,4 +1,4 @@
-"""The options that every recipe takes: fields of a dataclass, with what is known of each."""
+"""Declares the options that every recipe takes: fields of a dataclass, with their metadata."""
 
 import dataclasses
 import functools
@@ -89,7 +89,7 @@ class ProgramOptions:
 
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions(ProgramOptions):
-    """What every recipe takes; a recipe adds its own and sets its own defaults.
+    """Holds what every recipe takes; a recipe adds its own options and sets its own defaults.
 
     Attributes:
         JIT_MIN_STEPS: steps from which a run on one CPU is faster with `--jit on`, compiling

@@ -1,4 +1,4 @@
-"""What a run reports at its end: a verdict against the baselines, and the card of its model."""
+"""Reports on a finished run: a verdict against the baselines, and a card for its model."""
 
 import string
 import sys

@@ -1,4 +1,4 @@
-"""A run's folder: taken by one process, checked against the options, written atomically."""
+"""Locks a run's folder, compares it with the options, and writes it atomically."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ log = logging.getLogger("recipes")
 
 
 class RunFolder:
-    """The folder of one run, and what an earlier part of the run left there.
+    """Represents the folder of one run, and what an earlier part of the run left there.
 
     Args:
         path: the folder, which need not exist.

@@ -19,7 +19,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.after = after
 
     def __call__(self, step):
-        """The learning rate of a step that is counted from 0; scalar."""
+        """Returns the learning rate of a step, counted from 0; scalar."""
         dtype = keras.config.floatx()
         step = keras.ops.cast(step, dtype)
         warm = keras.ops.cast(self.after(0), dtype) * (step + 1.0) / max(self.warmup_steps, 1)
@@ -27,7 +27,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return keras.ops.where(step < self.warmup_steps, warm, keras.ops.cast(later, dtype))
 
     def get_config(self):
-        """The arguments, `after` serialised."""
+        """Returns the arguments, `after` serialised."""
         after = keras.optimizers.schedules.serialize(self.after)
         return {"warmup_steps": self.warmup_steps, "after": after}
 

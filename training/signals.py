@@ -29,7 +29,7 @@ class Signals:
     """Takes over both signals while a run is open.
 
     Attributes:
-        asked: whether a signal has come.
+        asked: whether a signal was received.
         training: whether the run can save: then the request is only noted, and the run looks at
             `asked`. Otherwise `StopRequested` is raised.
     """
@@ -56,11 +56,6 @@ class Signals:
         self._before.clear()
         self.asked = self.training = False
 
-    @property
-    def installed(self) -> bool:
-        """Whether both signals are ours."""
-        return bool(self._before)
-
     def _handle(self, number, frame):
         if self.asked:
             if time.monotonic() - self._first > SAME_REQUEST_SECONDS:
@@ -70,7 +65,7 @@ class Signals:
             return
         self.asked, self._first = True, time.monotonic()
         name = signal.Signals(number).name
-        print(f"\n{name}: saving and stopping; a second one stops at once", file=sys.stderr)
+        print(f"\n{name}: saving and stopping; a second one stops immediately", file=sys.stderr)
         if not self.training:
             raise StopRequested
 

@@ -439,7 +439,7 @@ class TestSignals:
         now[0] += 0.2
         signals._handle(signal.SIGTERM, None)
         assert statuses == [128 + signal.SIGTERM]
-        assert capsys.readouterr().err.count("a second one stops at once") == 1
+        assert capsys.readouterr().err.count("a second one stops immediately") == 1
 
     def test_outside_of_training_it_raises(self, left):
         with pytest.raises(signals_module.StopRequested):
