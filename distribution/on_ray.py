@@ -295,7 +295,8 @@ class RayRun(launch.Requests):
             ends = {member.status for member in self.members} - {None, 0}
             if ends:
                 seconds = launch.SAVE_SECONDS if ends == {SAVED_AND_STOPPED} else FAIL_SECONDS
-                deadline = min(deadline, time.monotonic() + seconds)
+                # Who is lost is the cause; the others have nothing to say.
+                deadline = min(deadline, time.monotonic() + (0 if LOST in ends else seconds))
             if self.killed_by:
                 say("killing the processes")
                 return 128 + self.killed_by
