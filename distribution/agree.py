@@ -1,4 +1,4 @@
-"""What all workers must know together: the chief's value, and whether any worker wants to stop."""
+"""Agrees on small integers among workers: the chief's value, whether any worker wants to stop."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class Agreement:
         self._add_up: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def total(self, value: int) -> int:
-        """The sum of a value over all workers."""
+        """Sums a value over all workers."""
         if self.alone:
             return value
         if self._add_up is None:
@@ -37,15 +37,15 @@ class Agreement:
         return int(total) // len(self.strategy.extended.worker_devices)
 
     def any_worker(self, wish: bool) -> bool:
-        """Whether at least one worker wishes it."""
+        """Tells whether at least one worker wishes it."""
         return self.total(int(wish)) > 0
 
     def broadcast_from_chief(self, value: int) -> int:
-        """The chief's value, on every worker."""
+        """Returns the chief's value, on every worker."""
         return self.total(value if self.is_chief else 0)
 
     def everyone_has(self, value: int) -> bool:
-        """Whether all workers hold the same non-negative value (below 2^40)."""
+        """Tells whether all workers hold the same non-negative value (below 2^40)."""
         mean, rest = divmod(self.total(value), self.workers)
         same = rest == 0 and mean == value
         return self.total(int(same)) == self.workers

@@ -90,7 +90,7 @@ class GlobalMean(keras.losses.Loss):
         self.loss = loss
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        """This replica's share of the global mean; scalar."""
+        """Computes this replica's share of the global mean; scalar."""
         # The shape trap of regression: (batch,) against (batch, 1) would broadcast to
         # (batch, batch). keras.losses.Loss squeezes in __call__, and so it is done here.
         y_true = keras.ops.convert_to_tensor(y_true)
@@ -110,7 +110,7 @@ class GlobalMean(keras.losses.Loss):
         return keras.ops.divide_no_nan(keras.ops.sum(values), total)
 
     def get_config(self):
-        """The wrapped loss, serialised."""
+        """Serialises the wrapped loss."""
         return {"loss": keras.losses.serialize(self.loss), "name": self.name}
 
     @classmethod
@@ -120,7 +120,7 @@ class GlobalMean(keras.losses.Loss):
 
 
 def is_global(loss) -> bool:
-    """Whether a loss, as `model.loss` has it, is a mean over the global batch.
+    """Tells whether a loss, as `model.loss` has it, is a mean over the global batch.
 
     Args:
         loss: a loss, or a list or dict of losses (None for an output without one).
@@ -172,7 +172,7 @@ def reduce_before_clipping(optimizer: keras.optimizers.Optimizer) -> keras.optim
 
 
 def is_reduced(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer, as `model.optimizer` has it, reduces before all else."""
+    """Tells whether an optimizer, as `model.optimizer` has it, reduces before all else."""
     return isinstance(optimizer, _ReduceFirst)
 
 
@@ -190,7 +190,7 @@ _norms: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """The global norm of the last step's gradient, of the global batch and before clipping.
+    """Returns the norm of the last step's gradient, of the global batch and before clipping.
 
     Args:
         optimizer: as `model.optimizer` has it.
@@ -400,7 +400,7 @@ class MetricStates:
 
     @classmethod
     def of(cls, model: keras.Model) -> "MetricStates":
-        """The one of this model: its functions are traced once."""
+        """Returns the one of this model: its functions are traced once."""
         if model not in cls._known:
             cls._known[model] = cls(model)
         return cls._known[model]
@@ -419,7 +419,7 @@ class MetricStates:
         self._write = tf.function(self._write_all)
 
     def read(self) -> list[list[float]]:
-        """A row for each replica (one row where there is one copy)."""
+        """Returns a row for each replica (one row where there is one copy)."""
         if self.one_copy:
             parts = [keras.ops.convert_to_numpy(v).reshape(-1) for v in self.variables]
             return [np.concatenate(parts).astype(np.float64).tolist() if parts else []]

@@ -1,10 +1,9 @@
-"""What Keras lacks for tf.distribute: the only file that touches private names of Keras.
+"""Adds what Keras lacks for tf.distribute: the only file that touches private names of Keras.
 
-It has more than 400 lines because there is no other such file. Each piece says what breaks, names
-the upstream thread where there is one, and what it does. What has to be patched for the whole
-process is a context manager, and `patch_keras_for` enters those that a strategy needs. `make
-check-upstream` tells which pieces the installed Keras no longer needs. Tested with Keras 3.15.1 and
-TensorFlow 2.21.
+Each piece says what breaks, names the upstream thread where there is one, and what it does. What has
+to be patched for the whole process is a context manager, and `patch_keras_for` enters those that a
+strategy needs. `make check-upstream` tells which pieces the installed Keras no longer needs. Tested
+with Keras 3.15.1 and TensorFlow 2.21.
 """
 
 import contextlib
@@ -299,7 +298,7 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     from the dataset's specification.
 
     Args:
-        model: a compiled model. Compiled anew, it is to be built anew.
+        model: a compiled model. Compiled again, it needs this again.
         data: what `fit()` will get.
     """
     with model.distribute_strategy.scope():
@@ -361,7 +360,7 @@ class WithoutReduction:
 
 
 def cross_device_ops_of(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps:
-    """What adds up the gradients of a MirroredStrategy or MultiWorkerMirroredStrategy.
+    """Returns what adds up the gradients of a MirroredStrategy or MultiWorkerMirroredStrategy.
 
     Lacks: TensorFlow takes it as an argument and has no public name to read it.
     """
@@ -369,12 +368,12 @@ def cross_device_ops_of(strategy: tf.distribute.Strategy) -> tf.distribute.Cross
 
 
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):
-    """What `strategy.run` returned, as one value a name, as `fit()` does it."""
+    """Reduces what `strategy.run` returned to one value a name, as `fit()` does."""
     return tf_trainer.reduce_per_replica(values, strategy, "auto")
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer):
-    """The optimizer's schedule, or its rate where it has none.
+    """Returns the optimizer's schedule, or its rate where it has none.
 
     Lacks: `optimizer.learning_rate` answers with the rate of the next step; there is no public name
     for the schedule itself.
@@ -383,7 +382,7 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer):
 
 
 def has_unweighted_metrics(model: keras.Model) -> bool:
-    """Whether a model was compiled with `metrics=`, which ignore the examples' weights.
+    """Tells whether a model was compiled with `metrics=`, which ignore the examples' weights.
 
     Lacks: there is no public name for what `compile()` was given.
     """
@@ -413,7 +412,7 @@ def metric_direction(model: keras.Model, name: str) -> str | None:
 
 
 def transform_of(head) -> list[keras.layers.Layer]:
-    """What a `keras_nlp.layers.MaskedLMHead` does before the logits: a dense layer and a norm.
+    """Returns the layers of a `keras_nlp.layers.MaskedLMHead` before its logits.
 
     Lacks: the head has no public name for them.
     """
@@ -421,7 +420,7 @@ def transform_of(head) -> list[keras.layers.Layer]:
 
 
 def output_bias_of(head) -> keras.Variable:
-    """What a `keras_nlp.layers.MaskedLMHead` adds to its logits, of shape (vocabulary size,).
+    """Returns the bias of a `keras_nlp.layers.MaskedLMHead`, of shape (vocabulary size,).
 
     Lacks: the head has no public name for it.
     """

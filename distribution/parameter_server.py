@@ -21,7 +21,7 @@ WINDOW = 20  # steps between two joins
 
 
 def make_strategy(config: dict) -> tf.distribute.Strategy | None:
-    """The coordinator's strategy; a worker or parameter server serves until it is stopped.
+    """Builds the coordinator's strategy; a worker or parameter server serves until it is stopped.
 
     Args:
         config: what TF_CONFIG says: a cluster with `chief`, `worker` and `ps` tasks.
@@ -104,7 +104,7 @@ def use_coordinator(
 
 
 def largest_adam_step(beta_1: float, beta_2: float) -> float:
-    """How far Adam can move a weight in one step, in learning rates.
+    """Computes how far Adam can move a weight in one step, in learning rates.
 
     With m = (1 - b1) sum b1^(t-i) g_i and v = (1 - b2) sum b2^(t-i) g_i^2 the Cauchy-Schwarz
     inequality gives |m| / sqrt(v) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)); the corrections of
