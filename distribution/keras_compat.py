@@ -1,9 +1,9 @@
 """Adds what Keras lacks for tf.distribute: the only file that touches private names of Keras.
 
-Each piece says what breaks, names the upstream thread where there is one, and what it does. What has
-to be patched for the whole process is a context manager, and `patch_keras_for` enters those that a
-strategy needs. `make check-upstream` tells which pieces the installed Keras no longer needs. Tested
-with Keras 3.15.1 and TensorFlow 2.21.
+Each piece says what breaks, names the upstream thread where there is one, and what it does. What
+has to be patched for the whole process is a context manager, and `patch_keras_for` enters those
+that a strategy needs. `make check-upstream` tells which pieces the installed Keras no longer needs.
+Tested with Keras 3.15.1 and TensorFlow 2.21.
 """
 
 import contextlib
