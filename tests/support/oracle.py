@@ -18,9 +18,10 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, melting, sentence_inputs, sentences, text
+from data import arrays, images, masked_lm, melting, sentence_inputs, sentences, sequences, text
+from data.batches import training_batches
 from models import bert as bert_model
-from recipes import bert_mlm, dna_melting, mnist, text_classification
+from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
 
 
 def train(strategy, model, optimizer, dataset, options, rate, example_losses, weigh):
@@ -90,12 +91,35 @@ def warmed_up(options, warmup: int):
 def bert(options, strategy):
     source = text.load_text(options.dataset, options.cache_dir)
     tokenizer = bert_model.make_tokenizer(options, None, source, options.cache_dir)
-    sequences, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
-    dataset = masked_lm.training_data(sequences["train"], masking, **batches(options))
-    frequency = masked_lm.log_frequency(sequences["train"], masking)
+    rows, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
+    dataset = masked_lm.training_data(rows["train"], masking, **batches(options))
+    frequency = masked_lm.log_frequency(rows["train"], masking)
     with strategy.scope():
         model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)
         optimizer = adamw(options, model, options.beta_1, options.beta_2)
+
+    def example_losses(labels, logits, weights):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_sum(losses * tf.cast(weights, losses.dtype), axis=1)
+
+    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
+    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+
+
+def causal(options, strategy):
+    source = text.load_text(options.dataset, options.cache_dir)
+    tokenizer = bert_model.tokenizer_of(bert_model.vocabulary(options, source, options.cache_dir))
+    length = options.sequence_length + 1
+    rows = sequences.sequences_once(
+        source, tokenizer, options.cache_dir, text_mode="packed", length=length
+    )["train"]
+    next_tokens = causal_lm.next_tokens(rows)
+    dataset = training_batches(
+        len(rows), seed=options.seed, make_batch=next_tokens, **batches(options)
+    )
+    with strategy.scope():
+        model = causal_lm.build_model(options, len(tokenizer.vocabulary), tokenizer.sep_token_id)
+        optimizer = adamw(options, model, 0.9, 0.999)
 
     def example_losses(labels, logits, weights):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -192,6 +216,7 @@ def weight_sum(weights):
 LOOPS = {
     "bert_mlm": (bert_mlm, bert),
     "mnist": (mnist, mnist_),
+    "causal_lm": (causal_lm, causal),
     "dna_melting": (dna_melting, dna),
     "text_classification": (text_classification, classification),
 }

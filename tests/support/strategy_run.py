@@ -36,6 +36,7 @@ TINY_BERT = COMMON | dict(
     base_learning_rate=0.01,
 )
 TINY_TEXT = TINY_BERT | dict(preset="scratch", warmup_steps=2)
+TINY_CAUSAL = TINY_BERT | dict(warmup_steps=2)
 TINY_SENTENCES = TINY_BERT | dict(dropout=0.0)
 TINY_IMAGES = COMMON | dict(dropout=0.0, l2=0.01, base_learning_rate=0.002)
 TINY_OLIGOS = COMMON | dict(
@@ -54,6 +55,8 @@ RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),
     "bert_lines": ("bert_mlm", LINES | dict(head="stock")),
     "bert_together": ("bert_mlm", LINES | TOGETHER | dict(whole_word_masking=True)),
+    "causal": ("causal_lm", TINY_CAUSAL),
+    "causal_together": ("causal_lm", TINY_CAUSAL | TOGETHER),
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
@@ -140,6 +143,7 @@ def data_options(module: str, folder: Path) -> dict:
     """Where a recipe's data lie in the folder that `write_data` filled."""
     names = {
         "bert_mlm": "text.txt",
+        "causal_lm": "text.txt",
         "mnist": "images",
         "dna_melting": "molecules.csv",
         "text_classification": "sentences",
