@@ -6,11 +6,9 @@
 "before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
 "after" (of the save number `kill.save`, counted in this process), "full" (from that save on no
 file grows beyond `LARGEST` bytes), "nan" (the loss, at step `kill.step`), "downloading" or
-"tokenising" (which then would take a minute),
-"evaluating" (after the second batch of evaluation number `kill.evaluation`), "deaf" (at the test,
-twice, a second between them, as if saving took for ever), "full output" and "closed output"
-(standard output, from the beginning), or missing: not killed. `kill.signal` is KILL by default.
-Other keys are options of the recipe.
+"tokenising" (which then would take a minute), "evaluating" (after the second batch of evaluation
+number `kill.evaluation`), "full output" and "closed output" (standard output, from the beginning),
+or missing: not killed. `kill.signal` is KILL by default. Other keys are options of the recipe.
 """
 
 import glob
@@ -91,8 +89,6 @@ def arm(kill: dict) -> None:
         _spoil_the_weights(kill["step"])
     elif at == "evaluating":
         _at_an_evaluation(kill["evaluation"], shoot)
-    elif at == "deaf":
-        _at_an_evaluation(1, lambda: (shoot(), time.sleep(1), shoot(), time.sleep(60)))
     elif at == "step":
         _at_a_step(kill["step"], shoot)
     elif at:
