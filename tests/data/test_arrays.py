@@ -72,6 +72,13 @@ def test_dtypes(floatx, dtype):
         assert [part.dtype.name for part in data.element_spec] == [expected, expected, floatx]
 
 
+def test_float64_numbers_lose_nothing():
+    keras.config.set_floatx("float64")
+    x = RNG.random((3, 2))
+    ((found, _, _),) = flat(arrays.evaluation_data(x, LABELS[:3], batch_size=3))
+    np.testing.assert_array_equal(found, x)
+
+
 @pytest.mark.parametrize(
     "x, y, words",
     [

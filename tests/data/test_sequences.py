@@ -67,11 +67,13 @@ class TestOnce:
     LINES = [f"the number {number} of the losses " + "and on " * 20 for number in range(9)]
     TEXT = Text("x", {"train": LINES, "valid": ["short"], "test": LINES[:2]}, False)
 
-    def once(self, folder, length=8, text_mode="packed", text=TEXT, **settings):
+    def once(
+        self, folder, length=8, text_mode="packed", text=TEXT, words="the of and on number", **more
+    ):
         import keras_nlp
 
-        pieces = [*word_pieces.SPECIAL_TOKENS, "the", "of", "and", "on", "number"]
-        settings = dict(lowercase=True, strip_accents=True) | settings
+        pieces = [*word_pieces.SPECIAL_TOKENS, *words.split()]
+        settings = dict(lowercase=True, strip_accents=True) | more
         tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, **settings)
         return sequences.sequences_once(text, tokenizer, folder, text_mode=text_mode, length=length)
 
@@ -102,6 +104,7 @@ class TestOnce:
         for other in (
             dict(length=9),
             dict(text_mode="lines"),
+            dict(words="of the and on number"),
             dict(lowercase=False),
             dict(strip_accents=False),
             dict(text=Text("x", {**self.TEXT.splits, "valid": ["shorter"]}, False)),
