@@ -54,7 +54,7 @@ RUNS = {
     "bert_exact": ("bert_mlm", BERT | EXACT),
     "mnist": ("mnist", IMAGES),
     "mnist_together": ("mnist", IMAGES | TOGETHER),
-    "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL),
+    "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL | dict(dropout=0.1)),
     "text": ("text_classification", strategy_run.TINY_SENTENCES | SMALL),
 }
 
