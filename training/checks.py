@@ -310,8 +310,8 @@ def first_batch_sha256(train_data: tf.data.Dataset) -> str:
     seen = set()
     for _ in range(times):
         digest = hashlib.sha256()
-        for tensor in keras.tree.flatten(next(iter(train_data))):
-            digest.update(np.ascontiguousarray(tensor).tobytes())
+        for tensor in tf.nest.flatten(next(iter(train_data)), expand_composites=True):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
         seen.add(digest.hexdigest())
     if len(seen) > 1:
         raise RunError(
