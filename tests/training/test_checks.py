@@ -354,11 +354,7 @@ class TestXla:
 
     def test_not_what_xla_cannot_or_must_not_compile(self):
         one = tf.distribute.get_strategy()
-        for options in (
-            dict(precision="float64"),
-            dict(deterministic=True),
-            dict(accumulate_steps=2),
-        ):
+        for options in (dict(precision="float64"), dict(deterministic=True)):
             assert checks.jit_compile(self.Measured(**options), one, 1000) == "auto"
         mirrored = tf.distribute.MirroredStrategy(["CPU:0"])
         assert checks.jit_compile(self.Measured(), mirrored, 1000) == "auto"
