@@ -246,9 +246,10 @@ def read_run_file(path: Path, *keys: str) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in keys if content.get(key) is None]
-    except (OSError, ValueError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{path}: cannot be read ({reason})") from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{path}: damaged, not a JSON object ({error})") from error
     if missing:
         raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
     return content
