@@ -109,7 +109,7 @@ class TestFolder:
         assert status == 2 and errors.count("\n") == 1
         assert "worker-0.log: cannot be written (Is a directory)" in errors
 
-    @pytest.mark.parametrize("name", ["checkpoints", "logs", "metrics.jsonl"])
+    @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
     def test_a_file_or_folder_in_the_place_of_another(self, as_command, copied, name):
         """What a run writes into; somebody has put something else there."""
         if (copied / name).is_dir():
