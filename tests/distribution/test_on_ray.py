@@ -23,6 +23,7 @@ OPTIONS = strategy_run.TINY_IMAGES | dict(
     epochs=6, max_steps=STEPS, checkpoint_every=5, global_batch_size=12
 )
 RATE = OPTIONS.pop("base_learning_rate")
+del OPTIONS["lr_scaling"]
 
 
 class Nodes:
@@ -72,8 +73,12 @@ class Nodes:
 
 
 def data_of(run: Path) -> list[str]:
-    folder = run.parent
-    return [*OPTIONS, "--dataset", f"{folder}/molecules.csv", "--cache-dir", f"{folder}/cache"]
+    """The options of a run, but for its strategy and its rate."""
+    data = strategy_run.data_options("mnist", run.parent)
+    words = []
+    for name, value in (OPTIONS | data | {"cache_dir": run.parent / "cache"}).items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
 
 
 @pytest.fixture
