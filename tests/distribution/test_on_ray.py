@@ -19,11 +19,11 @@ from tests.support import processes, strategy_run
 ray_cluster = pytest.mark.ray
 TIMEOUT = 400
 STEPS = 24
-OPTIONS = strategy_run.TINY_IMAGES | dict(
+OPTIONS = strategy_run.TINY_OLIGOS | dict(
     epochs=6, max_steps=STEPS, checkpoint_every=5, global_batch_size=12
 )
 del OPTIONS["base_learning_rate"], OPTIONS["lr_scaling"]
-RATE = 0.0002  # small: Adam magnifies the rounding of gradients that are nearly zero
+RATE = 0.0001  # small: Adam magnifies the rounding of gradients that are nearly zero
 
 
 class Nodes:
@@ -61,7 +61,7 @@ class Nodes:
         return process
 
     def train(self, run: Path, workers: str = "1:3", options=(), **environ) -> subprocess.Popen:
-        words = ["ray_recipe", "recipes.mnist", *data_of(run), "--strategy", "multi_worker"]
+        words = ["ray_recipe", "recipes.dna_melting", *data_of(run), "--strategy", "multi_worker"]
         words += ["--base-learning-rate", RATE, "--lr-scaling", "linear", "--run-dir", run]
         environ = {"RECIPES_TEST_STEP_SECONDS": "0.3"} | environ
         return self.start(*words, workers=workers, options=options, **environ)
@@ -74,7 +74,7 @@ class Nodes:
 
 def data_of(run: Path) -> list[str]:
     """The options of a run, but for its strategy and its rate."""
-    data = strategy_run.data_options("mnist", run.parent)
+    data = strategy_run.data_options("dna_melting", run.parent)
     words = []
     for name, value in (OPTIONS | data | {"cache_dir": run.parent / "cache"}).items():
         words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -105,7 +105,7 @@ def whole(tmp_path_factory):
 
 def train_whole(run: Path) -> None:
     rate = ["--base-learning-rate", str(3 * RATE), "--lr-scaling", "none", "--strategy", "none"]
-    processes.run("-m", "recipes.mnist", *data_of(run), *rate, "--run-dir", str(run))
+    processes.run("-m", "recipes.dna_melting", *data_of(run), *rate, "--run-dir", str(run))
 
 
 def alive(folder: Path) -> list[str]:
