@@ -46,8 +46,12 @@ def one_round(folder: Path, whole: Path, seed: str) -> str:
         while process.poll() is None:
             if time.monotonic() > end:
                 raise AssertionError(f"no end within {ROUND_SECONDS} s")
-            moment = time.monotonic() + choice.uniform(3, 25)
-            while process.poll() is None and time.monotonic() < moment:
+            # Mostly in mid-training; sometimes while the processes start or save.
+            step = ray_runs.step_of(run) if choice.random() < 0.7 else -1
+            moment = time.monotonic() + choice.uniform(1, 8)
+            while process.poll() is None and time.monotonic() < end:
+                if ray_runs.step_of(run) > step and time.monotonic() > moment:
+                    break
                 time.sleep(0.1)
             deeds = ["a node comes"] * (len(nodes) < 3)
             if len(done) < FAULTS:
