@@ -6,19 +6,20 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export mutation soak fuzz bench results clean
+.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export mutation soak fuzz bench results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
 	@echo "make mnist [ARGS=...]        classify small images"
-	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA oligos"
-	@echo "make text_classification [ARGS=...]  sort sentences into classes"
+	@echo "make causal_lm [ARGS=...]    continue text: train, test and save a GPT-2"
+	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA duplexes and hairpins"
+	@echo "make text_classification [ARGS=...]  classify sentences"
 	@echo "make test                    lint and the test suite"
 	@echo "make types                   mypy, on all of the packages"
 	@echo "make format                  ruff: layout and import order"
 	@echo "make check-long              the tests that take minutes"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
-	@echo "make test-export             exports and trackers, with the packages they are for (an environment of its own)"
+	@echo "make test-export             exports, with the packages they are for (an environment of its own)"
 	@echo "make test-ray                runs on a Ray cluster of three nodes on this machine (an environment of its own)"
 	@echo "make check-tests             break the code on purpose: do tests fail?"
 	@echo "make mutation ARGS='FILE TESTS'  random changes of a file: which ones do its tests miss?"
@@ -36,7 +37,7 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-bert_mlm mnist dna_melting text_classification: .venv/installed
+bert_mlm causal_lm mnist dna_melting text_classification: .venv/installed
 	@$(BIN)/python -m recipes.$@ $(ARGS)
 
 lint: .venv/installed
@@ -65,7 +66,7 @@ check-long: .venv/installed
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
 
-# transformers, PyTorch, onnxruntime, LiteRT, wandb and MLflow stay out of .venv.
+# transformers, PyTorch, onnxruntime and LiteRT stay out of .venv.
 .venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-export

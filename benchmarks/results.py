@@ -25,13 +25,15 @@ SHOWN = {
     "accuracy": ("accuracy", "{:.1%}"),
     "macro_f1": ("macro F1", "{:.1%}"),
     "loss": ("loss", "{:.4f}"),
-    "rmse": ("RMSE", "{:.3f} °C"),
+    "mae": ("MAE", "{:.2f} °C"),
+    "rmse": ("RMSE", "{:.2f} °C"),
+    "r2": ("R²", "{:.3f}"),
     "unigram_cross_entropy": ("unigram model", "{:.3f}"),
     "most_frequent_accuracy": ("most frequent", "{:.1%}"),
     "tfidf_accuracy": ("TF-IDF", "{:.1%}"),
     "tfidf_macro_f1": ("TF-IDF macro F1", "{:.1%}"),
-    "nearest_neighbour_rmse": ("fit on nearest neighbours", "{:.3f} °C"),
-    "linear_rmse": ("fit on GC share and length", "{:.3f} °C"),
+    "nearest_neighbour_mae": ("fit on nearest neighbours", "{:.2f} °C"),
+    "mean_mae": ("mean", "{:.2f} °C"),
 }
 
 
@@ -91,7 +93,7 @@ def table(kept: dict[str, dict]) -> str:
     for entry in kept.values():
         key = tuple(entry[name] for name in ("recipe", "dataset", "from", "strategy"))
         groups.setdefault(key, []).append(entry)
-    lines = ["| recipe | data | test | to be beaten | steps, time |", "|---|---|---|---|---|"]
+    lines = ["| recipe | data | test | baseline | steps, time |", "|---|---|---|---|---|"]
     for (recipe, dataset, start, strategy), runs in sorted(groups.items()):
         seconds = statistics.mean(run["seconds"] for run in runs)
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
