@@ -7,7 +7,8 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import word_pieces
+from data import masked_lm, word_pieces
+from data.text import load_text
 from models import bert
 from recipes import bert_mlm, evaluate
 from tests.support import processes
@@ -220,3 +221,22 @@ class TestWays:
         stock = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "preset"))
         for mine, its in zip(run.model.backbone.weights, stock.weights, strict=True):
             np.testing.assert_allclose(to_numpy(mine), to_numpy(its), atol=3e-4)
+
+
+def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):
+    """The saved model, evaluated by hand on each of the two splits."""
+    options = tiny_run.options
+    text = load_text(options.dataset, tmp_path)
+    preset = str(tiny_run.folder / "model")
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset)
+    sequences, masking = bert_mlm.make_sequences(options, text, tokenizer, tmp_path)
+    model = keras_nlp.models.BertMaskedLM.from_preset(preset, preprocessor=None, compile=False)
+    found = {}
+    for split in ("valid", "test"):
+        data = masked_lm.evaluation_data(sequences[split], masking, batch_size=8, split=split)
+        metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+        for inputs, labels, weights in data:
+            metric.update_state(labels, model(inputs, training=False), weights)
+        found[split] = float(metric.result())
+    assert tiny_run.results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
+    assert abs(found["valid"] - found["test"]) > 1e-3
