@@ -32,11 +32,11 @@ def two(tmp_path):
 
 def test_turns(two):
     two.wait()
-    assert two.turn(0.5) == 2 * 10.0 * workers.LENGTH
+    assert two.turn(2.0) == 2 * 10.0 * workers.LENGTH
     done = [len(two.records(folder)) for folder in two.folders]
     time.sleep(0.3)
     assert [len(two.records(folder)) for folder in two.folders] == done, "it stands still"
-    assert two.turn(0.5) == 2 * 10.0 * workers.LENGTH
+    assert two.turn(2.0) == 2 * 10.0 * workers.LENGTH
     assert two.turn(0.0) == 0.0, "no whole step"
 
 
