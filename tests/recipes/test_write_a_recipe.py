@@ -92,7 +92,6 @@ def test_it_is_queried(said):
     assert re.search(r"^ +\d+\.\d%  (malignant|benign)$", answer, re.MULTILINE)
 
 
-@pytest.mark.xfail(reason="exports of any recipe are in the works", strict=False)
 def test_it_is_exported(said, run):
     run("recipes.export", said[1] / "one", "--to", "saved_model")
     assert (said[1] / "one" / "exports" / "saved_model" / "saved_model.pb").is_file()
