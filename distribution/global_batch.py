@@ -265,7 +265,8 @@ def compute_per_replica(
     """Makes `fit()` compute gradients on each replica, and reduce and apply them apart from that.
 
     XLA compiles no all-reduce, so Keras compiles nothing under several replicas; here each
-    replica's forward and backward pass is compiled. Keras also refuses to accumulate under a
+    replica's forward and backward pass is compiled. Keras's execution of several steps crashes
+    under several replicas; here it does not. Keras also refuses to accumulate under a
     strategy (keras-team/keras#20582, open); here several batches make one update. It is that of one
     batch of all their examples: each batch's mean gradient counts by the batch's sum of weights. A
     step of `fit()` stays an update of the weights, and takes `batches_per_step` elements of the
@@ -273,7 +274,8 @@ def compute_per_replica(
     strategy's scope, and without `jit_compile`.
 
     Args:
-        model: the compiled model; it gets a training function. Compiled again, it needs it again.
+        model: the compiled model; it gets a training function, and with several steps in an
+            execution a test function. Compiled again, it needs them again.
         batches_per_step: batches of one update.
         steps_per_execution: updates of one call of the training function.
         jit_compile: whether XLA compiles the forward and backward pass.
@@ -366,6 +368,21 @@ def compute_per_replica(
     # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
     # plain function, as Keras's own: a tf.function would become a part of what is exported.
     model.train_function = lambda iterator: execute(iterator)
+    if steps_per_execution == 1:
+        return
+
+    @tf.function
+    def test_step(data):
+        outputs = strategy.run(model.test_step, args=(data,))
+        return keras_compat.logs_of_replicas(strategy, outputs)
+
+    def test(iterator):
+        logs = test_step(next(iterator))
+        for _, data in zip(range(steps_per_execution - 1), iterator, strict=False):
+            logs = test_step(data)
+        return logs
+
+    model.test_function = test
 
 
 def sums_inside(model: keras.Model) -> list[str]:

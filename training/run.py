@@ -417,7 +417,9 @@ class TrainingPlan(Plan):
     @property
     def _in_parts(self) -> bool:
         """Whether gradients are computed on each replica, and reduced apart from that."""
-        several = self.replicas > 1 and self._jit is True
+        if strategies.name_of(self.run.strategy) == "parameter_server":
+            return False
+        several = self.replicas > 1 and (self._jit is True or self.steps_per_execution() > 1)
         return several or self.accumulate_steps > 1
 
     def fit_options(
@@ -434,8 +436,8 @@ class TrainingPlan(Plan):
     ) -> dict:
         """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
 
-        With `--accumulate-steps`, where XLA compiles several replicas, and with parameter servers
-        the model gets a training function.
+        With `--accumulate-steps`, on several replicas where XLA compiles or an execution has
+        several steps, and with parameter servers the model gets a training function.
 
         Args:
             model: compiled, under the strategy.

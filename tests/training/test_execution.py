@@ -42,6 +42,17 @@ def test_several_steps_in_one_execution_train_the_same(train):
     assert [record["step"] for record in steps(three)] == list(range(3, 19, 3))
 
 
+def test_several_steps_in_one_execution_of_two_replicas(train):
+    one = train(precision="float64")
+    two = train(precision="float64", steps_per_execution=3, strategy="mirrored", replicas=2)
+    processes.assert_equal_tensors(one, two)
+    ours, theirs = processes.results(one), processes.results(two)
+    assert theirs["replicas"] == 2
+    for metric, value in ours["test"].items():
+        assert theirs["test"][metric] == pytest.approx(value, rel=1e-9), metric
+    assert theirs["history"]["val_accuracy"] == ours["history"]["val_accuracy"]
+
+
 def test_xla_trains_the_same_but_for_rounding(train):
     plain, compiled = train(precision="float32"), train(precision="float32", jit="on")
     ours, theirs = processes.tensors(plain), processes.tensors(compiled)
