@@ -37,6 +37,7 @@ DEFAULT_BASE_PORT = 22200
 FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 POLL_SECONDS = 0.1
+POLLING = threading.Lock()  # two threads that poll at once are told that the process still runs
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may deliver one request twice
 STOP_SECONDS = 10  # from SIGTERM to SIGKILL, for the survivors of a failure
 SAVE_SECONDS = 30  # for the others to end, once one worker has ended deliberately
@@ -451,7 +452,8 @@ class Child:
     @property
     def status(self) -> int | None:
         """Exit status as a shell gives it: 128 + n after signal n. None while it runs."""
-        code = self.process.poll()
+        with POLLING:
+            code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     @property
