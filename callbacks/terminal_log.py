@@ -122,7 +122,8 @@ def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
     """Returns the metrics of a record by name, those with a prefix; a loss comes first.
 
     It is left out beside a cross-entropy that it equals but for the way in which Keras takes the
-    mean over batches.
+    mean over batches; that of an evaluation, in which a short last batch counts like a full one,
+    beside any.
     """
     numbers = {
         name.removeprefix(prefix): value
@@ -132,8 +133,12 @@ def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
         and name != "learning_rate"
         and not is_speed(name)
     }
+    evaluated = prefix or record["event"] == "evaluation"
     loss = numbers.pop("loss", None)
-    if loss is None or math.isclose(loss, numbers.get("cross_entropy", math.inf), rel_tol=0.02):
+    known = numbers.get("cross_entropy")
+    if loss is None:
+        return numbers
+    if known is not None and (evaluated or math.isclose(loss, known, rel_tol=0.02)):
         return numbers
     return {"loss": loss} | numbers
 

@@ -29,8 +29,9 @@ RECORD = {
     "changes, line",
     [
         ({}, "cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234  lr 0.00125"),
-        # A loss that is no cross-entropy in one column is shown in both.
-        ({"val_loss": 1.9}, "loss 1.2600 | 1.9000  cross_entropy 1.2500 | 1.7500  perplexity"),
+        # That of an evaluation counts a short last batch like a full one.
+        ({"val_loss": 1.9}, "epoch 3  cross_entropy 1.2500 | 1.7500  perplexity"),
+        # A loss that is more than the cross-entropy is shown in both columns.
         ({"loss": 1.4}, "loss 1.4000 | 1.7400  cross_entropy 1.2500 | 1.7500  perplexity"),
         ({"val_other": 12.345}, "perplexity 3.4900 | 1,234  other - | 12.35  lr"),
     ],
@@ -43,14 +44,14 @@ def test_an_epoch(changes, line):
 def test_an_epoch_fits_110_columns():
     names = ("accuracy", "cross_entropy", "perplexity", "loss", "precision_at_5", "auc", "macro_f1")
     numbers = {p + name: 8.5 + i for i, name in enumerate(names) for p in ("", "val_")}
-    lines = format_epoch({"epoch": 12, **numbers})
+    lines = format_epoch({"event": "epoch", "epoch": 12, **numbers})
     assert len(lines) == 2 and max(map(len, lines)) <= 110
     for name in names:
         assert sum(f"  {name} " in line for line in lines) == 1
     # The usual three and the rate need one line.
     usual = {"cross_entropy": 4.9, "perplexity": 144.3, "accuracy": 0.165}
     usual |= {f"val_{name}": value for name, value in usual.items()} | {"learning_rate": 1.24e-5}
-    assert len(format_epoch({"epoch": 12, **usual})) == 1
+    assert len(format_epoch({"event": "epoch", "epoch": 12, **usual})) == 1
 
 
 class Speed(Throughput):
