@@ -79,17 +79,24 @@ def evaluation_data(
     return batches.evaluation_batches(_count(x, y), batch_size, _gather(x, y))
 
 
-def first_examples(
-    splits: dict[str, tuple[Examples, np.ndarray]], most: int | None
+def draw_examples(
+    splits: dict[str, tuple[Examples, np.ndarray]], most: int | None, seed: int
 ) -> dict[str, tuple[Examples, np.ndarray]]:
-    """Returns the splits with at most so many examples of the training split.
+    """Returns the splits with at most so many examples of the training split, drawn at random.
+
+    A file may be sorted by its labels. What a smaller number draws, a larger one draws too.
 
     Args:
         splits: Examples and answers by split.
         most: How many; None takes all. Validation and test keep all of theirs.
+        seed: The run's seed.
     """
     x, y = splits["train"]
-    return {**splits, "train": (x[:most], y[:most])}
+    if most is None:
+        return splits
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(y))[:most])
+    x = x[drawn] if isinstance(x, np.ndarray) else [x[i] for i in drawn]
+    return {**splits, "train": (x, y[drawn])}
 
 
 def _count(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> int:

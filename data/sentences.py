@@ -151,7 +151,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
         On the test split: `most_frequent_accuracy`, of always saying the training split's most
         frequent class; `tfidf_accuracy` and `tfidf_macro_f1` (the mean of the classes' F1 scores),
         of logistic regression on TF-IDF of single words and pairs of words, left out where the
-        training sentences hold no word of two or more letters. From 0 to 1.
+        training sentences hold one class or no word of two or more letters. From 0 to 1.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -164,9 +164,9 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=MOST_NGRAMS)
     try:
         features = vectorizer.fit_transform(sentences)
-    except ValueError:  # no word of two or more letters
+        model = LogisticRegression(C=10, max_iter=1000).fit(features, labels)
+    except ValueError:  # no word of two or more letters, or one class
         return found
-    model = LogisticRegression(C=10, max_iter=1000).fit(features, labels)
     predictions = model.predict(vectorizer.transform(test_sentences))
     return found | {
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),

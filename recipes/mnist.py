@@ -81,7 +81,7 @@ def main(options: Options) -> dict:
         # Images and labels by split.
         images = load_images(run.dataset, run.cache_dir)
         run.note(images.note)
-        splits = arrays.first_examples(images.splits, options.max_examples)
+        splits = arrays.draw_examples(images.splits, options.max_examples, options.seed)
         test_images, test_labels = splits["test"]
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         plan = run.plan(

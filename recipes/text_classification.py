@@ -138,7 +138,7 @@ def main(options: Options) -> dict:
         data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
         if run.metadata:  # a trained run is evaluated: its classes, in its order
             data = data.with_classes(run.metadata["classes"])
-        splits = arrays.first_examples(data.splits, options.max_examples)
+        splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         run.note(data.note, sentences.repeated_note(splits))
         preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
@@ -166,7 +166,7 @@ def main(options: Options) -> dict:
         test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
         baseline = sentences.baselines(splits)
         if "tfidf_accuracy" not in baseline:
-            run.note("no TF-IDF baseline: the sentences hold no word of two or more letters")
+            run.note("no TF-IDF baseline: one class, or no word of two or more letters")
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sentence_inputs.naive_bayes_evidence(

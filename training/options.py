@@ -100,7 +100,7 @@ class SharedOptions(ProgramOptions):
 
     dataset: str = _data("auto", "A name or a path.")
     max_examples: int | None = _data(
-        None, "Use only the first N examples of the training split.", within=COUNT
+        None, "Use only N examples of the training split.", within=COUNT
     )
     cache_dir: Path | None = _data(
         None,

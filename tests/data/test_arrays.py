@@ -96,16 +96,20 @@ def test_what_does_not_fit(x, y, words):
 
 
 def test_the_training_split_alone_is_cut():
-    """By a limit that is below every split's size."""
+    """By a limit that is below every split's size; the examples of a sorted file are drawn."""
     splits = {name: (PIXELS, LABELS) for name in ("train", "valid", "test")}
-    found = arrays.first_examples(splits, 3)
+    found = arrays.draw_examples(splits, 3, seed=0)
     assert {name: (len(x), len(y)) for name, (x, y) in found.items()} == {
         "train": (3, 3),
         "valid": (11, 11),
         "test": (11, 11),
     }
-    np.testing.assert_array_equal(found["train"][0], PIXELS[:3])
-    assert len(arrays.first_examples(splits, None)["train"][0]) == 11
+    x, y = found["train"]
+    assert y.tolist() != LABELS[:3].tolist()
+    np.testing.assert_array_equal(x, [PIXELS[LABELS.tolist().index(label)] for label in y])
+    more = arrays.draw_examples({"train": ([*"abcdefghijk"], LABELS)}, 7, seed=0)["train"]
+    assert set(y) < set(more[1]) and more[0] == sorted(more[0])
+    assert len(arrays.draw_examples(splits, None, seed=0)["train"][0]) == 11
 
 
 def test_a_change_gets_the_examples_and_the_epoch():
