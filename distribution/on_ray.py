@@ -3,15 +3,12 @@
     python -m distribution.on_ray --workers 1:4 --gpus-per-worker 1 --cpus-per-worker 4 \
         -m recipes.bert_mlm --run-dir /shared/runs/first
 
-Each worker is an actor, which starts the recipe as a process with a `TF_CONFIG`. When a worker or
-a node is lost, the others are stopped, and the run resumes from its last checkpoint with those that
-are left; what comes back joins at the next checkpoint. Only short messages and the chief's log pass
-through Ray.
+Each worker is an actor, which starts the recipe as a process. When one is lost, the run resumes
+from its last checkpoint with those that are left; what comes back joins at the next checkpoint.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import json
@@ -22,8 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from distribution import launch
 from distribution.launch import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
@@ -37,101 +32,63 @@ except ModuleNotFoundError:  # an extra; `main` says so
     ray = None
 
 PASSED_ON = ("PYTHONPATH", "KERAS_", "RECIPES_", "TF_", "XLA_")  # of the driver's environment
-SETTLE_SECONDS = 10  # to wait for more places, where there are enough to start
+SETTLE_SECONDS = 5  # to wait for more places, where there are enough to start
 SAY_SECONDS = 30  # between two lines while there are too few places
 LOOK_SECONDS = 0.5  # how long an actor waits for the end of its process before it answers
-START_SECONDS = 60  # for an actor to start
-WATCH_SECONDS = 3  # between two looks at the nodes of the cluster
+START_SECONDS = 60  # for the actors to start
 FAIL_SECONDS = 5  # for the other workers to end by themselves; Ray reports a lost one after 3
-LOCK_SECONDS = 100  # for the run's lock, held by a node that is gone: NFS 4 keeps it for 90 seconds
+LOCK_TRIES = 200  # of LOOK_SECONDS each; NFS 4 keeps the lock of a node that is gone for 90 seconds
 GONE_SECONDS = 20  # without the head of the cluster
+LOST = 128 + signal.SIGKILL  # the status of a worker whose actor does not answer
+BLAME = {0: 0, SAVED_AND_STOPPED: 1, WRONG_OPTIONS: 3, LOST: 4}  # who is the cause; others: 2
 ENDED_WELL = (None, 0, SAVED_AND_STOPPED)
 say = functools.partial(launch.say, speaker="on_ray")
-LOST = 128 + signal.SIGKILL  # the status of a worker whose actor does not answer
 
 
 class Worker:
     """A worker of the recipe: an actor on a node, which starts the recipe as a process."""
 
-    def __init__(self, run_dir: Path, index: int):
-        self.run_dir, self.index = run_dir, index
-        self.child: Any = None  # a `launch.Child`, from `start` on
+    def __init__(self, options: argparse.Namespace, index: int):
+        self.options, self.index = options, index
 
-    def prepare(self, mark: str, count: int, waits: bool) -> tuple[str, str] | None:
-        """Returns the node's id and HOST:PORT; None while another process holds the run.
-
-        Raises:
-            OSError: The run's folder is not shared, or not writable.
-        """
-        log = self.run_dir / "worker-0.log"
-        if self.index == 0:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            with open(self.run_dir / ".lock", "a") as lock, open(log, "a") as file:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if waits:
-                        return None
-                file.write(f"{mark}\n")
-        elif not log.exists() or mark not in log.read_text(errors="replace"):
-            raise OSError(f"the nodes do not share --run-dir {self.run_dir}")
+    def prepare(self, mark: str, count: int) -> tuple[str, str]:
+        """Returns the node's id and HOST:PORT; OSError where the run's folder has no such mark."""
+        log = self.options.run_dir / "worker-0.log"
+        if not log.exists() or mark not in log.read_text(errors="replace"):
+            raise OSError(f"the nodes do not share --run-dir {self.options.run_dir}")
         ports = launch.FREE_PORTS[self.index :: count]  # no two workers get the same one
         free = (p for p in random.sample(ports, len(ports)) if launch.can_listen("", p))
-        host = ray.util.get_node_ip_address()
-        host = f"[{host}]" if ":" in host else host
-        return ray.get_runtime_context().get_node_id(), f"{host}:{next(free)}"
+        address = f"{ray.util.get_node_ip_address()}:{next(free)}"
+        return ray.get_runtime_context().get_node_id(), address
 
-    def start(self, words: list[str], cwd: str, environment: dict[str, str]) -> None:
+    def start(self, addresses: list[str]) -> None:
         """Starts the recipe; it dies with this actor."""
-        if os.path.isdir(cwd):
-            os.chdir(cwd)
-        log, environment = self.run_dir / f"worker-{self.index}.log", os.environ | environment
+        options, task = self.options, {"type": "worker", "index": self.index}
+        config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        environment = os.environ | options.environment | {"TF_CONFIG": config}
+        if os.path.isdir(options.folder):
+            os.chdir(options.folder)
+        words = ["-m", options.module, *options.arguments]
+        log = options.run_dir / f"worker-{self.index}.log"
         self.child = launch.start_process("worker", self.index, words, log, environment, [])
         self.position = self.child.log_start
 
-    def look(self) -> dict:
-        """Waits a moment for the end of the process, and tells how the run is there."""
+    def look(self) -> tuple[int | None, str]:
+        """Waits a moment; returns the process's exit status, and what there is to show."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.process.wait(LOOK_SECONDS)
-        found = {"status": self.child.status}
-        if found["status"] is not None:
-            self.child.kill()  # what it left in its session
-            found["end"] = self.child.describe_end()
+        status, shown = self.child.status, b""
         if self.index == 0:
-            text = launch.read_log(self.child.log, self.position, found["status"] is not None)
-            self.position += len(text)
-            found["text"] = text.decode(errors="replace")
-            names = [path.name for path in self.run_dir.glob("checkpoints/step-*")]
-            found["checkpoint"] = max(names, default="")
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                run = json.loads((self.run_dir / "options.json").read_text(encoding="utf-8"))
-                found["shares"] = run["resolved"]["global_batch_size"] // run["replicas_per_worker"]
-        return found
+            shown = launch.read_log(self.child.log, self.position, status is not None)
+            if status is None and b"Traceback (most" in shown:
+                shown = b""  # not before it is known who failed: it may be about another one
+            self.position += len(shown)
+        end = "" if status in ENDED_WELL else f"{self.child.describe_end()}\n"
+        return status, end + shown.decode(errors="replace")
 
-    def send(self, number: int) -> None:
-        """Sends a signal to the process; SIGKILL to all of its session."""
-        if self.child and number == signal.SIGKILL:
-            self.child.kill()
-            self.child.process.wait()
-        elif self.child:
-            self.child.process.send_signal(number)
-
-
-@dataclasses.dataclass
-class Member:
-    """A worker as the driver knows it."""
-
-    index: int
-    actor: Any
-    node: str = ""
-    address: str = ""
-    status: int | None = None  # as a shell gives it; None while it runs
-    end: str = ""  # in words
-
-    def blame(self) -> tuple[bool, bool, int]:
-        """Orders workers: the others may have failed because of the last one."""
-        causes = (WRONG_OPTIONS, LOST)
-        return self.status not in ENDED_WELL, self.status in causes, self.status or 0
+    def stop(self) -> None:
+        """Asks the process to save and stop."""
+        self.child.process.terminate()
 
 
 class RayRun(launch.Requests):
@@ -143,35 +100,26 @@ class RayRun(launch.Requests):
         cpus, gpus = options.cpus_per_worker, options.gpus_per_worker
         self.bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})  # what a worker needs
         self.worker = ray.remote(num_cpus=cpus, num_gpus=gpus)(Worker)
-        self.members: list[Member] = []
-        self.group: Any = None  # the places that Ray keeps for them
-        self.shares = self.most  # the number of workers divides it; the chief knows better
-        self.checkpoint = ""  # the newest
-        self.texts: list[tuple[float, str]] = []  # of the chief's log: when heard, not shown yet
-        self.starts = 0
-        self.again = False  # asked to save in order to start with other workers
+        self.actors: list = []
         self.head = ray.get_runtime_context().gcs_address
 
     def run(self) -> int:
         """Trains until the run is over; returns its exit status."""
         failures, status = 0, SAVED_AND_STOPPED
-        try:
-            request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
-            while self.gather():
-                before, self.again = self.checkpoint, False
-                status = self.start() or self.supervise(before)
-                self.release()
-                if status == SAVED_AND_STOPPED and self.again and not self.request:
-                    continue
-                if status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS) or self.request:
-                    break
-                failures = 1 if self.checkpoint > before else failures + 1
-                if failures == self.options.max_failures:
-                    say(f"{failures} failures without a checkpoint between them: giving up")
-                    break
-            request_resources(bundles=[])
-        finally:
+        request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
+        while self.gather():
+            before = self.checkpoint()
+            status = self.start() or self.supervise(before)
             self.release()
+            if self.request or status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS):
+                break
+            if status is None:
+                continue
+            failures = 1 if self.checkpoint() > before else failures + 1
+            if failures == self.options.max_failures:
+                say(f"{failures} failures without a checkpoint between them: giving up")
+                break
+        request_resources(bundles=[])
         stopped = status == SAVED_AND_STOPPED or status == LOST and self.request
         return self.say_how_to_resume() if stopped else status
 
@@ -185,92 +133,89 @@ class RayRun(launch.Requests):
         end = time.monotonic() + GONE_SECONDS
         while launch.why_silent(self.head):
             if time.monotonic() > end:
-                self.stop(f"the head of the cluster, {self.head}, does not answer", signal.SIGTERM)
-                time.sleep(SETTLE_SECONDS)  # to save, where there are nodes
+                say(f"the head of the cluster, {self.head}, does not answer")
                 os._exit(self.say_how_to_resume())
             time.sleep(LOOK_SECONDS)
 
     def gather(self) -> bool:
         """Reserves places for as many workers as there can be; False if the run is to stop."""
-        began = time.monotonic()
-        said = began - SAY_SECONDS + SETTLE_SECONDS
+        enough = next_line = time.monotonic() + SETTLE_SECONDS
         while self.request is None:
             self.await_head()
-            free, nodes = self.places(available_resources_per_node())
-            count, now = self.largest(free), time.monotonic()
-            all_free = self.starts and free >= self.places()[0]
-            if count and (count == self.most or all_free or now - began > SETTLE_SECONDS):
-                here = {"ray.io/node-id": f"in({','.join(nodes)})"}
+            places, now = self.places(), time.monotonic()
+            count = self.largest(len(places))
+            if count == self.most or count and now > enough:
+                here = {"ray.io/node-id": f"in({','.join(set(places))})"}
                 wanted = {"bundles": [self.bundle] * count, "bundle_label_selector": [here] * count}
                 self.group = ray.util.placement_group(strategy="SPREAD", **wanted)
                 if self.group.wait(SETTLE_SECONDS):
                     return True
                 self.release()
-            elif not count and now - said > SAY_SECONDS:
-                said = now
-                say(f"places for {free} of at least {self.least} workers; waiting for nodes")
+            elif not count and now > next_line:
+                next_line = now + SAY_SECONDS
+                say(f"places for {len(places)} of at least {self.least} workers; waiting for nodes")
             time.sleep(1)
         return False
 
-    def places(self, resources: dict | None = None) -> tuple[int, list[str]]:
-        """Counts the workers that fit into what is free, or into all, and names the nodes."""
-        draining, found = state.get_draining_nodes(), 0
-        names: list[str] = []
+    def places(self) -> list[str]:
+        """Lists the node of each worker that fits into what is free."""
+        found: list[str] = []
+        free, draining = available_resources_per_node(), state.get_draining_nodes()
         for node in ray.nodes():
             name, port = node["NodeID"], node["NodeManagerPort"]
             address = f"{node['NodeManagerAddress']}:{port}"
-            have = node["Resources"] if resources is None else resources.get(name, {})
+            have = free.get(name, {})
             fits = min(int(have.get(kind, 0) / count) for kind, count in self.bundle.items())
             # A node that does not answer is gone; Ray takes a quarter of a minute to say so.
-            if fits and node["Alive"] and name not in draining and not launch.why_silent(address):
-                found, names = found + fits, [*names, name]
-        return found, names
+            if fits and name not in draining and not launch.why_silent(address):
+                found += [name] * fits
+        return found
 
     def largest(self, places: int) -> int:
         """Returns the largest number of workers that can share the global batch; 0 for none."""
+        shares = self.most  # until the run has said how it is planned
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            run = json.loads((self.options.run_dir / "options.json").read_text(encoding="utf-8"))
+            shares = run["resolved"]["global_batch_size"] // run["replicas_per_worker"]
         counts = range(min(places, self.most), self.least - 1, -1)
-        return next((count for count in counts if self.shares % count == 0), 0)
+        return next((count for count in counts if shares % count == 0), 0)
+
+    def checkpoint(self) -> str:
+        """Returns the name of the newest checkpoint."""
+        folder = self.options.run_dir / "checkpoints"
+        return max((path.name for path in folder.glob("step-*")), default="")
 
     def release(self) -> None:
-        """Ends all processes and actors, and gives the places back."""
+        """Ends all actors, and with them their processes; gives the places back."""
         self.await_head()
-        kills = [member.actor.send.remote(signal.SIGKILL) for member in self.members]
-        if kills:
-            ray.wait(kills, num_returns=len(kills), timeout=FAIL_SECONDS)
-        for member in self.members:
-            ray.kill(member.actor)
-        if self.group:
-            ray.util.remove_placement_group(self.group)
-        self.members, self.group = [], None
+        for actor in self.actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(self.group)
+        self.actors = []
+        with open(self.options.run_dir / ".lock", "a") as lock:
+            for _ in range(LOCK_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(LOOK_SECONDS)
 
     def start(self) -> int | None:
         """Starts a worker at each place; returns an exit status where that fails."""
         options, count = self.options, self.group.bundle_count
-        words = ["-m", options.module, *options.arguments]
-        mark = f"start {self.starts} of {count} workers, {time.time_ns():x}"
-        end = time.monotonic() + (LOCK_SECONDS if self.starts else 0)
-        self.starts += 1
+        mark = f"starting {count} workers, {time.time_ns():x}"
+        with open(options.run_dir / "worker-0.log", "a") as log:
+            log.write(f"{mark}\n")
         for index in range(count):
             place = PlacementGroupSchedulingStrategy(self.group, index)
-            actor = self.worker.options(scheduling_strategy=place).remote(options.run_dir, index)
-            self.members.append(Member(index, actor))
+            actor = self.worker.options(scheduling_strategy=place).remote(options, index)
+            self.actors.append(actor)
         try:
-            for member in self.members:
-                place = None
-                while place is None:
-                    waits = time.monotonic() < end and not self.request
-                    prepared = member.actor.prepare.remote(mark, count, waits)
-                    place = ray.get(prepared, timeout=START_SECONDS)
-                    time.sleep(0 if place else LOOK_SECONDS)
-                member.node, member.address = place
-            cluster = {"worker": [member.address for member in self.members]}
-            say(f"{mark}: {', '.join(cluster['worker'])}")
-            for member in self.members:
-                task = {"type": "worker", "index": member.index}
-                config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-                environment = options.environment | config
-                started = member.actor.start.remote(words, os.getcwd(), environment)
-                ray.get(started, timeout=START_SECONDS)
+            prepared = [actor.prepare.remote(mark, count) for actor in self.actors]
+            self.hosts = ray.get(prepared, timeout=START_SECONDS)  # of each: node, HOST:PORT
+            addresses = [address for _, address in self.hosts]
+            say(f"{mark}: {', '.join(addresses)}")
+            started = [actor.start.remote(addresses) for actor in self.actors]
+            ray.get(started, timeout=START_SECONDS)
         except ray.exceptions.RayTaskError as error:
             say(f"cannot start: {error.cause}")
             return WRONG_OPTIONS
@@ -279,85 +224,58 @@ class RayRun(launch.Requests):
             return LOST
         return None
 
-    def supervise(self, before: str) -> int:
-        """Waits for the end of the processes; returns the exit status that this means.
-
-        `before` is the newest checkpoint when they started.
-        """
-        looks = {member.actor.look.remote(): member for member in self.members}
-        watched, deadline, is_passed_on = time.monotonic(), float("inf"), False
+    def supervise(self, before: str) -> int | None:
+        """Waits for the end of the processes; returns their status, None to start them again."""
+        looks = {actor.look.remote(): index for index, actor in enumerate(self.actors)}
+        ended: list[tuple[int, int, str]] = []  # worker, exit status, what there is to show
+        reason, deadline = None, float("inf")
         while looks and time.monotonic() < deadline:
-            for reference in ray.wait(list(looks), timeout=1)[0]:
-                member = looks.pop(reference)
-                self.hear(member, reference)
-                if member.status is None:
-                    looks[member.actor.look.remote()] = member
-            ends = {member.status for member in self.members} - {None, 0}
+            for reference in ray.wait(list(looks), num_returns=len(looks), timeout=1)[0]:
+                index = looks.pop(reference)
+                try:
+                    status, text = ray.get(reference)
+                except ray.exceptions.RayError:
+                    status, text = LOST, f"worker {index}, {self.hosts[index][1]}, is lost"
+                if reason and status == 128 + signal.SIGTERM:  # it was importing: nothing is lost
+                    status = SAVED_AND_STOPPED
+                elif status in ENDED_WELL:
+                    with contextlib.suppress(OSError):  # a closed terminal does not end a run
+                        print(text, end="", flush=True)
+                if status is None:
+                    looks[self.actors[index].look.remote()] = index
+                else:
+                    ended.append((index, status, text))
+            ends = {status for _, status, _ in ended} - {0}
             if ends:
                 seconds = launch.SAVE_SECONDS if ends == {SAVED_AND_STOPPED} else FAIL_SECONDS
                 # Who is lost is the cause; the others have nothing to say.
                 deadline = min(deadline, time.monotonic() + (0 if LOST in ends else seconds))
-            if self.killed_by:
-                say("killing the processes")
-                return 128 + self.killed_by
-            if self.request and not is_passed_on:
-                is_passed_on, name = True, signal.Signals(self.request).name
-                self.stop(f"{name}: asking the processes to stop; again kills", self.passed_on)
-            elif not (ends or self.again) and time.monotonic() - watched > WATCH_SECONDS:
-                watched, reason = time.monotonic(), self.why_again(self.checkpoint > before)
+            elif reason is None:
+                reason = self.why_stop(before)
                 if reason:
-                    self.again = True
-                    self.stop(f"{reason}: asking the processes to save", signal.SIGTERM)
-        culprit = max(self.members, key=Member.blame)
-        if culprit.status in ENDED_WELL or culprit.index == 0:
-            self.show(time.monotonic())
-        if culprit.status not in ENDED_WELL:
-            say(culprit.end)
-        self.texts = []
-        return culprit.status or 0
+                    say(f"{reason}: asking the processes to save")
+                    for actor in self.actors:
+                        actor.stop.remote()
+            if self.killed_by:
+                return 128 + self.killed_by
+        _, status, text = max(sorted(ended), key=lambda end: BLAME.get(end[1], 2))
+        if status not in ENDED_WELL:
+            say(text)
+        return None if status == SAVED_AND_STOPPED and reason and not self.request else status
 
-    def show(self, until: float) -> None:
-        """Prints what the chief wrote until then; a closed terminal does not end a run."""
-        while self.texts and self.texts[0][0] <= until:
-            with contextlib.suppress(OSError):
-                print(self.texts.pop(0)[1], end="", flush=True)
-
-    def hear(self, member: Member, reference: object) -> None:
-        """Takes in what an actor has seen."""
-        try:
-            found = ray.get(reference)
-        except ray.exceptions.RayError:
-            member.status, member.end = LOST, f"worker {member.index}, {member.address}, is lost"
-            return
-        member.status, member.end = found["status"], found.get("end", "")
-        asked = (128 + signal.SIGTERM, 128 + signal.SIGINT) if self.again or self.request else ()
-        if member.status in asked:  # it was still importing: nothing is lost
-            member.status = SAVED_AND_STOPPED
-        if member.index == 0:
-            now = time.monotonic()
-            self.texts.append((now, found["text"]))
-            self.show(now - FAIL_SECONDS)  # it may complain about one whose end is not known yet
-            self.checkpoint = max(self.checkpoint, found["checkpoint"])
-            self.shares = found.get("shares", self.shares)
-
-    def stop(self, reason: str, number: int | None) -> None:
-        """Asks all processes to save and stop, by a signal."""
-        say(reason)
-        for member in self.members:
-            if member.status is None:
-                member.actor.send.remote(number)
-
-    def why_again(self, has_saved: bool) -> str | None:
-        """Tells why the run is to start again with other workers; None where it is not."""
+    def why_stop(self, before: str) -> str | None:
+        """Tells why the processes are to save and stop; None where they are not."""
+        if self.request:
+            return f"{signal.Signals(self.request).name} (again kills)"
         self.await_head()
-        draining = state.get_draining_nodes()
-        leaving = [member.address for member in self.members if member.node in draining]
+        draining, now = state.get_draining_nodes(), len(self.actors)
+        leaving = [address for node, address in self.hosts if node in draining]
         if leaving:
             return f"Ray takes the node of {', '.join(leaving)} away"
-        if not has_saved or len(self.members) == self.most:
+        if now == self.most or self.checkpoint() <= before:
             return None
-        count = self.largest(len(self.members) + self.places(available_resources_per_node())[0])
-        return f"places for {count} workers" if count > len(self.members) else None
+        count = self.largest(now + len(self.places()))
+        return f"places for {count} workers" if count > now else None
 
 
 def worker_counts(text: str) -> tuple[int, int]:
@@ -374,21 +292,25 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         prog="python -m distribution.on_ray",
         usage="python -m distribution.on_ray [options] -m MODULE [options of the module]",
         epilog="Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them."
-        " Exit status: 75 if the run stopped (the same command resumes it), 2 if the options are"
-        " wrong. Ports are neither encrypted nor protected by a password: private networks only.",
+        " Ports are neither encrypted nor protected by a password: private networks only.",
         allow_abbrev=False,
     )
-    add, number, limit = parser.add_argument, whole_number, "failures without a checkpoint between"
+    add, number = parser.add_argument, whole_number
     add("--workers", type=worker_counts, required=True, help="N, or MIN:MAX: those that fit")
     add("--cpus-per-worker", type=number(1, 1024), default=1, help="cores (default 1)")
     add("--gpus-per-worker", type=number(0, 1024), default=0, help="GPUs (default 0)")
     add("--address", default="auto", help="HOST:PORT of the head (default: RAY_ADDRESS, or here)")
-    add("--max-failures", type=number(1, 1024), default=3, help=f"{limit} them to end (default 3)")
+    add(
+        "--max-failures",
+        type=number(1, 1024),
+        default=3,
+        help="failures in a row to end the run (3)",
+    )
     add("-m", metavar="MODULE", help="what to run; everything after it goes to the module")
     options, run_dir = launch.split_options(parser, argv)
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
-    options.run_dir = run_dir
+    options.run_dir, options.folder = run_dir, os.getcwd()
     options.command = ["python", "-m", "distribution.on_ray", *argv]
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     options.environment = passed_on | {
@@ -410,18 +332,17 @@ def main(argv: list[str] | None = None) -> int:
             raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
         if ":" in options.address and launch.why_silent(options.address):
             raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
+        options.run_dir.mkdir(parents=True, exist_ok=True)
         ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         say(str(error))
         return WRONG_OPTIONS
-    kinds = {kind for node in ray.nodes() if node["Alive"] for kind in node["Resources"]}
-    gpus = [kind for kind in kinds if kind.startswith("accelerator_type:")]
-    if options.gpus_per_worker and len(gpus) > 1:
-        say(f"the cluster has GPUs of several types, whose numbers differ: {', '.join(gpus)}")
+    kinds = {kind for kind in ray.cluster_resources() if kind.startswith("accelerator_type:")}
+    if options.gpus_per_worker and len(kinds) > 1:
+        say(f"the cluster has GPUs of several types, whose numbers differ: {', '.join(kinds)}")
         return WRONG_OPTIONS
     run = RayRun(options)
-    with contextlib.suppress(ValueError):  # not in the main thread: the signals are another's
-        run.listen()
+    run.listen()
     return run.run()
 
 

@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of three nodes, on the loopback address: nodes come and go."""
 
+import argparse
 import fcntl
 import json
 import os
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -180,14 +183,15 @@ def test_a_node_is_lost_in_mid_epoch(comes_back, nodes, whole):
     process = nodes.train(run)
     wait_for(lambda: step_of(run) >= 7, process)
     nodes.remove(nodes.nodes[1])
-    seconds = wait_for(lambda: says(process, "start 1 of 2 workers"), process)
+    seconds = wait_for(lambda: says(process, "starting 2 workers"), process)
+    print(f"actors start again {seconds:.1f} s after the node's death")
     step = step_of(run)
     seconds += wait_for(lambda: step_of(run) > step, process)
     print(f"the next step came {seconds:.1f} s after the node's death")
     if comes_back:
         nodes.add()
     said = end(process)
-    assert seconds < 60
+    assert seconds < 120  # most of it imports TensorFlow: less than 60 where nothing else runs
     assert_equal_runs(whole, run)
     assert parts(run) == ([3, 2, 3] if comes_back else [3, 2])
     assert "Traceback" not in said and "is lost" in said
@@ -198,7 +202,8 @@ def test_a_node_is_lost_in_mid_epoch(comes_back, nodes, whole):
 def test_the_chief_dies_while_it_writes_a_checkpoint(nodes, whole):
     run = whole.parent / "saving"
     said = end(nodes.train(run, RECIPES_TEST_STEP_SECONDS="0", RECIPES_TEST_KILL_AT_SAVE="2"))
-    assert "worker 0 was killed by SIGKILL" in said and "start 1 of 3 workers" in said
+    assert "worker 0 was killed by SIGKILL" in said
+    assert said.count("starting 3 workers") == 2
     assert_equal_runs(whole, run)
     assert parts(run) == [3]
 
@@ -331,17 +336,31 @@ def test_a_driver_that_is_killed_leaves_no_process_behind(nodes, tmp_path):
 # --- Without a cluster ---
 
 
-def test_folders_that_are_not_shared_and_runs_that_are_in_use(tmp_path):
-    run = tmp_path / "r"
-    run.mkdir()
-    for text in (None, "start 0 of another time\n"):
+def test_folders_that_are_not_shared(tmp_path):
+    worker = on_ray.Worker(argparse.Namespace(run_dir=tmp_path), 1)
+    for text in (None, "starting 2 workers, 1\n"):
         if text:
-            (run / "worker-0.log").write_text(text)
+            (tmp_path / "worker-0.log").write_text(text)
         with pytest.raises(OSError, match="the nodes do not share --run-dir"):
-            on_ray.Worker(run, 1).prepare("start 0 of 2", 2, waits=True)
-    with open(run / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert on_ray.Worker(run, 0).prepare("start 0", 2, waits=True) is None
+            worker.prepare("starting 2 workers, 2", 2)
+
+
+def test_a_lock_that_a_lost_node_holds_is_waited_for(tmp_path, monkeypatch):
+    """An NFS server keeps it for a while."""
+    monkeypatch.setattr(on_ray, "ray", mock.MagicMock())
+    options = argparse.Namespace(
+        run_dir=tmp_path, workers=(1, 2), cpus_per_worker=1, gpus_per_worker=0
+    )
+    run = on_ray.RayRun(options)
+    run.await_head, run.group = mock.Mock(), None
+    (tmp_path / ".lock").touch()
+    with open(tmp_path / ".lock") as held, ThreadPoolExecutor() as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        release = pool.submit(run.release)
+        time.sleep(1)
+        assert not release.done()
+        fcntl.flock(held, fcntl.LOCK_UN)
+        release.result(timeout=30)
 
 
 @pytest.mark.parametrize(
