@@ -29,6 +29,7 @@ SHOWN = {
     "rmse": ("RMSE", "{:.2f} °C"),
     "r2": ("R²", "{:.3f}"),
     "unigram_cross_entropy": ("unigram model", "{:.3f}"),
+    "kneser_ney_cross_entropy": ("Kneser-Ney n-grams", "{:.3f}"),
     "most_frequent_accuracy": ("most frequent", "{:.1%}"),
     "tfidf_accuracy": ("TF-IDF", "{:.1%}"),
     "tfidf_macro_f1": ("TF-IDF macro F1", "{:.1%}"),

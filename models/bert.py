@@ -1,5 +1,6 @@
 """What a BERT is built from: sizes, presets, tokenizer, weights; and how it fills in masks."""
 
+import math
 import os
 import re
 import socket
@@ -322,6 +323,17 @@ def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
     logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
     logits[:, special_ids(tokenizer)] = -np.inf
     return keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+
+
+def sum_of_log_shares(logits, pieces: np.ndarray) -> float:
+    """Returns the log-likelihood of word pieces in nats; equal logits give equal sums.
+
+    Args:
+        logits: of shape (pieces, vocabulary size).
+        pieces: ids, of shape (pieces,).
+    """
+    log_shares = keras.ops.convert_to_numpy(keras.ops.log_softmax(logits))
+    return math.fsum(log_shares[np.arange(len(pieces)), pieces].tolist())
 
 
 def special_ids(tokenizer) -> list[int]:

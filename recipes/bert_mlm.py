@@ -235,6 +235,38 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     return answers
 
 
+def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
+    """Returns the pseudo-log-likelihood of each text (Salazar et al., arXiv 1910.14659), in nats.
+
+    That is the sum over its word pieces, each one masked alone.
+
+    Args:
+        run: a finished run of this recipe.
+        texts: as many tokens as a sequence of the run has, at most.
+    """
+    model = run.load_model("float32")
+    tokenizer = bert.load(keras_nlp.models.BertTokenizer, run.preset)
+    longest = model.preprocessor.sequence_length
+    found = []
+    for text in texts:
+        token_ids = bert.encode(tokenizer, text)
+        if len(token_ids) > longest:
+            raise DataError(f"{len(token_ids)} tokens, the model takes {longest}: {text[:60]!r}")
+        pieces = token_ids[1:-1]
+        positions = np.arange(1, len(pieces) + 1, dtype=np.int32)
+        masked = np.tile(token_ids, (len(pieces), 1))
+        masked[positions - 1, positions] = tokenizer.mask_token_id
+        inputs = {
+            "token_ids": masked,
+            "segment_ids": np.zeros_like(masked),
+            "padding_mask": np.ones_like(masked),
+            "mask_positions": positions[:, None],
+        }
+        logits = model(inputs, training=False)[:, 0]
+        found.append(bert.sum_of_log_shares(logits, pieces))
+    return found
+
+
 def fills(text: str, probabilities: np.ndarray, pieces: list[str], most: int = 5) -> list[dict]:
     """Returns the likeliest pieces for each [MASK] of a text, and the text with each of them.
 

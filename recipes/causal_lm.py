@@ -23,7 +23,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, word_pieces
+from data import batches, kneser_ney, word_pieces
 from data.errors import DataError
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
@@ -163,7 +163,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = unigram_baseline(rows, len(pieces))
+        baseline = baselines(rows, len(pieces))
         tokens_per_byte = count_tokens_per_byte(text.splits["test"], tokenizer)
         with run.strategy.scope():
             model = build_model(options, len(pieces), tokenizer.sep_token_id)
@@ -218,14 +218,16 @@ def next_tokens(rows: np.ndarray):
     return make_batch
 
 
-def unigram_baseline(rows: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, float]:
-    """Returns what is reached by the shares of the tokens in the training split alone."""
+def baselines(rows: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, float]:
+    """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
     train, test = (
         np.bincount(rows[split][:, 1:].ravel(), minlength=vocabulary_size)
         for split in ("train", "test")
     )
     share = (train + 0.1) / (train + 0.1).sum()
+    n_grams = kneser_ney.log_probabilities(rows["train"], rows["test"], vocabulary_size)
     return {
+        "kneser_ney_cross_entropy": float(-n_grams.mean()),
         "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),
         "most_frequent_accuracy": float(test[train.argmax()] / test.sum()),
     }
@@ -306,6 +308,26 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         ids = continued(model, tokenizer, prompt, length, run.options.seed)
         answers.append([{"text": tokenizer.detokenize(ids)}])
     return answers
+
+
+def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
+    """Returns the log-likelihood of each text as a document's beginning, in nats.
+
+    Args:
+        run: a finished run of this recipe.
+        texts: as many tokens as a sequence of the run has, at most.
+    """
+    model, length = run.load_model("float32"), run.options.sequence_length
+    tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
+    found = []
+    for text in texts:
+        pieces = bert.encode(tokenizer, text)[1:-1]
+        ids = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id, *pieces], np.int32)
+        if len(ids) > length:
+            raise DataError(f"{len(ids)} tokens, the model takes {length}: {text[:60]!r}")
+        logits = model(ids[None, :-1], training=False)[0, 1:]
+        found.append(bert.sum_of_log_shares(logits, pieces))
+    return found
 
 
 if __name__ == "__main__":

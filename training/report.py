@@ -12,6 +12,7 @@ from training.plan import FEW_STEPS
 
 BASELINES = {
     "unigram": "the unigram model",
+    "kneser_ney": "Kneser-Ney n-grams",
     "most_frequent": "the most frequent class",
     "tfidf": "TF-IDF with logistic regression",
     "linear": "the linear fit",

@@ -10,6 +10,7 @@ import pytest
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
 from data import word_pieces
+from data.errors import DataError
 from data.text import load_text
 from models import bert
 from recipes import causal_lm, evaluate, predict
@@ -85,7 +86,9 @@ def test_labels_are_the_next_tokens():
 def test_it_learns_and_reports_perplexity_by_token_and_by_byte(finished, tiny_text, tmp_path):
     folder, results = finished
     test = results["test"]
-    assert test["cross_entropy"] < results["baseline"]["unigram_cross_entropy"]
+    baseline = results["baseline"]
+    assert baseline["kneser_ney_cross_entropy"] < baseline["unigram_cross_entropy"]
+    assert test["cross_entropy"] < baseline["unigram_cross_entropy"]
     lines = list(load_text(str(tiny_text), tmp_path).splits["test"])
     tokenizer = bert.tokenizer_of(load_run(folder).metadata["vocabulary"])
     tokens = sum(len(ids) + len(lengths) for ids, lengths in word_pieces.tokenize(lines, tokenizer))
@@ -128,3 +131,20 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert command_line(predict, moved, "the loss of", "a step")[1] == out
     status, _, err = command_line(predict, moved, "the " * 14)
     assert status == 2 and "14 tokens, the model takes 13" in err
+
+
+def test_log_likelihoods_are_those_of_each_next_token(finished):
+    run = load_run(finished[0])
+    model, tokenizer = run.load_model(), bert.tokenizer_of(run.metadata["vocabulary"])
+    text = "the loss of a step"
+    ids, expected = [2, SEP], 0.0
+    for piece in tokenizer(text).tolist():
+        shares = keras.ops.softmax(model(np.array([ids]))[0, -1])
+        expected += np.log(float(shares[piece]))
+        ids.append(piece)
+    other = "step a of loss the"
+    found = causal_lm.log_likelihoods(run, [text, other])
+    assert len(ids) > 5 and found[0] == pytest.approx(expected, rel=1e-5)
+    assert found[0] > found[1]
+    with pytest.raises(DataError, match="19 tokens, the model takes 16"):
+        causal_lm.log_likelihoods(run, ["the " * 17])

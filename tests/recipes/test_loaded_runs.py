@@ -19,7 +19,7 @@ from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
 from training.errors import OptionsError, RunError
-from training.loaded_run import load_run
+from training.loaded_run import LoadedRun, load_run
 
 SHARED = dict(strategy="none", epochs=1, global_batch_size=16, quiet=True)
 SIZES = dict(num_layers=1, num_heads=2, hidden_dim=8)
@@ -165,6 +165,68 @@ class TestEvaluate:
         )
         with pytest.raises(RunError, match="the recipe builds another model"):
             evaluated(copied("dna_melting"))
+
+
+class TestPairs:
+    @pytest.fixture
+    def pairs(self, tmp_path):
+        """Two files; the sentences of a pair have as many word pieces."""
+        folder = tmp_path / "pairs"
+        folder.mkdir()
+        rows = [("the loss of a step", "loss the a of step"), ("a step", "step a")]
+        for name, part in (("one", rows), ("two", rows[:1] * 2)):
+            lines = (
+                json.dumps({"sentence_good": g, "sentence_bad": b, "UID": name}) for g, b in part
+            )
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        return folder
+
+    def test_the_good_sentence_counts_where_it_is_likelier(
+        self, runs, pairs, command_line, monkeypatch
+    ):
+        scores = {"the loss of a step": -1.0, "loss the a of step": -2.0, "a step": -3.0}
+        ask = lambda run, texts: [scores.get(text, -2.5) for text in texts]  # noqa: E731
+        monkeypatch.setattr(bert_mlm, "log_likelihoods", ask)
+        folder, _ = runs["bert_mlm"]
+        status, out, _ = command_line(evaluate, folder, "--on", f"blimp:{pairs}", "--json")
+        assert status == 0
+        assert json.loads(out)["test"] == {"one": 0.5, "two": 1.0, "accuracy": 0.75}
+
+    def test_each_piece_is_masked_alone(self, runs):
+        folder, _ = runs["bert_mlm"]
+        tokenizer = keras_nlp.models.BertTokenizer.from_preset(
+            str(folder / "model"), special_tokens_in_strings=True
+        )
+        model, words, expected = load_run(folder).load_model(), "the loss of a step".split(), 0.0
+        for place, word in enumerate(words):
+            text = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+            ids = bert.encode(tokenizer, text)[None]
+            inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
+            inputs["mask_positions"] = np.array([[place + 1]])
+            (piece,) = tokenizer(word).tolist()
+            expected += np.log(float(keras.ops.softmax(model(inputs)[0, 0])[piece]))
+        (found,) = bert_mlm.log_likelihoods(load_run(folder), [" ".join(words)])
+        assert found == pytest.approx(expected, rel=1e-4)
+
+    def test_of_equal_logits_nothing_is_right(self, runs, pairs, monkeypatch):
+        folder, _ = runs["bert_mlm"]
+        model = load_run(folder).load_model("float32")
+        model.set_weights([np.zeros_like(weights) for weights in model.get_weights()])
+        monkeypatch.setattr(LoadedRun, "load_model", lambda run, dtype=None: model)
+        found = evaluated(folder, on=f"blimp:{pairs}")
+        assert found["test"] == {"one": 0.0, "two": 0.0, "accuracy": 0.0}
+
+    def test_what_is_refused(self, runs, pairs, tmp_path, command_line):
+        folder, _ = runs["bert_mlm"]
+        (pairs / "two.jsonl").write_text('{"sentence_good": "a"}\n')
+        for run, on, said in (
+            (folder, f"blimp:{pairs}", "two.jsonl, line 1: expected JSON with sentence_good"),
+            (folder, f"blimp:{tmp_path}", "no pairs in *.jsonl files"),
+            (folder, "glue", "--on glue: must be blimp:FOLDER"),
+            (runs["mnist"][0], f"blimp:{pairs}", "recipes.mnist, has no log_likelihoods()"),
+        ):
+            status, _, errors = command_line(evaluate, run, "--on", on)
+            assert status == 2 and errors.count("\n") == 1 and said in errors
 
 
 class TestPredict:
