@@ -9,6 +9,7 @@ does. The formats: docs/export.md.
 """
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from exports import huggingface, keras_formats, texts
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
-from training.options import ProgramOptions, check, is_installed, option
+from training.options import ProgramOptions, check, option
 
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {
@@ -40,7 +41,7 @@ class Options(ProgramOptions):
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the values."""
-        missing = [name for name in NEEDS.get(self.to, ()) if not is_installed(name)]
+        missing = [name for name in NEEDS.get(self.to, ()) if not importlib.util.find_spec(name)]
         needs = f"--to {self.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
         return [needs] if missing else []
 
@@ -53,7 +54,7 @@ def main(options: Options) -> Path:
     """
     check(options)
     run = load_run(options.run_dir)
-    folder = (options.folder or options.run_dir / "exports" / options.to).expanduser()
+    folder = options.folder or options.run_dir / "exports" / options.to
     if folder.exists():
         raise OptionsError(f"--folder {folder}: already exists; name a new one")
     model = run.load_model("float32")

@@ -105,11 +105,10 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
         except OSError as error:
             raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
         except Exception as error:  # whatever the model's own get_config() or from_config() raise
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: "
-                f"{first[:200]}; a class of your own needs get_config() with all arguments of its "
-                "constructor"
+                f"{_first_line(error)}; a class of your own needs get_config() with all arguments "
+                "of its constructor"
             ) from error
 
 
@@ -137,8 +136,11 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
             model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
             return model if dtype is None else _with_dtype(model, dtype)
     except Exception as error:  # whatever the archive, its JSON or its weights give rise to
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunError(f"{folder}: cannot be loaded ({first[:200]})") from error
+        raise RunError(f"{folder}: cannot be loaded ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:

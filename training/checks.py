@@ -4,10 +4,7 @@ import contextlib
 import hashlib
 import logging
 import math
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -21,7 +18,7 @@ from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
 from distribution.global_batch import is_global, is_reduced
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions, profiled_steps
+from training.options import SharedOptions, short
 from training.plan import Plan
 
 log = logging.getLogger("recipes")
@@ -56,24 +53,17 @@ def precision(name: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before[1])
 
 
-def module_of(recipe: str, options: SharedOptions) -> str:
-    """Returns the name under which the module of a recipe's options can be imported."""
-    name = type(options).__module__
-    if name == "__main__":  # python -m recipes.mnist
-        spec = sys.modules[name].__spec__
-        return spec.name if spec else f"recipes.{recipe}"
-    return name
-
-
-def refuse_options_of_another(recipe: str, options: SharedOptions) -> None:
-    """Refuses options of another recipe, as a notebook may pass them to `main`.
+def refuse_other_options(recipe: str, options) -> None:
+    """Refuses what is no options of this recipe, as a notebook may pass it to `main`.
 
     Raises:
-        OptionsError: names both.
+        OptionsError: names the recipe.
     """
-    module = module_of(recipe, options)
-    if module.startswith("recipes.") and module != f"recipes.{recipe}":
-        raise OptionsError(f"main() got options of {module}; pass those of recipes.{recipe}")
+    module = type(options).__module__
+    of_another = module.startswith("recipes.") and module != f"recipes.{recipe}"
+    if of_another or not isinstance(options, SharedOptions):
+        found = short(repr(options))
+        raise OptionsError(f"main() takes recipes.{recipe}.Options(...), found {found}")
 
 
 def refuse_pairs(options: SharedOptions) -> None:
@@ -146,33 +136,13 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     Raises:
         OptionsError: says which numbers would fit.
     """
-    numbers = {min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done}
-    if any(number % steps for number in numbers):
-        common = math.gcd(*numbers)
-        fits = [str(n) for n in range(1, min(common, 10**4) + 1) if common % n == 0]
+    numbers = (min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done)
+    common = math.gcd(*numbers)
+    if common % steps:
         done = f", {plan.steps_done} of them done" if plan.steps_done else ""
         raise OptionsError(
             f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
-            f"run {plan.total_steps}{done}; {', '.join(fits[:12])} would fit"
-        )
-
-
-def refuse_steps_outside(profile: str | None, plan: Plan) -> None:
-    """Refuses to profile steps that the run does not have.
-
-    Args:
-        profile: `--profile`, START:STOP, or None.
-        plan: what the run does. Where it resumes after these steps, none of them is profiled.
-
-    Raises:
-        OptionsError: says how many steps there are.
-    """
-    steps = profiled_steps(profile)
-    if steps is not None and steps[1] > plan.total_steps:
-        raise OptionsError(f"--profile {profile}: the run has {plan.total_steps} steps")
-    if steps is not None and steps[1] <= plan.steps_done:
-        log.warning(
-            "--profile %s: %d steps are done already, none is profiled", profile, plan.steps_done
+            f"run {plan.total_steps}{done}; it must divide {common}"
         )
 
 
@@ -195,22 +165,6 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
         )
 
 
-def require_space(model: keras.Model, folder: Path, keep: int) -> None:
-    """Refuses to begin where the checkpoints cannot fit on the disk.
-
-    Raises:
-        RunError: with what is needed and what is there.
-    """
-    weights = sum(int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in model.variables)
-    needed = weights * 3 * (keep + 1) + weights  # Adam keeps two numbers a weight
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise RunError(
-            f"--run-dir {folder}: {keep} checkpoints and the model need about "
-            f"{needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB"
-        )
-
-
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
     """Refuses a model whose test metrics are no numbers.
 
@@ -226,13 +180,23 @@ def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> 
             )
 
 
-def stateful(extra: Sequence[keras.callbacks.Callback]) -> dict[str, StepCallback]:
-    """Returns the recipe's own callbacks whose state a checkpoint keeps, by the name of the class.
+def stateful(
+    ours: dict[str, StepCallback],
+    extra: Sequence[keras.callbacks.Callback],
+    info: CheckpointInfo | None,
+) -> dict[str, StepCallback]:
+    """Returns the callbacks whose state a checkpoint keeps, by name.
+
+    Args:
+        ours: those of every run.
+        extra: the recipe's own; their name is that of the class.
+        info: the checkpoint that the run resumes from, or None.
 
     Raises:
-        RunError: one holds state that no checkpoint keeps, or two have the same name.
+        RunError: one holds state that no checkpoint keeps, two have the same name, or the
+            checkpoint holds the state of one that is not there.
     """
-    found = {}
+    found = dict(ours)
     for callback in extra:
         name = type(callback).__name__
         if isinstance(callback, KEEPS_STATE_OF_ITS_OWN):
@@ -246,23 +210,13 @@ def stateful(extra: Sequence[keras.callbacks.Callback]) -> dict[str, StepCallbac
         if name in found:
             raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
         found[name] = callback
-    return found
-
-
-def require_callbacks(info: CheckpointInfo | None, callbacks: dict) -> None:
-    """Refuses to resume without a callback whose state the checkpoint holds.
-
-    Raises:
-        RunError: names it.
-    """
-    if info is None:
-        return
-    missing = sorted(set(info.state["callbacks"]) - set(callbacks))
+    missing = sorted(info.state["callbacks"].keys() - found.keys()) if info is not None else []
     if missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
             "to plan.fit_options(extra=[...]) as the run began with"
         )
+    return found
 
 
 def refuse_unwrapped(model: keras.Model, replicas: int) -> None:

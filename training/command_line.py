@@ -49,7 +49,7 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         prog=prog,
         usage=" ".join([prog, *positionals, "[options]"]),
         description=inspect.cleandoc(description),
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 34, width),
+        formatter_class=lambda prog: _Formatter(prog, 2, 34, width),
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=version_line())
@@ -58,21 +58,22 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         title = "arguments" if about[field.name]["positional"] else about[field.name]["group"]
         group = groups.get(title) or parser.add_argument_group(title)
         groups[title] = group
-        text = about[field.name]["help"].replace("%", "%%")
+        given = _how_given(hints[field.name]) | {"help": about[field.name]["help"]}
         required = field.default is dataclasses.MISSING
-        if field.default not in (None, "", ()) and not required and "(default" not in text:
-            if not isinstance(field.default, bool):
-                text = f"{text.removesuffix('.')} (default: %(default)s)."
-        given = _how_given(hints[field.name]) | {"help": text}
-        if not required:
-            given["default"] = field.default
-        elif "nargs" in given:
-            given["nargs"] = "+"
-        if about[field.name]["positional"]:
-            group.add_argument(field.name, **given | {"metavar": field.name.upper()})
-        else:
+        # What is not given is left to the dataclass; --help shows the defaults that say something.
+        told = not required and field.default not in (None, ()) and field.default is not False
+        given["default"] = field.default if told else argparse.SUPPRESS
+        if not about[field.name]["positional"]:
             group.add_argument(flag(field.name), dest=field.name, required=required, **given)
+            continue
+        if required and "nargs" in given:
+            given["nargs"] = "+"
+        group.add_argument(field.name, **given | {"metavar": field.name.upper()})
     return parser
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
 
 
 def _how_given(hint) -> dict:
@@ -104,12 +105,10 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         SystemExit: `--help`, `--version`, or a command line that does not parse (status 2).
     """
     parser = make_parser(kind, prog, description)
-    first = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    first.add_argument("--options", type=Path)
-    file = first.parse_known_args(arguments)[0].options
-    if file is not None and "options" in {field.name for field in dataclasses.fields(kind)}:
-        parser.set_defaults(**vars(from_json(kind, file)))
     known, more = parser.parse_known_args(arguments)
+    if getattr(known, "options", None):
+        parser.set_defaults(**vars(from_json(kind, known.options)))
+        known, more = parser.parse_known_args(arguments)
     if more and not hasattr(kind, "MORE"):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     options = kind(**vars(known))

@@ -13,7 +13,7 @@ from callbacks.tensorboard import TensorBoard
 from data.files import default_cache_dir
 from training.errors import RunError
 from training.loaded_run import LoadedRun
-from training.plan import Plan
+from training.plan import Plan, make_plan
 
 _trained: contextvars.ContextVar[LoadedRun | None] = contextvars.ContextVar("trained", default=None)
 
@@ -74,7 +74,7 @@ class EvaluatedRun:
     @property
     def cache_dir(self) -> Path:
         """Where downloads, vocabularies and tokens are kept."""
-        return (self.options.cache_dir or default_cache_dir()).expanduser()
+        return self.options.cache_dir or default_cache_dir()
 
     def fact(self, name: str):
         """Returns what the run came to; its model is its own preset."""
@@ -92,18 +92,15 @@ class EvaluatedRun:
         sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
         if facts.get("dataset") == resolved.get("dataset") and sums:
             self.note(f"{self.dataset}: not the data that the run was trained on")
-        batch_size = min(self.options.global_batch_size, examples)
-        return EvaluationPlan(
+        self.options.global_batch_size = min(self.options.global_batch_size, examples)
+        made = make_plan(
+            self.options,
             replicas=1,
-            batch_size_per_replica=batch_size,
-            global_batch_size=batch_size,
-            accumulate_steps=1,
-            learning_rate=np.float64(base_learning_rate),
-            steps_per_epoch=1,
-            total_steps=1,
-            epochs=1,
-            run=self,
+            examples=examples,
+            batch_size_per_replica=1,
+            base_learning_rate=base_learning_rate,
         )
+        return EvaluationPlan(**vars(made), run=self)
 
     def finish(self, model, *, test: dict, baseline: dict, **_) -> dict:
         """Returns the metrics of the test split."""

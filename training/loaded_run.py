@@ -11,8 +11,8 @@ import numpy as np
 
 from data import files
 from training import artifacts
-from training.errors import OptionsError, RunError
-from training.options import SharedOptions, check, from_json
+from training.errors import RunError
+from training.options import SharedOptions, from_json
 from training.run_folder import read_run_file
 
 
@@ -71,14 +71,9 @@ def load_run(folder: Path) -> LoadedRun:
     Raises:
         RunError: no finished run, a damaged one, or one whose recipe cannot be imported.
     """
-    try:
-        there = (folder / "options.json").is_file()
-        finished = (folder / "results.json").is_file() and (folder / "model").is_dir()
-    except OSError as error:
-        raise RunError(f"{str(folder)[:80]}: {error.strerror}") from error
-    if not there:
+    if not (folder / "options.json").is_file():
         raise RunError(f"{folder}: not a run directory; pass the folder of a finished run")
-    if not finished:
+    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
         raise RunError(f"{folder}: the run is not finished, it has no model yet")
     problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
@@ -92,12 +87,7 @@ def load_run(folder: Path) -> LoadedRun:
         kind = module.Options
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RunError(f"{folder}: its recipe, {name}, cannot be imported ({error})") from error
-    try:
-        options = from_json(kind, folder / "options.json")
-        check(options)
-    except OptionsError as error:
-        first = str(error).splitlines()[0]
-        raise RunError(f"{folder / 'options.json'}: damaged, {first}") from error
+    options = from_json(kind, folder / "options.json")
     return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
 
 

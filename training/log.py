@@ -12,7 +12,6 @@ from callbacks.terminal_log import RESULT
 from training.options import in_notebook
 
 log = logging.getLogger("recipes")
-LIBRARIES = ("tensorflow", "absl")  # loggers whose lines are kept in the file too
 # In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
 tensorflow_log = logging.getLogger("tensorflow")
 
@@ -50,8 +49,7 @@ class LogFile(logging.FileHandler):
             CannotSave: the line could not be written.
         """
         error = sys.exc_info()[1]
-        for logger in (log, *map(logging.getLogger, LIBRARIES)):
-            logger.removeHandler(self)  # later lines still reach the terminal
+        log.removeHandler(self)  # later lines still reach the terminal
         reason = getattr(error, "strerror", None) or error
         raise CannotSave(f"{self.baseFilename} cannot be written: {reason}") from error
 
@@ -61,36 +59,32 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-def wants_progress_bar(quiet: bool) -> bool:
-    """Returns whether standard output is a terminal or a notebook's cell."""
-    return not quiet and (in_notebook() or sys.stdout.isatty())
-
-
 class RunLogging:
     """Sends the log "recipes" to the terminal, and to a file, until it is closed.
 
     Args:
         quiet: the terminal gets warnings and results only.
+
+    Attributes:
+        progress_bar: whether standard output is a terminal or a notebook's cell, and not quiet.
     """
 
     def __init__(self, quiet: bool):
         self._before = (log.level, log.propagate, tensorflow_log.level)
         self._handlers: list[logging.Handler] = []
         log.setLevel(logging.INFO)
-        self._add(TerminalHandler(quiet, wants_progress_bar(quiet)))
+        self.progress_bar = not quiet and (in_notebook() or sys.stdout.isatty())
+        self._add(TerminalHandler(quiet, self.progress_bar))
         log.propagate = False
         tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
 
     def to_file(self, path: Path) -> None:
-        """Appends all lines to a file too, with the time; Keras's and TensorFlow's warnings too.
+        """Appends all lines to a file too, with the time.
 
         Raises:
             OSError: it cannot be written.
         """
-        handler = LogFile(path)
-        self._add(handler)
-        for name in LIBRARIES:
-            logging.getLogger(name).addHandler(handler)
+        self._add(LogFile(path))
 
     def _add(self, handler: logging.Handler) -> None:
         self._handlers.append(handler)
@@ -99,8 +93,7 @@ class RunLogging:
     def close(self) -> None:
         """Takes the handlers away and puts the logger back."""
         for handler in self._handlers:
-            for logger in (log, *map(logging.getLogger, LIBRARIES)):
-                logger.removeHandler(handler)
+            log.removeHandler(handler)
             handler.close()
         level, log.propagate, of_tensorflow = self._before
         log.setLevel(level)

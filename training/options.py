@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
-import re
+import os
 import shlex
 import sys
-import types
 import typing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -76,11 +74,8 @@ class ProgramOptions:
     def __post_init__(self):
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value, hint = getattr(self, field.name), hints[field.name]
-            if typing.get_origin(hint) is tuple and isinstance(value, str | Path | list | tuple):
-                several = [value] if isinstance(value, str | Path) else value
-                value = tuple(_as_path(each, typing.get_args(hint)[0]) for each in several)
-            setattr(self, field.name, _as_path(value, hint))
+            value = getattr(self, field.name)
+            setattr(self, field.name, _converted(value, hints[field.name]))
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together; for subclasses."""
@@ -208,10 +203,6 @@ class SharedOptions(ProgramOptions):
     )
     log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
     quiet: bool = _saving(False, "Print only warnings and results.")
-    profile: str | None = _saving(
-        None,
-        "START:STOP: write a TensorBoard profile of these steps (counted from 1, inclusive).",
-    )
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
@@ -221,13 +212,6 @@ class SharedOptions(ProgramOptions):
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
                 f"{self.global_batch_size}: pass only one of them"
             )
-        if self.profile is not None:
-            steps = profiled_steps(self.profile)
-            if steps is None or not 0 < steps[0] <= steps[1]:
-                found.append(
-                    f"--profile {short(self.profile)}: must be START:STOP, two steps counted from "
-                    "1, for instance 100:110"
-                )
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
         if self.accumulate_steps > 1 and self.steps_per_execution > 1:
@@ -247,17 +231,20 @@ def all_problems(options: ProgramOptions) -> list[str]:
     """Returns what is wrong with the options, a line each; wrong types alone, if there are any."""
     kind = type(options)
     hints = typing.get_type_hints(kind)
-    types_, ranges = [], []
+    types, ranges = [], []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        problem = _type_problem(value, hints[field.name])
-        if problem:
-            types_.append(f"{flag(field.name)} {short(value)}: {problem}")
-            continue
-        problem = _range_problem(value, metadata(kind, field.name)["within"])
-        if problem:
-            ranges.append(f"{flag(field.name)} {short(value)}: {problem}")
-    return types_ or ranges + options.problems()
+        given = f"{flag(field.name)} {short(value)}"
+        if not _fits(value, hints[field.name]):
+            hint = hints[field.name]
+            name = getattr(hint, "__name__", str(hint).replace("typing.", ""))
+            types.append(f"{given}: must be {name}")
+        elif not _is_utf8(value):
+            types.append(f"{given}: is not UTF-8")
+        else:
+            problem = _range_problem(value, metadata(kind, field.name)["within"])
+            ranges += [f"{given}: {problem}"] if problem else []
+    return types or ranges + options.problems()
 
 
 def check(options: ProgramOptions) -> None:
@@ -267,18 +254,6 @@ def check(options: ProgramOptions) -> None:
         raise OptionsError("\n".join(found))
 
 
-def is_installed(package: str) -> bool:
-    """Returns whether a package can be imported; a plain folder of that name cannot."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def profiled_steps(profile: str | None) -> tuple[int, int] | None:
-    """Returns the first and the last step of `--profile START:STOP`; None where it names none."""
-    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", profile or "")
-    return (int(found[1]), int(found[2])) if found else None
-
-
 def flag(name: str) -> str:
     """Returns how the command line writes a field's name."""
     return "--" + name.replace("_", "-")
@@ -286,8 +261,6 @@ def flag(name: str) -> str:
 
 def short(value) -> str:
     """Returns a value as text of at most 200 characters that any terminal can print."""
-    if isinstance(value, int) and value.bit_length() > 600:  # Python does not print every number
-        return f"(a number of {value.bit_length()} bits)"
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -323,32 +296,21 @@ def from_json(kind: type, path: Path):
     """Returns the options of an `options.json`; `--run-dir` and `--resume` are not taken over.
 
     Raises:
-        OptionsError: not readable, not a JSON object, unknown names or values of other types.
+        OptionsError: not readable, not a JSON object of options, or unknown names.
     """
     try:
-        values = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
         values = values.get("options", values)
         unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
         if unknown:
             raise ValueError(f"unknown options {short(', '.join(unknown))}")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OptionsError(f"--options {short(path)}: {reason}") from error
     except AttributeError as error:
         raise OptionsError(f"--options {path}: not a JSON object of options") from error
     taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
-    hints = typing.get_type_hints(kind)
-    options = kind(**taken)
-    wrong = [
-        f"--options {path}: {name} is {short(value)}, {problem}"
-        for name in taken
-        for value in [getattr(options, name)]
-        for problem in [_type_problem(value, hints[name])]
-        if problem
-    ]
-    if wrong:
-        raise OptionsError("\n".join(wrong))
-    return options
+    return kind(**taken)
 
 
 def in_notebook() -> bool:
@@ -377,39 +339,35 @@ def command(recipe: str, options: SharedOptions) -> str:
     return shlex.join(words)
 
 
-def _as_path(value, hint):
-    wanted = Path in (hint, *typing.get_args(hint))
-    return Path(value) if isinstance(value, str) and value and wanted else value
+def _converted(value, hint):
+    """Returns a text as a path and a list as a tuple, where the hint asks for one."""
+    kinds = typing.get_args(hint)
+    if isinstance(value, list) and typing.get_origin(hint) is tuple:
+        return tuple(_converted(each, kinds[0]) for each in value)
+    if isinstance(value, str) and value and Path in (hint, *kinds):
+        return Path(os.path.expanduser(value))
+    return value
 
 
-def _kinds(hint) -> tuple:
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    return typing.get_args(hint) if union else (hint,)
-
-
-def _type_problem(value, hint) -> str | None:
-    if not any(_fits(value, kind) for kind in _kinds(hint)):
-        return f"must be {getattr(hint, '__name__', str(hint).replace('typing.', ''))}"
-    for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, str | Path):
-            try:
-                str(Path(part).expanduser() if isinstance(part, Path) else part).encode()
-            except UnicodeEncodeError:
-                return "is not UTF-8"
-            except RuntimeError:
-                return "names an unknown user"
-    return None
-
-
-def _fits(value, kind) -> bool:
-    if typing.get_origin(kind) is Literal:
-        return value in typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        return isinstance(value, tuple) and all(_fits(each, inner) for each in value)
+def _fits(value, hint) -> bool:
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return value in parts
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(each, parts[0]) for each in value)
+    if parts:
+        return any(_fits(value, part) for part in parts)
     if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind) and value != ""
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint) and value != ""
+
+
+def _is_utf8(value) -> bool:
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _range_problem(value, within: str | None) -> str | None:

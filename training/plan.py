@@ -2,21 +2,12 @@
 
 import dataclasses
 import math
-from typing import TypedDict
 
 import numpy as np
 
 from training.errors import OptionsError
 
 FEW_STEPS = 50
-
-
-class Batches(TypedDict):
-    """Tells a training pipeline its batches and where to begin."""
-
-    batch_size: int
-    batches_per_epoch: int
-    first_batch: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Plan:
     steps_done: int = 0
 
     @property
-    def batches(self) -> Batches:
+    def batches(self) -> dict[str, int]:
         """Returns batch size, batches of an epoch, and the first one, for a training pipeline.
 
         With accumulation a step takes several batches; a resumed run begins at its next one.
@@ -79,43 +70,6 @@ class Plan:
         """Returns what must stay the same when a run resumes, on any number of replicas."""
         names = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
         return {name: getattr(self, name) for name in names}
-
-
-def global_batch_size(
-    replicas: int, batch_size_per_replica: int | None, global_batch: int | None
-) -> int:
-    """Computes the examples of one batch over all replicas.
-
-    Args:
-        replicas: replicas in all workers together.
-        batch_size_per_replica: examples a replica, multiplied by the replicas; or None.
-        global_batch: examples over all replicas, which must divide it; or None.
-
-    Raises:
-        OptionsError: both or none are given, or the replicas cannot share the global batch.
-    """
-    if global_batch is None and batch_size_per_replica is not None:
-        return batch_size_per_replica * replicas
-    if global_batch is None or batch_size_per_replica is not None:
-        raise OptionsError("give one of --batch-size-per-replica and --global-batch-size, not both")
-    if global_batch % replicas:
-        lower = global_batch // replicas * replicas
-        fits = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
-        raise OptionsError(
-            f"--global-batch-size {global_batch} cannot be shared by {replicas} replicas: "
-            f"it must be a multiple of {replicas}, for instance {fits}"
-        )
-    return global_batch
-
-
-def scaled_learning_rate(base_learning_rate: float, replicas: int, lr_scaling: str) -> float:
-    """Scales the peak learning rate to this many replicas.
-
-    `linear` is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677);
-    `sqrt` the one that is usual with Adam (Krizhevsky, arXiv 1404.5997, gives the argument).
-    """
-    factor = {"linear": replicas, "sqrt": math.sqrt(replicas), "none": 1}[lr_scaling]
-    return base_learning_rate * factor
 
 
 def make_plan(
@@ -150,28 +104,32 @@ def make_plan(
             one step takes.
     """
     if resumed:
-        batch = global_batch_size(replicas, None, resumed["global_batch_size"])
+        batch = resumed["global_batch_size"]
         learning_rate = resumed["learning_rate"]
     else:
-        per_replica = options.batch_size_per_replica
-        if per_replica is None and options.global_batch_size is None:
-            per_replica = batch_size_per_replica
         planned = planned_replicas or replicas
-        batch = global_batch_size(planned, per_replica, options.global_batch_size)
-        batch = global_batch_size(replicas, None, batch)
+        batch = options.global_batch_size
+        if batch is None:
+            batch = planned * (options.batch_size_per_replica or batch_size_per_replica)
         base = options.base_learning_rate
-        learning_rate = scaled_learning_rate(
-            base if base is not None else base_learning_rate, planned, options.lr_scaling
+        if base is None:
+            base = base_learning_rate
+        # "linear" is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677);
+        # "sqrt" is usual with Adam (Krizhevsky, arXiv 1404.5997, gives the argument).
+        factors = {"linear": planned, "sqrt": math.sqrt(planned), "none": 1}
+        learning_rate = base * factors[options.lr_scaling]
+    if batch % replicas:
+        lower = batch // replicas * replicas
+        fits = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
+        raise OptionsError(
+            f"--global-batch-size {batch} cannot be shared by {replicas} replicas: "
+            f"it must be a multiple of {replicas}, for instance {fits}"
         )
     per_step = batch * options.accumulate_steps
     if examples < per_step:
-        batches = (
-            f" x {options.accumulate_steps} accumulated batches"
-            if options.accumulate_steps > 1
-            else ""
-        )
+        several = f" x {options.accumulate_steps}" if options.accumulate_steps > 1 else ""
         raise OptionsError(
-            f"one step takes {per_step} examples (global batch {batch}{batches}) and the training "
+            f"one step takes {per_step} examples (global batch {batch}{several}) and the training "
             f"split has {examples}: take a smaller batch or more data"
         )
     steps_per_epoch = examples // per_step

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 from callbacks.metric_direction import direction
-from training.options import SharedOptions, metadata, to_json
+from training.options import SharedOptions, shown
 from training.plan import FEW_STEPS
 
 BASELINES = {
@@ -22,11 +22,10 @@ BASELINES = {
 # A gain of less than this is none: 0.01 of an accuracy, 1 % of a loss.
 MARGIN = 0.01
 
-LOADING = "## How to load it"  # the last section; an export replaces it
-CARD = string.Template(f"""\
+CARD = string.Template("""\
 # $recipe: $title
 
-Trained by the recipe `$recipe`: $steps steps of $batch examples, from $origin.
+Trained by the recipe `$recipe`: $steps steps of $batch examples.
 
 ## Data
 
@@ -54,12 +53,16 @@ $options
 
 It was tested only on the test split of its own data.
 
-{LOADING}
+## How to load it
 
 In this folder, with $versions:
 
 ```python
-$loading
+import keras
+import keras_nlp  # has layers and models of its own
+
+model = $load
+model.summary()
 ```
 """)
 
@@ -69,8 +72,6 @@ def verdict(
     baseline: dict[str, float],
     *,
     steps: int,
-    rate: float,
-    usual_rate: float,
     history: dict[str, list[float]],
 ) -> list[str]:
     """Compares the metrics of the test split with the baselines.
@@ -80,8 +81,6 @@ def verdict(
         baseline: numbers by name; one that ends in the name of a test metric is compared with it
             (`unigram_cross_entropy` with `cross_entropy`).
         steps: updates of the weights.
-        rate: the base learning rate.
-        usual_rate: the recipe's own base learning rate.
         history: one list per metric, a number per epoch; validation metrics begin with `val_`.
 
     Returns:
@@ -110,8 +109,6 @@ def verdict(
         advice = []
         if steps < FEW_STEPS:
             advice.append(f"more --epochs or more data: {steps} steps are few")
-        if rate < usual_rate / 3:
-            advice.append(f"a higher --base-learning-rate: {usual_rate:g} instead of {rate:g}")
         if losses and losses[-1] > losses[best - 1] * 1.02:
             overfits = f"validation was best after epoch {best} of {len(losses)}"
             advice.append(f"more data or more --dropout: {overfits}")
@@ -133,26 +130,19 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
     given = {
         # Names, not paths: a card is passed on.
         name: Path(value).name if isinstance(value, str) else value
-        for name, value in to_json(options).items()
-        if name not in ("dataset", "seed")
-        and value != getattr(kind(), name)
-        and metadata(kind, name)["resume"] != "free"
+        for name, value in shown(options).items()
+        if name not in ("dataset", "seed") and value != getattr(kind(), name)
     }
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
-    loading = ["import keras", "", 'model = keras.saving.load_model("model.keras")']
+    load = 'keras.saving.load_model("model.keras")'
     if hasattr(model, "backbone"):
-        task = f'keras_nlp.models.{type(model).__name__}.from_preset(".")'
-        loading = ["import keras_nlp", "", f"model = {task}"]
-    elif "keras_nlp" in sys.modules:
-        loading.insert(1, "import keras_nlp  # its layers may be in the model")
-    start = getattr(options, "init_from", None) or results.get("preset") or "scratch"
+        load = f'keras_nlp.models.{type(model).__name__}.from_preset(".")'
     return CARD.substitute(
         recipe=results["recipe"],
         title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],
         steps=f"{results['steps']:,}",
         batch=results["global_batch_size"],
-        origin=f"`{Path(start).name}`" if start != "scratch" else "scratch",
         dataset=Path(results["dataset"] or "not named").name,
         notes="\n\n".join(results["notes"]),
         model=type(model).__name__,
@@ -161,5 +151,5 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         seed=options.seed,
         options="\n".join(f"- `{name}`: {value}" for name, value in given.items()),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-        loading="\n".join([*loading, "model.summary()"]),
+        load=load,
     )

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import logging
 import os
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,16 @@ import keras
 import tensorflow as tf
 
 from callbacks import checkpoint as checkpoints
+from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import Stopped
-from callbacks.terminal_log import RESULT, WIDEST
+from callbacks.fingerprint import Fingerprint
+from callbacks.metrics_file import MetricsFile
+from callbacks.records import EvaluateEvery, Records
+from callbacks.steps import StepCallback
+from callbacks.stopping import StopAtStep, StopOnBadLoss
+from callbacks.tensorboard import TensorBoard
+from callbacks.terminal_log import RESULT, WIDEST, TerminalLog
+from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
@@ -27,22 +36,15 @@ from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, evaluation
-from training.build_callbacks import RunCallbacks
 from training.errors import OptionsError, RunError
-from training.log import RunLogging, wants_progress_bar
-from training.options import SharedOptions, check, command, metadata, to_json
+from training.log import RunLogging
+from training.options import SharedOptions, check, command, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
 
 log = logging.getLogger("recipes")
-
-# Of a run's results, what TensorBoard shows beside the options.
-SHOWN_AS_HPARAMS = (
-    *("recipe", "dataset", "preset", "strategy", "replicas", "workers", "global_batch_size"),
-    *("learning_rate", "steps", "epochs"),
-)
 
 
 @contextlib.contextmanager
@@ -65,8 +67,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         RunError: the run's folder cannot be used.
         Stopped: a signal stopped the run; it is saved.
     """
+    checks.refuse_other_options(recipe, options)
     check(options)
-    checks.refuse_options_of_another(recipe, options)
     trained = evaluation.requested()
     if trained is not None:
         with checks.precision(options.precision):
@@ -85,10 +87,10 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         signals.install()  # MultiWorkerMirroredStrategy puts a handler of its own for SIGTERM
         stack.enter_context(keras_compat.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
-        run = Run(recipe, options, strategy)
+        run = Run(recipe, options, strategy, logging_)
         stack.callback(run.close)
         try:
-            run.open(logging_)
+            run.open()
             yield run
             run.agreement.barrier()
         except (OptionsError, DataError, DistributionError, RunError, StopRequested):
@@ -112,33 +114,43 @@ class Run:
         is_chief: whether this process writes what is shared.
     """
 
-    def __init__(self, recipe: str, options: SharedOptions, strategy: tf.distribute.Strategy):
+    def __init__(
+        self,
+        recipe: str,
+        options: SharedOptions,
+        strategy: tf.distribute.Strategy,
+        logging_: RunLogging,
+    ):
         self.recipe = recipe
-        self.options = options
         self.strategy = strategy
+        self.strategy_name = strategies.name_of(strategy)
         self.workers = strategies.workers(strategy)
         self.is_chief = strategies.is_chief(strategy)
         self.agreement = Agreement(strategy, self.workers, self.is_chief)
         # A copy: the options of a notebook's cell shall open a new folder each time.
-        run_dir = (options.run_dir or self._new_folder()).expanduser()
-        self.options = options = dataclasses.replace(options, run_dir=run_dir)
-        self.folder = RunFolder(run_dir, recipe, options, self.is_chief)
+        run_dir = options.run_dir or self._new_folder()
+        self.options = dataclasses.replace(options, run_dir=run_dir)
+        self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
+        self.metadata: dict = {}
+        self.adam_bound: float | None = None
+        self._logging = logging_
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._plan: TrainingPlan  # made by plan()
         self._facts: dict = {}
-        self._usual_rate = 0.0
-        self.adam_bound: float | None = None
-        self.callbacks = RunCallbacks(
-            self.folder.path,
-            options,
-            self.is_chief,
-            wants_progress_bar(options.quiet),
-            self.workers,
-            lambda: self.agreement.any_worker(signals.asked),
+        # What fit() gets; the others are made by TrainingPlan.fit_options().
+        self.throughput = Throughput()
+        self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
+        self.metrics_file = MetricsFile(run_dir / "metrics.jsonl" if self.is_chief else None)
+        self.terminal = TerminalLog(self.throughput, self.is_chief and logging_.progress_bar)
+        self.records = Records(
+            [self.tensorboard, self.metrics_file, self.terminal],
+            self.throughput,
+            options.log_every,
+            workers=self.workers,
         )
-        self.tensorboard = self.callbacks.tensorboard
-        self.metadata: dict = {}
+        self.fingerprint = Fingerprint()
+        self.checkpoint: Checkpoint
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
@@ -150,13 +162,13 @@ class Run:
             folder = folder.with_name(f"{now:%Y%m%d-%H%M%S}-{number}")
         return folder
 
-    def open(self, logging_: RunLogging) -> None:
+    def open(self) -> None:
         """Locks the folder, and finds the run in it."""
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
             path = self.folder.path / f"worker-{strategies.worker_index(self.strategy)}.log"
             try:
-                logging_.to_file(path)
+                self._logging.to_file(path)
             except OSError as error:
                 raise RunError(f"{path}: cannot be written ({error.strerror})") from error
         checkpoint = self.folder.checkpoint
@@ -169,9 +181,9 @@ class Run:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 
     def close(self) -> None:
-        """Releases the folder and the terminal."""
+        """Releases the folder and the terminal, also after an error."""
         self.folder.close()
-        self.callbacks.close()
+        self.terminal.close()
 
     @property
     def results(self) -> dict:
@@ -191,7 +203,7 @@ class Run:
     @property
     def cache_dir(self) -> Path:
         """Returns the folder of downloads, vocabularies and tokens."""
-        return (self.options.cache_dir or default_cache_dir()).expanduser()
+        return self.options.cache_dir or default_cache_dir()
 
     @property
     def resumes(self) -> bool:
@@ -244,18 +256,24 @@ class Run:
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
-        plan = TrainingPlan(**vars(made), run=self)
-        self._plan, self._facts = plan, facts
-        default = type(self.options)().base_learning_rate  # None leaves it to the recipe
-        self._usual_rate = base_learning_rate if default is None else default
-        plan.steps_per_execution()  # refuses what does not divide
-        checks.refuse_steps_outside(self.options.profile, plan)
+        steps = self.options.steps_per_execution
+        if self.strategy_name != "parameter_server":
+            checks.refuse_executions_across_epochs(steps, made)
+        elif steps == 1:
+            steps = parameter_server.WINDOW
+        plan = TrainingPlan(
+            **vars(made),
+            run=self,
+            steps_per_execution=steps,
+            jit=checks.jit_compile(self.options, self.strategy, made.total_steps),
+        )
+        self._plan = plan
+        self._facts = facts
         self.folder.keep_facts(
             facts | plan.fixed(), replicas_per_worker=plan.replicas // self.workers
         )
-        throughput = self.callbacks.throughput
-        throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
-        throughput.tokens_per_example = tokens_per_example
+        self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
+        self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
             self._print_plan(plan, about or {})
         return plan
@@ -266,14 +284,20 @@ class Run:
             f"{plan.replicas} in {self.workers} worker(s): {name}; all-reduce: "
             f"{strategies.all_reduce_in_use(self.strategy)}"
         )
-        print_lines({"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines())
+        lines = {"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines()
+        for title, line in lines.items():
+            for part in textwrap.wrap(
+                line, WIDEST - 15, break_long_words=False, break_on_hyphens=False
+            ):
+                log.info("%-14s %s", title, part)
+                title = ""
         info = self.folder.checkpoint
         if info is not None:
             log.info("resumes at step %d from %s", info.step, info.folder)
 
     def save_stopped(self) -> None:
         """Saves what was trained when the run was asked to stop; all workers together."""
-        self.callbacks.checkpoint.save_stopped(self.callbacks.records.step)
+        self.checkpoint.save_stopped(self.records.step)
 
     def finish(
         self,
@@ -300,60 +324,55 @@ class Run:
             BadLoss: a test metric is not a number; nothing is written.
             RunError: the folder is gone or the disk is full.
         """
-        steps, records = self.callbacks.checkpoint.step, self.callbacks.records
+        steps = self.checkpoint.step
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
-        test = records.with_perplexity(test)
-        records.record_evaluation("test", steps, test)
+        test = self.records.with_perplexity(test)
+        self.records.record_evaluation("test", steps, test)
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "baseline", simpler)
-            rate = self.options.base_learning_rate
-            for line in verdict(
-                test,
-                baseline,
-                steps=steps,
-                rate=self._usual_rate if rate is None else rate,
-                usual_rate=self._usual_rate,
-                history=records.history,
-            ):
+            for line in verdict(test, baseline, steps=steps, history=self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
+        spec = sys.modules[type(self.options).__module__].__spec__
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
-            "module": checks.module_of(self.recipe, self.options),
+            # As Python imports it; the name of a recipe that is run is __main__.
+            "module": spec.name if spec else f"recipes.{self.recipe}",
             "dataset": self._facts.get("dataset"),
             "preset": self._facts.get("preset"),
             "vocabulary_sha256": self._facts.get("vocabulary_sha256"),
-            "strategy": strategies.name_of(self.strategy),
-            "replicas": strategies.replicas(self.strategy),
+            "strategy": self.strategy_name,
+            "replicas": self._plan.replicas,
             "workers": self.workers,
-            "workers_by_step": records.workers_by_step,
+            "workers_by_step": self.records.workers_by_step,
             "global_batch_size": self._plan.global_batch_size,
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
             "seed": self.options.seed,
             "steps": steps,  # fewer than planned after --early-stopping
-            "epochs": self.callbacks.checkpoint.epochs_done,
-            "history": records.history,
+            "epochs": self.checkpoint.epochs_done,
+            "history": self.records.history,
             "test": test,
             "baseline": baseline,
             **more,
             "notes": self._notes,
             "adam_bound": self.adam_bound,
-            **({"tokens_per_second": None, "mfu": None} | self.callbacks.throughput.total()),
+            **({"tokens_per_second": None, "mfu": None} | self.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
-            "time_to_first_step": self.callbacks.throughput.time_to_first_step,
+            "time_to_first_step": self.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,
             "weights_sha256": artifacts.weights_sha256(model),
             "versions": artifacts.versions(),
             "git": git_state(),
         }
-        self._show_hparams(results)
+        names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
+        came_to = {name: results[name] for name in names}
+        self.tensorboard.show_hparams(steps, self.tensorboard.options | came_to)
+        self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path
-            if not (path / "options.json").exists():
-                raise RunError(f"--run-dir {path}: it was removed, or its options.json")
             try:
                 card = model_card(model, results | (metadata or {}), self.options)
                 artifacts.save_model(
@@ -375,51 +394,33 @@ class Run:
         signals.training = False
         return results
 
-    def _show_hparams(self, results: dict) -> None:
-        trained_by = {
-            name: value
-            for name, value in to_json(self.options).items()
-            if metadata(type(self.options), name)["resume"] != "free"
-        }
-        came_to = {name: results[name] for name in SHOWN_AS_HPARAMS}
-        self.tensorboard.show_hparams(results["steps"], trained_by | came_to)
-        self.tensorboard.flush()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingPlan(Plan):
-    """Carries a run's plan, and what `compile()`, `fit()` and `evaluate()` take for it."""
+    """Carries a run's plan, and what `compile()`, `fit()` and `evaluate()` take for it.
+
+    Attributes:
+        run: the run that is planned.
+        steps_per_execution: steps of one call of the training function.
+        jit: whether XLA compiles the step; "auto" leaves it to Keras.
+    """
 
     run: Run = dataclasses.field(repr=False, compare=False)
-
-    def steps_per_execution(self) -> int:
-        """Returns the steps of one call of the training function.
-
-        Raises:
-            OptionsError: executions of so many steps run over the end of an epoch.
-        """
-        steps = self.run.options.steps_per_execution
-        if strategies.name_of(self.run.strategy) == "parameter_server":
-            return steps if steps > 1 else parameter_server.WINDOW
-        checks.refuse_executions_across_epochs(steps, self)
-        return steps
+    steps_per_execution: int
+    jit: bool | str
 
     @property
     def compile_options(self) -> dict:
         """For `model.compile()`: XLA, and the steps of one execution."""
-        jit = False if self._in_parts and self._jit is True else self._jit
-        return {"jit_compile": jit, "steps_per_execution": self.steps_per_execution()}
-
-    @property
-    def _jit(self) -> bool | str:
-        return checks.jit_compile(self.run.options, self.run.strategy, self.total_steps)
+        jit = False if self._in_parts and self.jit is True else self.jit
+        return {"jit_compile": jit, "steps_per_execution": self.steps_per_execution}
 
     @property
     def _in_parts(self) -> bool:
         """Whether gradients are computed on each replica, and reduced apart from that."""
-        if strategies.name_of(self.run.strategy) == "parameter_server":
+        if self.run.strategy_name == "parameter_server":
             return False
-        several = self.replicas > 1 and (self._jit is True or self.steps_per_execution() > 1)
+        several = self.replicas > 1 and (self.jit is True or self.steps_per_execution > 1)
         return several or self.accumulate_steps > 1
 
     def fit_options(
@@ -454,50 +455,45 @@ class TrainingPlan(Plan):
         Raises:
             RunError: the model would train with wrong numbers on several replicas, the data would
                 differ when the run resumes, the model cannot be saved or has changed since the
-                checkpoint, a callback holds state that no checkpoint keeps, or the disk is too
-                small.
+                checkpoint, or a callback holds state that no checkpoint keeps.
             OptionsError: the model has no metric `--keep-best`.
         """
-        run, info = self.run, self.run.folder.checkpoint
+        run = self.run
+        info = run.folder.checkpoint
         checks.refuse_unwrapped(model, self.replicas)
-        fingerprint = run.callbacks.fingerprint
-        fingerprint.first_batch = checks.first_batch_sha256(train_data)
+        run.fingerprint.first_batch = checks.first_batch_sha256(train_data)
         keras_compat.build(model, train_data)
-        fingerprint.weights = [list(weight.shape) for weight in model.weights]
-        checks.require_same(info, fingerprint, self.global_batch_size)
+        run.fingerprint.weights = [list(weight.shape) for weight in model.weights]
+        checks.require_same(info, run.fingerprint, self.global_batch_size)
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
         if self._in_parts:
             with run.strategy.scope():
                 compute_per_replica(
                     model,
                     batches_per_step=self.accumulate_steps,
-                    steps_per_execution=self.steps_per_execution(),
-                    jit_compile=self._jit is True
+                    steps_per_execution=self.steps_per_execution,
+                    jit_compile=self.jit is True
                     and (run.options.jit == "on" or not sums_inside(model)),
                 )
-        adam_bound = parameter_server.use_coordinator(
+        run.adam_bound = parameter_server.use_coordinator(
             model,
             run.strategy,
-            window=self.steps_per_execution(),
+            window=self.steps_per_execution,
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
             steps_done=self.steps_done,
         )
-        run.adam_bound = adam_bound
-        throughput = run.callbacks.throughput
-        if strategies.name_of(run.strategy) != "parameter_server":  # others do the work there
-            throughput.operations_per_example = operations_per_example
-            throughput.devices = mfu.count_devices(self.replicas, run.workers)
+        if run.strategy_name != "parameter_server":  # others do the work there
+            run.throughput.operations_per_example = operations_per_example
+            run.throughput.devices = mfu.count_devices(self.replicas, run.workers)
         if run.is_chief:
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
-            if adam_bound is not None:
-                log.info(
-                    "%-14s no step of Adam is longer than %.3g learning rates", "bound", adam_bound
-                )
-            checks.require_space(model, run.folder.path, run.options.keep_checkpoints)
+            if run.adam_bound is not None:
+                longest = f"{run.adam_bound:.3g} learning rates"
+                log.info("%-14s no step of Adam is longer than %s", "bound", longest)
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
-        run.callbacks.records.perplexity_of = perplexity_of
-        callbacks = run.callbacks.in_order(self, info, validation, test, extra)
+        run.records.perplexity_of = perplexity_of
+        callbacks = self._callbacks(validation, test, extra)
         epochs_done = 0
         if info is not None:
             epochs_done = info.epochs_done
@@ -514,17 +510,59 @@ class TrainingPlan(Plan):
             "shuffle": False,  # the data are shuffled already
         }
 
+    def _callbacks(self, validation, test, extra) -> list[keras.callbacks.Callback]:
+        """Returns what `fit()` gets, in the order that makes a resumed run identical."""
+        run = self.run
+        options = run.options
+        info = run.folder.checkpoint
+        run.checkpoint = Checkpoint(
+            run.folder.path / "checkpoints",
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            is_chief=run.is_chief,
+            asked_to_stop=lambda: run.agreement.any_worker(signals.asked),
+            best=options.keep_best,
+            best_mode=options.keep_best_mode,
+            patience=options.early_stopping,
+            restored=info,
+        )
+        validator = EvaluateEvery(
+            run.records, validation, "validation", options.validate_every, [run.checkpoint]
+        )
+        tester = EvaluateEvery(run.records, test, "test", options.test_every, [run.checkpoint])
+        ours = {
+            "records": run.records,
+            "metrics_file": run.metrics_file,
+            "tensorboard": run.tensorboard,
+            "validator": validator,
+            "tester": tester,
+            "fingerprint": run.fingerprint,
+        }
+        stateful = checks.stateful(ours, extra, info)
+        run.checkpoint.stateful_callbacks = stateful
+        run.tensorboard.options = shown(options) | self.fixed()
+        run.terminal.step = self.steps_done
+        callbacks = [
+            Restore(info, stateful),
+            StopAtStep(),
+            StopOnBadLoss(lambda: checkpoints.newest_name(run.checkpoint.folder)),
+            run.throughput,  # before whatever evaluates, writes or saves
+            run.fingerprint,
+            *extra,
+            run.records,
+            run.tensorboard,
+            run.metrics_file,
+            run.terminal,
+            validator,
+            tester,
+            run.checkpoint,  # saves what the others have logged
+        ]
+        for callback in callbacks:
+            if isinstance(callback, StepCallback):
+                callback.count_steps(self.steps_per_epoch, self.total_steps)
+        return callbacks
+
     @property
     def evaluate_options(self) -> dict:
         """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self.run.callbacks.checkpoint]}
-
-
-def print_lines(lines: dict[str, str]) -> None:
-    """Logs lines by title, wrapped to the width of the log."""
-    for title, line in lines.items():
-        for part in textwrap.wrap(
-            line, WIDEST - 15, break_long_words=False, break_on_hyphens=False
-        ):
-            log.info("%-14s %s", title, part)
-            title = ""
+        return {"verbose": 0, "callbacks": [self.run.checkpoint]}

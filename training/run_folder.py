@@ -1,10 +1,8 @@
 """Locks a run's folder, compares it with the options, and writes it atomically."""
 
-import contextlib
 import fcntl
 import json
 import logging
-import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,7 +43,7 @@ class RunFolder:
         self.facts: dict = {}
         self._finished_at: int | None = None
         self._lock: TextIO | None = None
-        self._made: list[Path] = []
+        self._is_new = False
 
     def open(self) -> None:
         """Creates the folder, locks it, and finds the run that is there.
@@ -55,11 +53,10 @@ class RunFolder:
                 holding something that is no run's.
         """
         try:
-            # What this process makes, the outermost first.
-            absent = [path for path in (self.path, *self.path.parents) if not path.exists()]
-            self._made = absent[::-1]
+            self._is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._refuse_foreign()
+            for problem in not_a_run(self.path):
+                raise RunError(problem)
             if self.is_chief:
                 self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close())
         except OSError as error:
@@ -68,15 +65,11 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                self._made = []  # the other run's, after all
+                self._is_new = False  # the other run made it
                 raise RunError(
                     f"--run-dir {self.path}: another run is using this folder"
                 ) from error
         self._find_run()
-
-    def _refuse_foreign(self) -> None:
-        for problem in not_a_run(self.path):
-            raise RunError(problem)
 
     def _find_run(self) -> None:
         path = self.path / "options.json"
@@ -99,18 +92,15 @@ class RunFolder:
         if path.exists():
             results = read_run_file(path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
-            model = self.path / "model"
-            problem = files.damage(model)
-            if self.options.resume == "extend":
-                pass
-            elif model.is_dir() and problem is None:
+            problem = files.damage(self.path / "model", ())
+            if self.options.resume != "extend" and problem is None:
                 self.results = results
-            elif self.checkpoint is not None:
+            elif self.options.resume != "extend" and self.checkpoint is not None:
                 log.warning(
-                    "%s: the run is finished but its model/ is %s; rewriting it from the last "
-                    "checkpoint",
+                    "%s: the run is finished but its model/ is damaged (%s); rewriting it from the "
+                    "last checkpoint",
                     self.path,
-                    f"damaged ({problem})" if model.is_dir() else "missing",
+                    problem,
                 )
         if self.checkpoint is None and self.results is None and self.is_chief:
             # Stopped before its first checkpoint: what it logged will be logged again.
@@ -192,20 +182,17 @@ class RunFolder:
             RunError: it cannot be written.
         """
         try:
-            write_json(self.path / name, content)
+            # JSON has no NaN and no infinity: such numbers become text.
+            content = json.loads(json.dumps(content, default=float), parse_constant=str)
+            with files.atomic(self.path / name) as temporary:
+                temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         except OSError as error:
             raise RunError(f"{self.path / name} cannot be written: {error.strerror}") from error
 
     def discard(self) -> None:
         """Removes the folder again if this process made it and nothing was trained in it."""
-        if not self.is_chief or self.path not in self._made:
-            return
-        if (self.path / "checkpoints").exists():
-            return
-        shutil.rmtree(self.path, ignore_errors=True)
-        for path in reversed(self._made[:-1]):
-            with contextlib.suppress(OSError):  # something else lies there by now
-                path.rmdir()
+        if self.is_chief and self._is_new and not (self.path / "checkpoints").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Lets go of the lock."""
@@ -216,21 +203,14 @@ class RunFolder:
 
 def git_state() -> dict | None:
     """Returns the commit of this checkout, and whether tracked files differ; None without git."""
-    found = []
-    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-        try:
-            found.append(
-                subprocess.run(
-                    ["git", "-C", str(Path(__file__).parent), *words],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    timeout=10,
-                ).stdout.strip()
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-    return {"commit": found[0], "dirty": bool(found[1])}
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    words += ["--abbrev=40", "--exclude=*"]  # the commit, not a tag
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = ended.stdout.strip()
+    return {"commit": found.removesuffix("-dirty"), "dirty": found.endswith("-dirty")}
 
 
 def read_run_file(path: Path, *keys: str) -> dict:
@@ -253,23 +233,3 @@ def read_run_file(path: Path, *keys: str) -> dict:
     if missing:
         raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
     return content
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Writes JSON so that a reader sees the old file or the new one; synced to disk.
-
-    JSON has no NaN and no infinity: such numbers become text.
-    """
-    with files.atomic(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_finite(content), file, indent=1, allow_nan=False)
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, str | bool | int) or value is None:
-        return value
-    number = float(value)  # NumPy's numbers too
-    return number if math.isfinite(number) else str(number)

@@ -8,17 +8,11 @@ import signal
 import sys
 import threading
 import time
-import types
-from collections.abc import Callable
-from typing import Any
 
 from training.options import in_notebook
 
 # Supervisors tend to signal a process and its group: that is one request.
 SAME_REQUEST_SECONDS = 0.5
-
-# What Python takes and gives as a handler.
-Handler = Callable[[int, types.FrameType | None], Any] | int | signal.Handlers | None
 
 
 class StopRequested(KeyboardInterrupt):
@@ -38,7 +32,7 @@ class Signals:
         self.asked = False
         self.training = False
         self._first = 0.0
-        self._before: dict[int, Handler] = {}
+        self._before: dict = {}
 
     def install(self) -> None:
         """Takes over both signals; does nothing outside of the main thread."""

@@ -158,7 +158,7 @@ def test_a_recipe_that_a_user_wrote(tmp_path, command_line):
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):
     status, _, err = command_line(export, runs["mnist"], "--to", "huggingface")
     assert status == 2 and "is no BERT" in err or "needs safetensors" in err
-    monkeypatch.setattr(export, "is_installed", lambda name: name != "tf2onnx")
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: name != "tf2onnx")
     status, _, err = command_line(export, runs["mnist"], "--to", "onnx")
     assert status == 2
     assert err == "export: --to onnx: needs tf2onnx; pip install -e '.[export]' has them\n"

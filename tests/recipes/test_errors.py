@@ -19,7 +19,7 @@ def refused(command_line, tmp_path):
     """The message of a start that must fail, beside which nothing may be left."""
 
     def call(*arguments, small=SMALL):
-        folder = tmp_path / "made" / "run"
+        folder = tmp_path / "made"
         status, _, errors = command_line(bert_mlm, *small, *arguments, "--run-dir", folder)
         assert status == 2, errors
         assert errors.startswith("bert_mlm: ") and "Traceback" not in errors
@@ -111,6 +111,7 @@ class TestFolder:
         assert sorted(tiny_run.folder.rglob("*")) == before
 
 
-def test_options_of_another_recipe():
-    with pytest.raises(OptionsError, match="options of recipes.mnist; pass those of .*bert_mlm"):
-        bert_mlm.main(mnist.Options())
+@pytest.mark.parametrize("options", [mnist.Options(), bert_mlm.Options, {"epochs": 1}])
+def test_what_is_no_options_of_the_recipe(options):
+    with pytest.raises(OptionsError, match=r"takes recipes.bert_mlm.Options\(...\), found "):
+        bert_mlm.main(options)

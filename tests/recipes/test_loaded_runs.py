@@ -361,11 +361,6 @@ class TestRefused:
         (folder / name).write_text(content)
         assert f"{name}: damaged" in said(folder)
 
-    def test_an_option_that_cannot_be(self, said, copied):
-        folder = copied("bert_mlm")
-        change(folder / "options.json", "options", sequence_length=1)
-        assert "options.json: damaged, --sequence-length" in said(folder)
-
     def test_a_recipe_that_is_gone(self, said, copied):
         folder = copied("bert_mlm")
         change(folder / "results.json", module="recipes.tumours")

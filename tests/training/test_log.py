@@ -77,24 +77,6 @@ def environment():
 
 
 @pytest.mark.long
-def test_command_prints_lines_and_none_of_them_is_tensorflows(tmp_path):
-    options = f"--dataset digits --max-steps 2 --log-every 1 --run-dir {tmp_path / 'run'}"
-    ended = subprocess.run(
-        [sys.executable, "-m", "recipes.mnist", *options.split()],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert not TENSORFLOW.search(ended.stdout)
-    assert "\r" not in ended.stdout
-    assert re.search(r"^step 1/2  loss ", ended.stdout, re.M)
-    assert re.search(r"^step 2/2  loss .*  0 s left$", ended.stdout, re.M)
-    logged = (tmp_path / "run" / "worker-0.log").read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in logged] == ended.stdout.splitlines()
-
-
-@pytest.mark.long
 def test_terminal_shows_a_bar_and_with_quiet_the_results_only(tmp_path):
     # Two runs of one process, on the two replicas whose sum TensorFlow likes to talk about.
     program = f"""
@@ -142,14 +124,6 @@ def on_a_terminal(program: str) -> tuple[str, int]:
     finally:
         os.close(ours)
     return shown.decode(), process.wait()
-
-
-def test_tensorflows_warnings_are_in_the_file_too(tmp_path):
-    run = RunLogging(quiet=True)
-    run.to_file(tmp_path / "worker-0.log")
-    logging.getLogger("tensorflow").warning("a device is slow")
-    run.close()
-    assert (tmp_path / "worker-0.log").read_text().endswith("a device is slow\n")
 
 
 def test_a_full_disk_is_one_error_and_no_traceback(capsys):

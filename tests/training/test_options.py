@@ -2,18 +2,14 @@ import dataclasses
 import json
 import math
 import shlex
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from recipes import bert_mlm, compare, dna_melting, mnist, predict, text_classification
-from training import checks
 from training.command_line import parse
 from training.errors import OptionsError
 from training.options import (
-    ProgramOptions,
     SharedOptions,
     all_problems,
     check,
@@ -58,11 +54,6 @@ class TestMetadata:
     def test_a_plain_field_is_an_option(self):
         feathers = metadata(Wings, "feathers")
         assert (feathers["resume"], feathers["shown"], feathers["within"]) == ("fixed", True, None)
-
-    @pytest.mark.parametrize("value, ends", [(0, "at least 1"), (4, "less than 4"), (3, None)])
-    def test_an_interval(self, value, ends):
-        found = all_problems(Wings(wings=value))
-        assert found == ([f"--wings {value}: must be {ends}"] if ends else [])
 
     def test_options_that_describe_the_training(self):
         found = shown(Wings(wings=3, run_dir="x", cache_dir="y"))
@@ -127,10 +118,10 @@ class TestParse:
             about = metadata(kind, field.name)
             assert f"--{field.name.replace('_', '-')}" in text
             assert about["help"].split()[0] in text and f"\n{about['group']}:\n" in text
-        assert " ".join(text.split()).count("Passes over the training split (default: ") == 1
+        assert " ".join(text.split()).count("Passes over the training split. (default: ") == 1
         assert "usually 32" in text
 
-    def test_the_command_that_resumes_a_run_gives_the_same_options(self, monkeypatch):
+    def test_the_command_that_resumes_a_run_gives_the_same_options(self):
         options = bert_mlm.Options(
             dataset="a text.txt", epochs=3, quiet=True, run_dir=Path("r"), weight_decay=0.0
         )
@@ -138,11 +129,6 @@ class TestParse:
         words = shlex.split(command("bert_mlm", options))
         assert words[:3] == ["python", "-m", "recipes.bert_mlm"]
         assert parse(bert_mlm.Options, "prog", arguments=words[3:]) == options
-        kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=1))
-        monkeypatch.setitem(sys.modules, "IPython", kernel)
-        again = command("bert_mlm", options)
-        assert again.startswith("bert_mlm.main(bert_mlm.Options(dataset='a text.txt', ")
-        assert eval(again.removeprefix("bert_mlm.main"), {"bert_mlm": bert_mlm}) == options
 
 
 class TestProblems:
@@ -177,6 +163,10 @@ class TestProblems:
     def test_zero_where_it_means_none(self):
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
 
+    def test_what_is_not_utf8(self):
+        (found,) = problems(run_dir="\udcff")
+        assert found == "--run-dir \\udcff: is not UTF-8"  # which can be printed
+
     @pytest.mark.parametrize("kind", RECIPES, ids=lambda kind: kind.__module__)
     def test_each_option_refuses_other_types_and_wrong_numbers(self, kind):
         """Also one that is added tomorrow."""
@@ -193,26 +183,6 @@ class TestProblems:
             elif isinstance(default, str):
                 assert all_problems(kind(**{field.name: ""}))[0].startswith(name)
 
-    @pytest.mark.parametrize("path", ["~nosuchuser/x", "\udcff", ""])
-    def test_paths_that_cannot_be(self, path):
-        for name in ("run_dir", "cache_dir", "vocabulary"):
-            (found,) = problems(**{name: path})
-            assert found.startswith(f"--{name.replace('_', '-')} ")
-            found.encode()  # it can be printed
-
-    def test_what_does_not_go_with_the_devices(self, monkeypatch):
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        options = SharedOptions(
-            strategy="central_storage", replicas=3, global_batch_size=8, jit="on"
-        )
-        check(options)
-        with pytest.raises(OptionsError) as caught:
-            checks.refuse_pairs(options)
-        lines = str(caught.value).splitlines()
-        assert len(lines) == 2
-        assert "--jit on: XLA cannot compile the shared weights of central_storage" in lines[0]
-        assert lines[1].startswith("--global-batch-size 8 cannot be shared by 3 replicas")
-
     def test_another_backend(self, monkeypatch):
         import keras
 
@@ -222,14 +192,11 @@ class TestProblems:
 
 
 def test_texts_and_lists_as_a_notebook_gives_them():
-    for value in (["a"], "a", ("a",), Path("a")):
-        options = compare.Options(run_dirs=value, png="curves.png")
+    for value in (["a"], (Path("a"),)):
+        options = compare.Options(run_dirs=value, png="~/curves.png")
         assert all_problems(options) == []
-        assert (options.run_dirs, options.png) == ((Path("a"),), Path("curves.png"))
-    assert "must end in" in all_problems(compare.Options(run_dirs="run", png="text"))[0]
-    options = predict.Options(run_dir="run", inputs=("good", "caf\udce9"))
-    assert isinstance(options, ProgramOptions)
-    assert any("is not UTF-8" in line for line in all_problems(options))
+        assert (options.run_dirs, options.png) == ((Path("a"),), Path.home() / "curves.png")
+    assert "must be tuple" in all_problems(compare.Options(run_dirs="run"))[0]
 
 
 class TestOptionsFile:
@@ -251,26 +218,24 @@ class TestOptionsFile:
             assert str(options.options) == path
 
     @pytest.mark.parametrize(
-        "values, said",
+        "content, said",
         [
-            ({"epochs": 1, "epoch": 2, "lr": 0.1}, "unknown options epoch, lr"),
-            ({"epochs": "many", "quiet": 1}, "epochs is many, must be int\n"),
-            ({"options": {"epochs": [0] * 9999}}, "epochs is "),
-            ([1], "not a JSON object"),
-            ({"options": 5}, "not a JSON object"),
+            (b'{"epochs": 1, "epoch": 2, "lr": 0.1}', "unknown options epoch, lr"),
+            (b"[1]", "not a JSON object"),
+            (b"{", "Expecting property name"),
+            (b"\xff", "can't decode byte"),
+            (None, "No such file"),
         ],
     )
-    def test_what_it_must_not_hold(self, tmp_path, values, said):
-        path = self.write(tmp_path / "options.json", values)
-        with pytest.raises(OptionsError) as caught:
-            parsed(bert_mlm.Options, f"--options {path}")
-        assert str(caught.value).startswith(f"--options {path}: ")
-        assert said in str(caught.value) + "\n" and len(str(caught.value)) < 500
-
-    @pytest.mark.parametrize("content", [None, "{", b"\xff"])
-    def test_what_is_no_json(self, tmp_path, content):
+    def test_what_is_not_options(self, tmp_path, content, said):
         path = tmp_path / "options.json"
         if content is not None:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-        with pytest.raises(OptionsError, match=f"--options {path}: "):
+            path.write_bytes(content)
+        with pytest.raises(OptionsError, match=f"--options {path}: .*{said}"):
             parsed(bert_mlm.Options, f"--options {path}")
+
+    def test_values_of_other_types(self, tmp_path, capsys):
+        path = self.write(tmp_path / "options.json", {"quiet": 1, "epochs": [0] * 9999})
+        with pytest.raises(OptionsError) as caught:
+            check(parsed(bert_mlm.Options, f"--options {path}"))
+        assert "--quiet 1: must be bool" in str(caught.value) and len(str(caught.value)) < 500

@@ -5,7 +5,7 @@ import pytest
 
 from training.errors import OptionsError
 from training.options import SharedOptions
-from training.plan import global_batch_size, make_plan, scaled_learning_rate
+from training.plan import make_plan
 
 
 def plan(replicas=1, examples=1000, planned=None, resumed=None, steps_done=0, **options):
@@ -15,7 +15,7 @@ def plan(replicas=1, examples=1000, planned=None, resumed=None, steps_done=0, **
         planned_replicas=planned,
         examples=examples,
         batch_size_per_replica=32,
-        base_learning_rate=0.001,
+        base_learning_rate=0.1,
         steps_done=steps_done,
         resumed=resumed,
     )
@@ -23,34 +23,34 @@ def plan(replicas=1, examples=1000, planned=None, resumed=None, steps_done=0, **
 
 class TestGlobalBatch:
     def test_per_replica_times_replicas(self):
-        assert [global_batch_size(n, 32, None) for n in (1, 2, 8)] == [32, 64, 256]
+        assert [plan(n).global_batch_size for n in (1, 2, 8)] == [32, 64, 256]
+        assert plan(2, batch_size_per_replica=10).global_batch_size == 20
 
     def test_global_is_global(self):
-        assert [global_batch_size(n, None, 32) for n in (1, 2, 8)] == [32, 32, 32]
+        found = [plan(n, global_batch_size=32) for n in (1, 2, 8)]
+        assert [each.global_batch_size for each in found] == [32, 32, 32]
+        assert [each.batch_size_per_replica for each in found] == [32, 16, 4]
 
     @pytest.mark.parametrize(
         "replicas, batch, fits", [(3, 32, "30 or 33"), (8, 4, "8"), (4, 6, "4 or 8")]
     )
     def test_what_cannot_be_shared_names_what_can(self, replicas, batch, fits):
         with pytest.raises(OptionsError) as caught:
-            global_batch_size(replicas, None, batch)
+            plan(replicas, global_batch_size=batch)
         assert str(caught.value) == (
             f"--global-batch-size {batch} cannot be shared by {replicas} replicas: it must be a "
             f"multiple of {replicas}, for instance {fits}"
         )
 
-    @pytest.mark.parametrize("sizes", [(None, None), (32, 64)])
-    def test_one_of_both(self, sizes):
-        with pytest.raises(OptionsError, match="give one of"):
-            global_batch_size(2, *sizes)
 
-
-def test_learning_rate():
-    assert scaled_learning_rate(0.1, 4, "linear") == pytest.approx(0.4)
-    assert scaled_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)
-    assert scaled_learning_rate(0.1, 2, "sqrt") == pytest.approx(0.1 * math.sqrt(2))
-    assert scaled_learning_rate(0.1, 4, "none") == 0.1
-    assert {scaled_learning_rate(0.1, 1, name) for name in ("linear", "sqrt", "none")} == {0.1}
+@pytest.mark.parametrize(
+    "scaling, factors", [("linear", (1, 4)), ("sqrt", (1, 2)), ("none", (1, 1))]
+)
+def test_learning_rate(scaling, factors):
+    rates = [plan(n, lr_scaling=scaling).learning_rate for n in (1, 4)]
+    assert rates == pytest.approx([0.1 * factor for factor in factors])
+    assert rates[0].dtype == np.float64  # not rounded to float32
+    assert plan(2, lr_scaling="sqrt", base_learning_rate=0.5).learning_rate == 0.5 * math.sqrt(2)
 
 
 class TestSomeReplicasAreAway:
@@ -66,19 +66,7 @@ class TestSomeReplicasAreAway:
 
 
 class TestPlan:
-    def test_one_replica(self):
-        found = plan()
-        assert (found.global_batch_size, found.learning_rate) == (32, 0.001)
-        assert (found.steps_per_epoch, found.total_steps, found.epochs) == (31, 93, 3)
-
-    def test_the_options_come_before_the_recipes_own_values(self):
-        found = plan(replicas=2, batch_size_per_replica=10, base_learning_rate=0.5)
-        assert (found.global_batch_size, found.learning_rate) == (20, 1.0)
-
-    def test_the_learning_rate_is_not_rounded_to_float32(self):
-        assert plan().learning_rate.dtype == np.float64
-
-    @pytest.mark.parametrize("max_steps, total, epochs", [(1, 1, 1), (31, 31, 1), (32, 32, 2)])
+    @pytest.mark.parametrize("max_steps, total, epochs", [(None, 93, 3), (31, 31, 1), (32, 32, 2)])
     def test_max_steps_may_end_it_in_mid_epoch(self, max_steps, total, epochs):
         found = plan(max_steps=max_steps)
         assert (found.total_steps, found.epochs, found.steps_per_epoch) == (total, epochs, 31)
@@ -96,12 +84,8 @@ class TestPlan:
         assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
 
     def test_too_few_examples(self):
-        with pytest.raises(OptionsError) as caught:
+        with pytest.raises(OptionsError, match="one step takes 128 .*batch 32 x 4.* has 100: take"):
             plan(examples=100, accumulate_steps=4)
-        assert str(caught.value) == (
-            "one step takes 128 examples (global batch 32 x 4 accumulated batches) and the "
-            "training split has 100: take a smaller batch or more data"
-        )
         assert plan(examples=32).steps_per_epoch == 1
 
     def test_resumed_on_other_replicas_it_trains_the_same(self):

@@ -4,13 +4,14 @@ import json
 import os
 import types
 
+import numpy as np
 import pytest
 
 from callbacks.checkpoint import CheckpointInfo
 from tests.support import tiny_recipe
 from training import run_folder
 from training.errors import RunError
-from training.run_folder import RunFolder, write_json
+from training.run_folder import RunFolder
 
 FACTS = {
     "dataset": "numbers",
@@ -98,10 +99,6 @@ class TestDamagedFiles:
 
 
 class TestOtherRuns:
-    def test_of_another_recipe(self, there, opened):
-        with pytest.raises(RunError, match="contains a run of tiny_recipe, not mnist"):
-            opened(recipe="mnist")
-
     def test_never_touches_one(self, there, opened):
         with pytest.raises(RunError, match="which --resume never does not continue"):
             opened(resume="never")
@@ -149,11 +146,6 @@ class TestFacts:
         ]
         assert sorted(os.listdir(folder.path)) == before
 
-    def test_also_with_extend(self, opened):
-        folder = at_step(opened(resume="extend"), 18)
-        with pytest.raises(RunError, match="data_sha256: was abc, is now other"):
-            folder.keep_facts(FACTS | {"data_sha256": "other"})
-
     @pytest.mark.parametrize(
         "given, total, limit",
         [
@@ -185,13 +177,9 @@ class TestFacts:
         assert written["shown"]["dropout"] == 0.2 and "run_dir" not in written["shown"]
 
     def test_the_commit_and_whether_files_differ(self, opened, tmp_path, monkeypatch):
-        ended = iter(["abc\n", " M file.py\n", "abc\n", ""])
-
-        def run(words, **_):
-            return types.SimpleNamespace(stdout=next(ended))
-
-        monkeypatch.setattr(run_folder.subprocess, "run", run)
         for dirty in (True, False):
+            ended = types.SimpleNamespace(stdout="abc-dirty\n" if dirty else "abc\n")
+            monkeypatch.setattr(run_folder.subprocess, "run", lambda *_, ended=ended, **__: ended)
             opened(path=tmp_path / str(dirty)).keep_facts(FACTS)
             written = json.loads((tmp_path / str(dirty) / "options.json").read_text())
             assert written["git"] == {"commit": "abc", "dirty": dirty}
@@ -205,32 +193,30 @@ class TestFacts:
 
 class TestDiscard:
     def test_what_was_made_goes_again(self, opened, tmp_path):
-        folder = opened(path=tmp_path / "a" / "b" / "run")
-        folder.discard()
-        assert not (tmp_path / "a").exists()
+        opened().discard()
+        assert os.listdir(tmp_path) == []
 
     def test_but_nothing_that_was_there_or_was_trained(self, opened, tmp_path):
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "mine").touch()
-        folder = opened(path=tmp_path / "a" / "run")
+        folder = opened()
         (folder.path / "checkpoints").mkdir()
         folder.discard()
         assert folder.path.exists()
-        (folder.path / "checkpoints").rmdir()
-        folder.discard()
-        assert os.listdir(tmp_path / "a") == ["mine"]
+        (tmp_path / "mine").mkdir()
+        opened(path=tmp_path / "mine").discard()
+        assert (tmp_path / "mine").exists()
 
 
 class TestWriting:
-    def test_json_has_no_nan(self, tmp_path):
-        write_json(tmp_path / "x.json", {"a": [float("nan"), {"b": float("inf")}], "c": True})
-        text = (tmp_path / "x.json").read_text()
+    def test_json_has_no_nan(self, opened, tmp_path):
+        content = {"a": [float("nan"), {"b": float("inf")}], "c": True, "d": np.float32(0.5)}
+        opened().write_json("x.json", content)
+        text = (tmp_path / "run" / "x.json").read_text()
 
         def refuse(name):
             raise AssertionError(name)
 
         found = json.loads(text, parse_constant=refuse)
-        assert found == {"a": ["nan", {"b": "inf"}], "c": True}
+        assert found == {"a": ["NaN", {"b": "Infinity"}], "c": True, "d": 0.5}
 
     def test_what_cannot_be_written_is_named(self, there, opened, monkeypatch):
         folder = opened()
