@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +19,13 @@ from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
 from distribution.version import version_line
+from training import options
 from training.errors import OptionsError, RunError
-from training.options import check, flag, from_json, metadata
+from training.options import flag, from_json, metadata
 from training.signals import StopRequested
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# Imports that a class of options may need, and that take no time.
-LIGHT = ("dataclasses", "pathlib", "typing", "training.options")
 
 
 def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentParser:
@@ -111,10 +109,10 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         known, more = parser.parse_known_args(arguments)
     if more and not hasattr(kind, "MORE"):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    options = kind(**vars(known))
+    given = kind(**vars(known))
     if more:
-        options.MORE = tuple(more)
-    return options
+        given.MORE = tuple(more)
+    return given
 
 
 def programs() -> dict[str, str]:
@@ -131,31 +129,22 @@ def answer_early(recipe: str) -> None:
     """Parses a recipe's command line before the recipe imports TensorFlow, which takes seconds.
 
     `--help`, `--version` and a line that does not parse end the process here. The class `Options`
-    is executed without the rest of the file; where it needs more than light imports, nothing
-    happens, and the recipe parses its command line itself.
+    is executed without the rest of the file; where it needs more names than `training.options` has,
+    nothing happens, and the recipe parses its command line itself.
     """
     path = RECIPES / f"{recipe}.py"
     if not path.is_file():
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     description = ast.get_docstring(tree) or ""
-    tree.body = [node for node in tree.body if _is_light(node)]
-    module = types.ModuleType(f"recipes.{recipe}")
+    tree.body = [node for node in tree.body if getattr(node, "name", "") == "Options"]
+    names = vars(options) | {"__name__": f"recipes.{recipe}"}
     try:
-        exec(compile(tree, str(path), "exec"), vars(module))
-        kind = module.Options
-    except (NameError, AttributeError):
+        exec(compile(tree, str(path), "exec"), names)
+    except NameError:
         return
     prog = f"python -m recipes.{recipe}"
-    run_as_command(recipe, lambda: parse(kind, prog, description), exits=False)
-
-
-def _is_light(node: ast.stmt) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return node.module in LIGHT
-    if isinstance(node, ast.Import):
-        return all(alias.name in LIGHT for alias in node.names)
-    return isinstance(node, ast.ClassDef) and node.name == "Options"
+    run_as_command(recipe, lambda: parse(names["Options"], prog, description), exits=False)
 
 
 def command_line(options_type: type, main: Callable) -> None:
@@ -169,9 +158,9 @@ def command_line(options_type: type, main: Callable) -> None:
     recipe = name.split(".")[-1]
 
     def work():
-        options = parse(options_type, f"python -m recipes.{recipe}", module.__doc__ or "")
-        check(options)
-        main(options)
+        given = parse(options_type, f"python -m recipes.{recipe}", module.__doc__ or "")
+        options.check(given)
+        main(given)
 
     run_as_command(recipe, work)
 
@@ -203,14 +192,6 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
     except (BadLoss, CannotSave) as error:
         _print_error(recipe, error)
         status = 1
-    except _out_of_memory() as error:
-        first = str(getattr(error, "message", error)).splitlines()[0][:200]
-        _print_error(
-            recipe,
-            f"out of memory: {first}\npass a smaller --batch-size-per-replica (or "
-            "--global-batch-size), with --accumulate-steps for the same update",
-        )
-        status = 1
     except BrokenPipeError:  # `... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
@@ -221,13 +202,18 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(recipe, f"{where}{error.strerror}")
         status = 2 if where else 1
+    except Exception as error:
+        # TensorFlow's, which only a recipe imports.
+        if type(error).__name__ != "ResourceExhaustedError":
+            raise
+        _print_error(
+            recipe,
+            f"out of memory: {str(error)[:200].splitlines()[0]}\npass a smaller "
+            "--batch-size-per-replica (or --global-batch-size), with --accumulate-steps for the "
+            "same update",
+        )
+        status = 1
     _leave(status)
-
-
-def _out_of_memory() -> type[Exception] | tuple:
-    """Returns TensorFlow's error; nothing raises it where TensorFlow was not imported."""
-    tensorflow = sys.modules.get("tensorflow")
-    return tensorflow.errors.ResourceExhaustedError if tensorflow else ()
 
 
 def _print_error(recipe: str, error) -> None:

@@ -86,24 +86,20 @@ def verdict(
     Returns:
         Lines: which baselines are beaten, which are not, and then what to try.
     """
-    beaten: dict[str, list[str]] = {}
-    others: dict[str, list[str]] = {}
+    beaten, others = [], []
     for name, number in baseline.items():
-        metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), None)
-        way = direction(metric) if metric else None
-        if metric is None or way is None:
+        metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), "")
+        way = direction(metric)
+        if way is None:
             continue
         gain = test[metric] - number if way == "max" else number - test[metric]
         margin = MARGIN * (1 if way == "max" else abs(number))
         key = name.removesuffix(metric).strip("_")
         title = BASELINES.get(key, key.replace("_", " "))
-        (beaten if gain > margin else others).setdefault(title, []).append(metric)
-    lines = [
-        f"{verb} " + ", ".join(f"{title} in {' and '.join(found[title])}" for title in found)
-        for verb, found in (("beats", beaten), ("does not beat", others))
-        if found
-    ]
+        (beaten if gain > margin else others).append(f"{title} in {metric}")
+    lines = ["beats " + ", ".join(beaten)] if beaten else []
     if others:
+        lines.append("does not beat " + ", ".join(others))
         losses = history.get("val_loss", [])
         best = losses.index(min(losses)) + 1 if losses else 0
         advice = []
