@@ -16,8 +16,7 @@ from pathlib import Path
 
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.options import ProgramOptions, check, option
-from training.run_folder import read_run_file
+from training.options import ProgramOptions, check, option, read_json
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,8 +56,8 @@ def read_run(folder: Path) -> dict:
     Raises:
         RunError: the folder contains no finished run, or a damaged one.
     """
-    settings = read_run_file(folder / "options.json", "shown")["shown"]
-    run = read_run_file(folder / "results.json", "recipe", "test", "baseline")
+    settings = read_json(folder / "options.json", "shown")["shown"]
+    run = read_json(folder / "results.json", "recipe", "test", "baseline")
     settings |= {name: run.get(name) for name in ("strategy", "replicas", "learning_rate")}
     settings.pop("seed", None)
     table = f"{run['recipe']} on {run['dataset']}"

@@ -99,13 +99,13 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         arguments: the command line; the process's own by default.
 
     Raises:
-        OptionsError: `--options` names a file that has no options of this kind.
+        OptionsError, RunError: `--options` names a file that has no options of this kind.
         SystemExit: `--help`, `--version`, or a command line that does not parse (status 2).
     """
     parser = make_parser(kind, prog, description)
     known, more = parser.parse_known_args(arguments)
     if getattr(known, "options", None):
-        parser.set_defaults(**vars(from_json(kind, known.options)))
+        parser.set_defaults(**vars(from_json(kind, Path(os.path.expanduser(known.options)))))
         known, more = parser.parse_known_args(arguments)
     if more and not hasattr(kind, "MORE"):
         parser.error(f"unrecognized arguments: {' '.join(more)}")

@@ -58,7 +58,6 @@ class EvaluatedRun:
 
     finished = False
     resumes = True  # the weights come from the run
-    is_chief = True
 
     def __init__(self, trained: LoadedRun, options):
         self.trained = trained

@@ -12,8 +12,7 @@ import numpy as np
 from data import files
 from training import artifacts
 from training.errors import RunError
-from training.options import SharedOptions, from_json
-from training.run_folder import read_run_file
+from training.options import SharedOptions, from_json, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +77,23 @@ def load_run(folder: Path) -> LoadedRun:
     problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
-    saved = read_run_file(folder / "options.json", "options", "resolved")
-    results = read_run_file(folder / "results.json", "recipe", "module", "test", "steps")
-    metadata = read_run_file(folder / "model" / artifacts.METADATA)
+    saved = read_json(folder / "options.json", "options", "resolved")
+    results = read_json(folder / "results.json", "recipe", "module", "test", "steps")
+    metadata = read_json(folder / "model" / artifacts.METADATA)
     name = results["module"]
     try:
         module = importlib.import_module(name)
         kind = module.Options
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RunError(f"{folder}: its recipe, {name}, cannot be imported ({error})") from error
-    options = from_json(kind, folder / "options.json")
-    return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
+    return LoadedRun(
+        folder,
+        module,
+        from_json(kind, folder / "options.json"),
+        saved["resolved"],
+        results,
+        metadata,
+    )
 
 
 def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from distribution.cluster import Strategy
-from training.errors import OptionsError
+from training.errors import OptionsError, RunError
 
 COUNT = "[1, 1e9]"
 POSITIVE = "(0, inf)"
@@ -292,25 +292,41 @@ def shown(options, resolved: dict | None = None) -> dict:
     }
 
 
+def read_json(path: Path, *keys: str) -> dict:
+    """Returns a JSON object that a run wrote.
+
+    Args:
+        path: the file.
+        *keys: what it must contain.
+
+    Raises:
+        RunError: it cannot be read, or it lacks one of the keys.
+    """
+    try:
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path}: damaged, not a JSON object ({error})") from error
+    missing = [key for key in keys if content.get(key) is None]
+    if missing:
+        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
+    return content
+
+
 def from_json(kind: type, path: Path):
     """Returns the options of an `options.json`; `--run-dir` and `--resume` are not taken over.
 
     Raises:
-        OptionsError: not readable, not a JSON object of options, or unknown names.
+        RunError: not readable, or not a JSON object.
+        OptionsError: unknown names.
     """
-    try:
-        values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
-        values = values.get("options", values)
-        unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
-        if unknown:
-            raise ValueError(f"unknown options {short(', '.join(unknown))}")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionsError(f"--options {short(path)}: {reason}") from error
-    except AttributeError as error:
-        raise OptionsError(f"--options {path}: not a JSON object of options") from error
-    taken = {k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")}
-    return kind(**taken)
+    values = read_json(path)
+    values = values.get("options", values)
+    unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
+    if unknown:
+        raise OptionsError(f"--options {path}: unknown options {short(', '.join(unknown))}")
+    return kind(**{k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")})
 
 
 def in_notebook() -> bool:

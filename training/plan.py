@@ -7,8 +7,6 @@ import numpy as np
 
 from training.errors import OptionsError
 
-FEW_STEPS = 50
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -56,14 +54,11 @@ class Plan:
     def lines(self) -> dict[str, str]:
         """Returns the plan as lines, by title."""
         several = f" x {self.accumulate_steps} accumulated" if self.accumulate_steps > 1 else ""
-        steps = f"{self.total_steps:,} in {self.epochs} epoch(s) of {self.steps_per_epoch:,}"
-        if self.total_steps < FEW_STEPS:
-            steps += ": so few teach a model little, take more --epochs or more data"
         return {
             "global batch": f"{self.global_batch_size}{several} "
             f"({self.batch_size_per_replica} per replica)",
             "learning rate": f"{self.learning_rate:g} at the peak",
-            "steps": steps,
+            "steps": f"{self.total_steps:,} in {self.epochs} epoch(s) of {self.steps_per_epoch:,}",
         }
 
     def fixed(self) -> dict:

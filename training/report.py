@@ -8,7 +8,6 @@ import keras
 
 from callbacks.metric_direction import direction
 from training.options import SharedOptions, shown
-from training.plan import FEW_STEPS
 
 BASELINES = {
     "unigram": "the unigram model",
@@ -21,6 +20,7 @@ BASELINES = {
 }
 # A gain of less than this is none: 0.01 of an accuracy, 1 % of a loss.
 MARGIN = 0.01
+FEW_STEPS = 50
 
 CARD = string.Template("""\
 # $recipe: $title

@@ -97,7 +97,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             run.folder.discard()
             raise
         except Stopped as stopped:
-            run.save_stopped()
+            run.checkpoint.save_stopped(run.records.step)
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
 
@@ -166,11 +166,8 @@ class Run:
         """Locks the folder, and finds the run in it."""
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
-            path = self.folder.path / f"worker-{strategies.worker_index(self.strategy)}.log"
-            try:
-                self._logging.to_file(path)
-            except OSError as error:
-                raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+            worker = strategies.worker_index(self.strategy)
+            self._logging.to_file(self.folder.path / f"worker-{worker}.log")
         checkpoint = self.folder.checkpoint
         if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
             raise RunError(
@@ -294,10 +291,6 @@ class Run:
         info = self.folder.checkpoint
         if info is not None:
             log.info("resumes at step %d from %s", info.step, info.folder)
-
-    def save_stopped(self) -> None:
-        """Saves what was trained when the run was asked to stop; all workers together."""
-        self.checkpoint.save_stopped(self.records.step)
 
     def finish(
         self,

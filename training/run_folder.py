@@ -13,7 +13,7 @@ from callbacks import tensorboard
 from data import files
 from distribution.launch import not_a_run
 from training.errors import RunError
-from training.options import SharedOptions, command, flag, metadata, shown, to_json
+from training.options import SharedOptions, command, flag, metadata, read_json, shown, to_json
 
 log = logging.getLogger("recipes")
 
@@ -79,7 +79,7 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
-        there = read_run_file(path, "recipe", "options", "resolved")
+        there = read_json(path, "recipe", "options", "resolved")
         if there["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
@@ -90,7 +90,7 @@ class RunFolder:
             self.facts = there["resolved"]
         path = self.path / "results.json"
         if path.exists():
-            results = read_run_file(path, "recipe", "test", "weights_sha256", "steps")
+            results = read_json(path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
             problem = files.damage(self.path / "model", ())
             if self.options.resume != "extend" and problem is None:
@@ -211,25 +211,3 @@ def git_state() -> dict | None:
         return None
     found = ended.stdout.strip()
     return {"commit": found.removesuffix("-dirty"), "dirty": found.endswith("-dirty")}
-
-
-def read_run_file(path: Path, *keys: str) -> dict:
-    """Returns a JSON object that a run wrote.
-
-    Args:
-        path: the file.
-        *keys: what it must contain.
-
-    Raises:
-        RunError: it cannot be read, or it lacks one of the keys.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in keys if content.get(key) is None]
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"{path}: damaged, not a JSON object ({error})") from error
-    if missing:
-        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
-    return content
