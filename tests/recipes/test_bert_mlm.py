@@ -87,11 +87,6 @@ class TestResults:
         unigram = tiny_run.results["baseline"]["unigram_cross_entropy"]
         assert np.mean(losses[:5]) == pytest.approx(unigram, abs=0.5)
 
-    def test_what_lies_in_the_folder(self, tiny_run):
-        names = {path.name.partition(".out.")[0] for path in tiny_run.folder.iterdir()}
-        files = {"options.json", "results.json", "metrics.jsonl", "worker-0.log", ".lock"}
-        assert names == files | {"events", "checkpoints", "model"}
-
 
 class TestLearningRate:
     def test_half_in_the_middle_and_near_zero_at_the_end(self, tiny_run):
@@ -162,19 +157,6 @@ def test_its_lines_fit_a_terminal(tiny_run):
 
 
 class TestWays:
-    @pytest.mark.long
-    def test_lines_in_float64(self, run_bert, tmp_path):
-        changes = dict(text_mode="lines", sequence_length=64, precision="float64")
-        run = run_bert(tmp_path / "run", max_steps=3, **changes)
-        assert run.results["steps"] == 3
-        assert run.results["precision"] == "float64"
-        assert {v.dtype for v in run.model.trainable_variables} == {"float64"}
-        assert {v.dtype for v in run.model.metrics_variables} == {"float64"}
-        # Padding is there, so not every prediction of a line is filled.
-        plan = next(line for line in run.log.splitlines() if "padding" in line)
-        assert " 0.0% padding" not in plan and "100.0% of the 10" not in plan
-        assert np.isfinite(run.results["test"]["cross_entropy"])
-
     @pytest.mark.long
     def test_whole_words_are_recorded_and_evaluated_alike(self, run_bert, tmp_path):
         run = run_bert(tmp_path / "run", whole_word_masking=True, max_steps=1)

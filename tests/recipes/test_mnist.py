@@ -5,7 +5,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from recipes import mnist
 from tests.support.strategy_run import write_images
@@ -26,8 +25,6 @@ LOAD = """
 import os, sys
 os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras, numpy as np
-if sys.argv[4:]:
-    import keras_nlp
 model = keras.saving.load_model(sys.argv[1])
 np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
 ours = {"recipes", "models", "training", "callbacks", "distribution", "data"} & set(sys.modules)
@@ -35,9 +32,9 @@ assert not ours, ours
 """
 
 
-def predicted_elsewhere(model_path, inputs, folder, *more):
+def predicted_elsewhere(model_path, inputs, folder):
     np.save(folder / "inputs.npy", inputs)
-    arguments = [model_path, folder / "inputs.npy", folder / "outputs.npy", *more]
+    arguments = [model_path, folder / "inputs.npy", folder / "outputs.npy"]
     subprocess.run([sys.executable, "-c", LOAD, *map(str, arguments)], check=True, cwd="/")
     return np.load(folder / "outputs.npy")
 
@@ -54,10 +51,6 @@ def run(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mnist") / "run"
     options = dict(dataset=str(images), validate_every=1, test_every=3, checkpoint_every=3)
     return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
-
-
-def records(folder):
-    return [json.loads(line) for line in open(folder / "metrics.jsonl")]
 
 
 def test_results(run, images):
@@ -80,18 +73,6 @@ def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
     # The padded last batch counts for what it holds: the plain mean over 37 images.
     assert results["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert results["test"]["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == labels))
-
-
-def test_tensorboard_shows_images_and_confusion(run):
-    folder, _ = run
-    seen = {}
-    for path in folder.glob("events*"):
-        for record in tf.compat.v1.io.tf_record_iterator(str(path)):
-            event = tf.compat.v1.Event.FromString(record)
-            for value in event.summary.value:
-                seen.setdefault(value.tag, []).append((event.step, value.tensor))
-    for tag in ("images", "confusion_matrix"):
-        assert [step for step, _ in seen[tag]] == [4, 8]
 
 
 def test_l2_is_in_the_loss_once(images, tmp_path):

@@ -213,13 +213,6 @@ def test_what_a_new_model_knows_is_of_the_training_split(at_fit, data, tmp_path)
     np.testing.assert_array_equal(*known)
 
 
-@pytest.mark.parametrize("at_fit", ["bert_mlm"], indirect=True)
-def test_the_options_of_the_optimizer(at_fit):
-    optimizer = at_fit(beta_1=0.8, beta_2=0.7, weight_decay=0.03, global_batch_size=8).model
-    optimizer = optimizer.optimizer
-    assert (optimizer.beta_1, optimizer.beta_2, optimizer.weight_decay) == (0.8, 0.7, 0.03)
-
-
 @pytest.mark.parametrize("at_fit", ["text_classification"], indirect=True)
 def test_word_pieces_are_hidden_in_training_alone(at_fit):
     mask = 4  # of a vocabulary that begins with the special tokens

@@ -4,17 +4,15 @@
 
 `kill.at` is one of "step" (after step `kill.step`, before anything is logged or saved of it),
 "before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
-"after" (of the save number `kill.save`, counted in this process), "full" (from that save on no
-file grows beyond `LARGEST` bytes), "nan" (the loss, at step `kill.step`), "downloading" or
-"tokenising" (which then would take a minute), "evaluating" (after the second batch of evaluation
-number `kill.evaluation`), "full output" and "closed output" (standard output, from the beginning),
-or missing: not killed. `kill.signal` is KILL by default. Other keys are options of the recipe.
+"after" (of the save number `kill.save`, counted in this process), "downloading" or "tokenising"
+(which then would take a minute), "evaluating" (after the second batch of evaluation number
+`kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default. Other keys are options
+of the recipe.
 """
 
 import glob
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,7 +23,6 @@ try:
 except ModuleNotFoundError:
     from tests.support import strategy_run
 
-LARGEST = 100_000  # more than any file of these runs but their weights
 # 9 steps an epoch; the run ends in the middle of the third.
 SMALL = dict(
     precision="float32",
@@ -77,16 +74,8 @@ def arm(kill: dict) -> None:
         restarted = (Path(sys.argv[2]) / "checkpoints").exists()
         if task["index"] != kill["worker"] or restarted:
             return
-    if at == "full output":
-        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-    elif at == "closed output":  # as of `... | head -1` after its line
-        reader, writer = os.pipe()
-        os.close(reader)
-        os.dup2(writer, 1)
-    elif at in ("downloading", "tokenising"):
+    if at in ("downloading", "tokenising"):
         _before_training(at, shoot)
-    elif at == "nan":
-        _spoil_the_weights(kill["step"])
     elif at == "evaluating":
         _at_an_evaluation(kill["evaluation"], shoot)
     elif at == "step":
@@ -101,22 +90,6 @@ def _before_training(at: str, shoot) -> None:
 
     owner, name = (bert_mlm, "load_text") if at == "downloading" else (word_pieces, "tokenize")
     wrap(owner, name, lambda stock: lambda *args, **kwargs: (shoot(), time.sleep(60)))
-
-
-def _spoil_the_weights(at_step: int) -> None:
-    from callbacks.stopping import StopOnBadLoss
-
-    def make(stock):
-        def on_step_end(self, step, logs):
-            if step == at_step:  # what a diverged step leaves in the weights
-                for variable in self.model.trainable_variables:
-                    variable.assign(variable * float("nan"))
-                logs = logs | {"loss": float("nan")}
-            stock(self, step, logs)
-
-        return on_step_end
-
-    wrap(StopOnBadLoss, "on_step_end", make)
 
 
 def _at_an_evaluation(number: int, shoot) -> None:
@@ -173,8 +146,6 @@ def _at_a_save(at: str, number: int, shoot) -> None:
         due = saves == number
         if due and at == "before":
             shoot()
-        if due and at == "full":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, resource.RLIM_INFINITY))
         stock_save(self, *args, **kwargs)
         if due and at == "after":
             shoot()

@@ -1,13 +1,11 @@
 """What a run promises, tried on the tiny recipe: nothing lost, nothing silently wrong."""
 
-import json
 import logging
 import os
 import shutil
 import signal
 
 import keras
-import keras_nlp
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep
 from tests.support import processes, tiny_recipe
 from training import signals as signals_module
-from training.errors import OptionsError, RunError
+from training.errors import RunError
 from training.loaded_run import load_run
 from training.signals import Signals
 
@@ -204,24 +202,6 @@ class TestResume:
         assert processes.records(folder) == processes.records(finished)
         assert processes.events(folder) == processes.events(finished)
 
-    def test_executions_that_do_not_fit_what_is_left(self, stopped, finished):
-        folder = stopped(4)
-        before = files_below(folder / "checkpoints")
-        with pytest.raises(OptionsError, match="4 of them done; it must divide 1"):
-            start(folder, steps_per_execution=3)
-        assert files_below(folder / "checkpoints") == before
-        start(folder)
-        assert_as_unbroken(folder, finished)
-
-    def test_changed_data_are_refused(self, stopped, finished):
-        folder = stopped(4)
-        changed = tiny_recipe.splits()
-        changed["valid"][0][0, 0] += 1
-        with pytest.raises(RunError, match="data_sha256: was .*, is now "):
-            start(folder, data=changed)
-        start(folder)
-        assert_as_unbroken(folder, finished)
-
     def test_it_keeps_what_auto_meant(self, stopped):
         folder, seen = stopped(6), []
         start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
@@ -330,33 +310,6 @@ class TestFullDisk:
         assert as_command(*line)[0] == 0
         assert_as_unbroken(folder, finished)
 
-    @pytest.mark.parametrize(
-        "spare",
-        [
-            pytest.param(0, marks=pytest.mark.long),
-            16384,
-            pytest.param(65536, marks=pytest.mark.long),
-        ],
-    )
-    def test_of_a_preset(self, spare, small_disk, monkeypatch, tiny_run, run_bert):
-        """KerasHub writes it: JSON, word pieces, the weights, the head."""
-        stock, folder = keras_nlp.models.BertMaskedLM.save_to_preset, small_disk / "run"
-
-        def save_to_preset(*arguments):
-            fill(small_disk, spare)
-            stock(*arguments)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(keras_nlp.models.BertMaskedLM, "save_to_preset", save_to_preset)
-            with pytest.raises(RunError, match="model cannot be written: No space left") as caught:
-                run_bert(folder)
-        assert "\n" not in str(caught.value) and "step-00000040" in str(caught.value)
-        assert not (folder / "model").exists() and not list(folder.glob(".model*"))
-        (small_disk / "filler").unlink()
-        again = run_bert(folder)
-        assert again.results["weights_sha256"] == tiny_run.results["weights_sha256"]
-        load_run(folder)  # whole
-
 
 class TestSignals:
     @pytest.fixture
@@ -409,26 +362,3 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         start(tmp_path / "run")
     assert asked == [False] * 5 and newest(tmp_path / "run").step == 5
-
-
-def test_results_are_json(finished):
-    def refuse(name):
-        raise AssertionError(name)
-
-    text = (finished / "results.json").read_text()
-    results = json.loads(text, parse_constant=refuse)
-    assert results["steps"] == 18 and results["epochs"] == 2
-    assert results["recipe"] == tiny_recipe.NAME and results["global_batch_size"] == 8
-    assert results["test"].keys() == {"loss", "cross_entropy", "accuracy"}
-
-
-def test_checkpoints_are_made_where_they_are_due(tmp_path, monkeypatch):
-    saved = []
-    stock = Checkpoint.save
-    monkeypatch.setattr(
-        Checkpoint,
-        "save",
-        lambda self, *args: (saved.append((self.step, *args)), stock(self, *args)),
-    )
-    start(tmp_path / "run", checkpoint_every=5)
-    assert saved == [(5,), (9, False, False), (10,), (15,), (18, True, False)]

@@ -21,18 +21,8 @@ def test_grows_to_the_peak_then_follows_the_other_schedule():
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_the_peak_is_where_the_other_schedule_begins():
-    found = rates(WarmUp(4, to_zero(8, peak=0.5)), 5)
-    np.testing.assert_allclose(found, [0.125, 0.25, 0.375, 0.5, 0.5], atol=1e-6)
-
-
 def test_without_warm_up_it_is_the_other_schedule():
     np.testing.assert_allclose(rates(WarmUp(0, to_zero(4)), 4), [1, 0.75, 0.5, 0.25])
-
-
-def test_takes_the_optimizers_counter():
-    variable = keras.Variable(2, dtype="int64", trainable=False)
-    assert float(WarmUp(4, to_zero(8))(variable)) == pytest.approx(0.75)
 
 
 def test_float64_is_not_rounded():
