@@ -35,13 +35,9 @@ class Options(ProgramOptions):
 
     run_dir: Path = option(help="Folder of a finished run.", positional=True)
     inputs: tuple[str, ...] = option(
-        (), "Inputs as the recipe takes them; texts in quotation marks.", positional=True
+        help="Inputs as the recipe takes them; texts in quotation marks.", positional=True
     )
     json: bool = option(False, "Print the answers as one JSON array.")
-
-    def problems(self) -> list[str]:
-        """Returns a line for a missing input."""
-        return [] if self.inputs else ["no input: give one or more"]
 
 
 def main(options: Options) -> list[list[dict]]:

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import os
 import re
-import shutil
 import sys
 import typing
 from collections.abc import Callable
@@ -40,33 +39,36 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
     # The recipe's own come first in their group.
     fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
     hints = typing.get_type_hints(kind)
-    about = {field.name: metadata(kind, field.name) for field in fields}
-    positionals = [name.upper() for name in about if about[name]["positional"]]
-    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=" ".join([prog, *positionals, "[options]"]),
         description=inspect.cleandoc(description),
-        formatter_class=lambda prog: _Formatter(prog, 2, 34, width),
+        formatter_class=lambda prog: _Formatter(prog, max_help_position=34),
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=version_line())
+    parser.usage = prog
     groups: dict[str, Any] = {"options": parser}
     for field in fields:
-        title = "arguments" if about[field.name]["positional"] else about[field.name]["group"]
-        group = groups.get(title) or parser.add_argument_group(title)
-        groups[title] = group
-        given = _how_given(hints[field.name]) | {"help": about[field.name]["help"]}
+        about = metadata(kind, field.name)
         required = field.default is dataclasses.MISSING
         # What is not given is left to the dataclass; --help shows the defaults that say something.
         told = not required and field.default not in (None, ()) and field.default is not False
-        given["default"] = field.default if told else argparse.SUPPRESS
-        if not about[field.name]["positional"]:
-            group.add_argument(flag(field.name), dest=field.name, required=required, **given)
+        given = _how_given(hints[field.name]) | {
+            "help": about["help"].replace("%", "%%"),
+            "default": field.default if told else argparse.SUPPRESS,
+        }
+        if about["positional"]:
+            given["metavar"] = field.name.upper()
+            parser.usage += " " + given["metavar"]
+            if required and "nargs" in given:
+                given["nargs"] = "+"
+            parser.add_argument(field.name, **given)
             continue
-        if required and "nargs" in given:
-            given["nargs"] = "+"
-        group.add_argument(field.name, **given | {"metavar": field.name.upper()})
+        if about["group"] not in groups:
+            groups[about["group"]] = parser.add_argument_group(about["group"])
+        name = flag(field.name)
+        groups[about["group"]].add_argument(name, dest=field.name, required=required, **given)
+    parser.usage += " [options]"
     return parser
 
 

@@ -83,17 +83,10 @@ def load_run(folder: Path) -> LoadedRun:
     name = results["module"]
     try:
         module = importlib.import_module(name)
-        kind = module.Options
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except ImportError as error:
         raise RunError(f"{folder}: its recipe, {name}, cannot be imported ({error})") from error
-    return LoadedRun(
-        folder,
-        module,
-        from_json(kind, folder / "options.json"),
-        saved["resolved"],
-        results,
-        metadata,
-    )
+    options = from_json(module.Options, folder / "options.json")
+    return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
 
 
 def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:

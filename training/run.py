@@ -156,10 +156,9 @@ class Run:
         # The chief's clock names the folder, on every worker.
         now = datetime.datetime.fromtimestamp(self.agreement.broadcast_from_chief(int(time.time())))
         folder = Path("runs") / self.recipe / now.strftime("%Y%m%d-%H%M%S")
-        number = 1
-        while self.workers == 1 and folder.exists():  # another run began in the same second
-            number += 1
-            folder = folder.with_name(f"{now:%Y%m%d-%H%M%S}-{number}")
+        if self.workers == 1 and folder.exists():  # another run began in the same second
+            time.sleep(1)
+            return self._new_folder()
         return folder
 
     def open(self) -> None:
@@ -333,9 +332,7 @@ class Run:
             "recipe": self.recipe,
             # As Python imports it; the name of a recipe that is run is __main__.
             "module": spec.name if spec else f"recipes.{self.recipe}",
-            "dataset": self._facts.get("dataset"),
-            "preset": self._facts.get("preset"),
-            "vocabulary_sha256": self._facts.get("vocabulary_sha256"),
+            **{n: self._facts.get(n) for n in ("dataset", "preset", "vocabulary_sha256")},
             "strategy": self.strategy_name,
             "replicas": self._plan.replicas,
             "workers": self.workers,
@@ -481,9 +478,6 @@ class TrainingPlan(Plan):
             run.throughput.devices = mfu.count_devices(self.replicas, run.workers)
         if run.is_chief:
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
-            if run.adam_bound is not None:
-                longest = f"{run.adam_bound:.3g} learning rates"
-                log.info("%-14s no step of Adam is longer than %s", "bound", longest)
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
         callbacks = self._callbacks(validation, test, extra)

@@ -371,8 +371,6 @@ class TestRefused:
         with pytest.raises(RunError, match="its recipe, recipes.mnist, has no predict()"):
             predicted(copied("mnist"), "x.png")
 
-    def test_no_input_and_no_batch(self, tmp_path):
-        with pytest.raises(OptionsError, match="no input: give one or more"):
-            predicted(tmp_path)
+    def test_a_batch_that_is_too_large(self, tmp_path):
         with pytest.raises(OptionsError, match="--batch-size 2,?000: must be at most 1,024"):
             evaluated(tmp_path, batch_size=2000)
