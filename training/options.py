@@ -237,7 +237,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
         given = f"{flag(field.name)} {short(value)}"
         if not _fits(value, hints[field.name]):
             hint = hints[field.name]
-            name = getattr(hint, "__name__", str(hint).replace("typing.", ""))
+            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             types.append(f"{given}: must be {name}")
         elif not _is_utf8(value):
             types.append(f"{given}: is not UTF-8")
