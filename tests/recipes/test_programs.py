@@ -1,6 +1,5 @@
 """Each program as a person meets it: what it says of itself, and how it is started."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -85,20 +84,3 @@ def test_a_recipe_by_its_path(tmp_path):
     assert ended.returncode == 0, ended.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["recipe"], results["steps"]) == ("mnist", 2)
-
-
-ASKING = {
-    "evaluate": (),
-    "predict": ("x.png",),
-    "export": ("--to", "saved_model"),
-    "compare": (),
-}
-
-
-@pytest.mark.parametrize("name", ASKING)
-def test_a_folder_that_cannot_be(name, command_line):
-    """The folder is checked first: no run is needed."""
-    module = importlib.import_module(f"recipes.{name}")
-    status, printed, errors = command_line(module, "~nosuchuser/x", *ASKING[name])
-    assert (status, printed) == (2, "") and errors.count("\n") == 1, errors
-    assert errors.startswith(f"{name}: --run-dir") and len(errors) < 200
