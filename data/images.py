@@ -48,9 +48,8 @@ LOOK_SECONDS = 10.0  # how long the source may take to begin to answer
 MOST_VALID = 5_000  # validation images taken from a training split, at most
 
 SIDE = 28  # pixels
-LIGHT = 0.5  # a border whose mean is above this is a light background
+LIGHT = 127  # a border whose mean is above this is a light background
 MOST_PIXELS = 20_000_000  # of an image file, which take 400 MB while it is read
-DRAFT_SIDE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +70,17 @@ class Images:
     note: str | None = None
 
 
-def load_images(dataset: str, cache_dir: Path) -> Images:
+def load_images(dataset: str) -> Images:
     """Loads a set of 28x28 images.
 
     MNIST, Fashion-MNIST and a folder come as training and test images: the last tenth of the
-    training images, at most 5,000, becomes the validation split.
+    training images, at most 5,000, becomes the validation split. What is downloaded is kept where
+    Keras keeps it (`~/.keras`, or what the environment variable `KERAS_HOME` names).
 
     Args:
         dataset: "mnist" or "fashion_mnist" (downloaded once), "digits" (part of scikit-learn),
             "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
             folder that holds the four standard IDX files, plain or as .gz.
-        cache_dir: Where this package keeps its downloads. Nothing is written there: MNIST and
-            Fashion-MNIST are Keras's, and live in Keras's own cache (`~/.keras`, or what the
-            environment variable `KERAS_HOME` names), shared with everything else that uses them.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
@@ -91,7 +88,6 @@ def load_images(dataset: str, cache_dir: Path) -> Images:
     Raises:
         DataError: A file is missing, damaged or not what it should be, or a source does not answer.
     """
-    del cache_dir
     if dataset == "auto":
         try:
             return _mnist()
@@ -165,71 +161,49 @@ def _folder(dataset: str) -> Images:
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
             "a folder with the four IDX files of MNIST"
         )
-    found: dict[str, Path] = {}
-    for packed in FASHION_MNIST_HASHES:
-        name = packed.removesuffix(".gz")
-        paths = [files.expand(folder / path, "--dataset") for path in (name, packed)]
-        there = [path for path in paths if path.is_file()]
-        if not there:
-            raise DataError(f"{folder}: no {name}; expected it, plain or as .gz")
-        found[name] = there[0]
-
     halves = []
     for half in ("train", "t10k"):
-        images_path, labels_path = (
-            found[f"{half}-images-idx3-ubyte"],
-            found[f"{half}-labels-idx1-ubyte"],
-        )
-        pixels = _read_idx(images_path, (SIDE, SIDE))
-        labels = _read_idx(labels_path, ())
-        if len(pixels) != len(labels):
+        pixels = _read_idx(folder, f"{half}-images-idx3-ubyte", (SIDE, SIDE))
+        labels = _read_idx(folder, f"{half}-labels-idx1-ubyte", ())
+        if len(pixels) != len(labels) or len(labels) < 2 or labels.max() > 9:
             raise DataError(
-                f"{labels_path}: {len(labels)} labels, expected {len(pixels)}, one for each image "
-                f"in {images_path.name}"
+                f"{folder}, {half} files: {len(pixels)} images, {len(labels)} labels from 0 to "
+                f"{labels.max(initial=0)}; expected 2 images or more, each with a label from 0 to 9"
             )
-        if labels.max() > 9:
-            at = int(np.argmax(labels > 9))
-            raise DataError(f"{labels_path}: label {labels[at]} at position {at}, expected 0 to 9")
         halves.append((pixels, labels))
-    if len(halves[0][1]) < 2:
-        raise DataError(
-            f"{folder}: 1 training image, expected at least 2: one for training, one for validation"
-        )
     return Images(dataset, _three_splits(*halves), DIGITS)
 
 
-def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Reads an IDX file of unsigned bytes.
 
     The format: two zero bytes, a type (8 for unsigned bytes), the number of dimensions, each
     dimension's size as a big-endian 32-bit integer, then the values.
 
     Args:
-        path: The file; one that ends in .gz is decompressed.
+        folder: Holds the file, plain or as .gz.
+        name: The file's name, without .gz.
         shape: The shape of one item: (28, 28) for images, () for labels.
 
     Returns:
-        uint8 of shape (count, *shape), at least one item.
+        uint8 of shape (count, *shape).
 
     Raises:
         DataError: The file is not that.
     """
-    header = 8 + 4 * len(shape)
+    path = folder / name
+    if not path.exists():
+        path = folder / f"{name}.gz"
     with files.open_bytes(path) as stream:
         content = stream.read()
-    expected = bytes([0, 0, 8, 1 + len(shape)]), np.array(shape, ">u4").tobytes()
-    if (content[:4], content[8:header]) != expected:
-        what = f"{SIDE}x{SIDE} pixels" if shape else "labels"
+    header = 8 + 4 * len(shape)
+    count = max(0, len(content) - header) // math.prod(shape)
+    expected = bytes([0, 0, 8, 1 + len(shape)]) + np.array([count, *shape], ">u4").tobytes()
+    if content[:header] != expected or len(content) != header + count * math.prod(shape):
+        what = f"images of {SIDE}x{SIDE} pixels" if shape else "labels"
         raise DataError(
-            f"{path}: begins with {content[:header].hex(' ') or 'nothing'}, expected an IDX file "
-            f"of {what} as unsigned bytes ({expected[0].hex(' ')}, the number of items, "
-            f"{expected[1].hex(' ') or 'items'})"
-        )
-    count, items = int.from_bytes(content[4:8], "big"), len(content) - header
-    if items != count * math.prod(shape) or not count:
-        raise DataError(
-            f"{path}: {items:,} bytes for {count:,} items, expected "
-            f"{count * math.prod(shape):,} bytes and at least 1 item"
+            f"{path}: {len(content):,} bytes that begin with {content[:header].hex(' ')!r}; an IDX "
+            f"file of {what} as unsigned bytes begins with {expected.hex(' ')!r}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
 
@@ -282,51 +256,31 @@ def read_image(path: str | Path) -> ImageFile:
             file = Image.open(path)
         with file:
             width, height = file.size
-            file.draft(None, (DRAFT_SIDE, DRAFT_SIDE))  # a large JPEG is decoded at a smaller size
-            if file.width * file.height > MOST_PIXELS:
-                raise DataError(
-                    f"{path}: {width}x{height} pixels, expected at most {MOST_PIXELS:,} in all; "
-                    "scale it down first"
+            if width * height > MOST_PIXELS:
+                raise ValueError(
+                    f"{width}x{height} pixels, expected at most {MOST_PIXELS:,} in all"
                 )
-            grey = _grey(ImageOps.exif_transpose(file))
-    except DataError:
-        raise
+            if file.mode[0] in "IF":
+                raise ValueError("16 bits or floating point numbers, expected 8 bits a colour")
+            image = ImageOps.exif_transpose(file).convert("RGBA")
     # Pillow raises what its many decoders raise for what is no image.
     except Exception as error:
         raise DataError(f"{path}: no image that can be read ({str(error)[:100]})") from error
+    paper = Image.new("RGBA", image.size, "white")
+    image = Image.alpha_composite(paper, image).convert("L")
     done = []
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    background = float(np.median(border))
-    if border.mean() > LIGHT:
-        grey, background = 1 - grey, 1 - background
+    if _border(image).mean() > LIGHT:
+        image = ImageOps.invert(image)
         done.append("inverted, its background is light")
-    if grey.shape != (SIDE, SIDE):
+    if image.size != (SIDE, SIDE):
         done.append(f"scaled from {width}x{height}")
-        grey = _fitted(grey, background)
-    return ImageFile(np.clip(grey, 0, 1).astype(np.float32)[..., np.newaxis], tuple(done))
+        background = int(np.median(_border(image)))
+        image = ImageOps.pad(image, (SIDE, SIDE), Image.Resampling.BOX, background)
+    pixels = np.asarray(image, np.float32)[..., np.newaxis] / 255
+    return ImageFile(pixels, tuple(done))
 
 
-def _grey(image) -> np.ndarray:
-    """Returns the brightness in [0, 1], float64 of shape (height, width)."""
-    from PIL import Image
-
-    if image.mode[0] in "IF":  # 16 bits, or floating point numbers
-        values = np.asarray(image, np.float64)
-        largest = max(values.max(), 0.0)
-        return values / next((full for full in (1, 255, 65535) if largest <= full), largest)
-    image = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, "white")
-    return np.asarray(Image.alpha_composite(white, image).convert("L"), np.float64) / 255
-
-
-def _fitted(grey: np.ndarray, background: float) -> np.ndarray:
-    from PIL import Image
-
-    height, width = grey.shape
-    scale = SIDE / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    small = Image.fromarray(grey.astype(np.float32)).resize(size, Image.Resampling.BOX)
-    fitted = np.full((SIDE, SIDE), background)
-    top, left = (SIDE - size[1]) // 2, (SIDE - size[0]) // 2
-    fitted[top : top + size[1], left : left + size[0]] = np.asarray(small)
-    return fitted
+def _border(image) -> np.ndarray:
+    """Returns the brightness of the outermost pixels."""
+    grey = np.asarray(image)
+    return np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])

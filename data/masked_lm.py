@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +11,6 @@ from data.errors import DataError
 from data.sequences import as_tensor, in_blocks
 from data.word_pieces import SpecialTokens
 
-COUNTED = 4096  # sequences of which `fill` counts the masks
 NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers are below 1
 
 
@@ -27,7 +25,7 @@ class Masking:
         max_predictions: masked positions that each example has room for; what is not filled
             weighs zero.
         seed: the run's seed.
-        continuations: ids of the word pieces that continue a word (`continuations`);
+        continuations: ids of the word pieces that continue a word (those that begin with `##`);
             where they are given, words are chosen whole.
     """
 
@@ -56,13 +54,15 @@ class Masking:
             seed: the run's seed.
             whole_words: whether words are chosen whole.
         """
+        pieces = tokenizer.vocabulary
+        continuations = (number for number, piece in enumerate(pieces) if piece.startswith("##"))
         return cls(
             special=SpecialTokens.of(tokenizer),
-            vocabulary_size=len(tokenizer.vocabulary),
+            vocabulary_size=len(pieces),
             probability=probability,
             max_predictions=max(1, int(np.rint(probability * sequence_length))),
             seed=seed,
-            continuations=continuations(tokenizer.vocabulary) if whole_words else None,
+            continuations=tuple(continuations) if whole_words else None,
         )
 
 
@@ -104,8 +104,7 @@ def mask_batch(
     wanted = tf.round(masking.probability * tf.cast(tokens, tf.float32))
     wanted = tf.clip_by_value(tf.cast(wanted, tf.int32), 1, masking.max_predictions)
     if masking.continuations is not None:
-        words = masking.continuations, masking.vocabulary_size
-        score = keep_whole_words(score, token_ids, wanted, *words)
+        score = keep_whole_words(score, token_ids, wanted, masking)
     negated, positions = tf.math.top_k(-score, masking.max_predictions)
     place_number = tf.range(masking.max_predictions)[None, :]
     chosen = (negated > -NOT_CHOSEN) & (place_number < wanted)
@@ -135,17 +134,8 @@ def mask_batch(
     return x, tf.where(chosen, labels, 0), tf.cast(chosen, tf.float32)
 
 
-def continuations(vocabulary: Sequence[str]) -> tuple[int, ...]:
-    """Returns the ids of the word pieces that continue a word: those that begin with `##`."""
-    return tuple(number for number, piece in enumerate(vocabulary) if piece.startswith("##"))
-
-
 def keep_whole_words(
-    score: tf.Tensor,
-    token_ids: tf.Tensor,
-    wanted: tf.Tensor,
-    continuing: Sequence[int],
-    vocabulary_size: int,
+    score: tf.Tensor, token_ids: tf.Tensor, wanted: tf.Tensor, masking: Masking
 ) -> tf.Tensor:
     """Chooses words instead of places, by the rule of Google's BERT.
 
@@ -160,8 +150,7 @@ def keep_whole_words(
             where nothing may be chosen. The number at a word's first piece is the word's.
         token_ids: int32 of shape (batch, length).
         wanted: int32 of shape (batch, 1), the most pieces that are chosen.
-        continuing: ids of the pieces that continue a word.
-        vocabulary_size: number of word pieces.
+        masking: tells which pieces continue a word.
 
     Returns:
         float32 of shape (batch, length): the score of the word that a place belongs to, and
@@ -170,8 +159,8 @@ def keep_whole_words(
     """
     shape = tf.shape(score)
     eligible = score < NOT_CHOSEN
-    follows = np.zeros(vocabulary_size, bool)
-    follows[list(continuing)] = True
+    follows = np.zeros(masking.vocabulary_size, bool)
+    follows[list(masking.continuations)] = True
     after_a_piece = tf.pad(eligible[:, :-1], [[0, 0], [1, 0]])
     is_first = eligible & ~(tf.gather(tf.constant(follows), token_ids) & after_a_piece)
 
@@ -183,41 +172,19 @@ def keep_whole_words(
     scores = tf.math.unsorted_segment_min(tf.where(is_first, score, NOT_CHOSEN), segment, segments)
     sizes, scores = tf.reshape(sizes, shape), tf.reshape(scores, shape)
 
+    def take(state, size):
+        room, _ = state
+        fits = (size > 0) & (size <= room)
+        return tf.where(fits, room - size, room), fits
+
     # The smallest scores come first; ties (24 bits) go to the word that stands first.
     order = tf.math.top_k(-scores, score.shape[1]).indices
-    chosen_in_order = _that_fit(tf.gather(sizes, order, batch_dims=1), wanted)
-    chosen = tf.gather(chosen_in_order, tf.argsort(order, axis=1), batch_dims=1)
+    sizes_in_order = tf.transpose(tf.gather(sizes, order, batch_dims=1))
+    room = wanted[:, 0]
+    _, fits = tf.scan(take, sizes_in_order, (room, tf.zeros_like(room, tf.bool)))
+    chosen = tf.gather(tf.transpose(fits), tf.argsort(order, axis=1), batch_dims=1)
     is_chosen = eligible & tf.gather(chosen, number, batch_dims=1)
     return tf.where(is_chosen, tf.gather(scores, number, batch_dims=1), NOT_CHOSEN)
-
-
-def _that_fit(sizes: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
-    """Takes one after the other what still has room, and skips what has not.
-
-    A round takes what fits from the first one on, up to the one that finds too little room. What
-    is too large for the room that is left then is skipped for good, so the largest size shrinks
-    with each round, and there are few of them.
-
-    Args:
-        sizes: int32 of shape (batch, words), in the order in which they come; 0 where none is.
-        room: int32 of shape (batch, 1).
-
-    Returns:
-        bool of shape (batch, words).
-    """
-
-    def any_left(open_, room, taken):
-        return tf.reduce_any(open_)
-
-    def take(open_, room, taken):
-        open_ &= sizes <= room
-        together = tf.cumsum(tf.where(open_, sizes, 0), axis=1)
-        now = open_ & (together <= room)
-        room -= tf.reduce_sum(tf.where(now, sizes, 0), axis=1, keepdims=True)
-        return open_ & ~now, room, taken | now
-
-    none = tf.zeros_like(sizes, tf.bool)
-    return tf.while_loop(any_left, take, (sizes > 0, room, none))[2]
 
 
 def training_data(
@@ -289,38 +256,18 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
     Raises:
         DataError: Names all such splits.
     """
-    # Whether anything is chosen does not depend on the random numbers.
-    empty = [split for split, found in sequences.items() if not any(_predictions(found, masking))]
+    empty = [split for split, found in sequences.items() if not _counts(found, masking).any()]
     if empty:
-        words = "no whole word" if masking.continuations is not None else "no word piece"
         raise DataError(
-            f"{', '.join(empty)}: {words} that could be predicted; take more text, longer "
+            f"{', '.join(empty)}: no word piece that could be predicted; take more text, longer "
             "sequences, or a vocabulary that fits the text"
         )
 
 
-def _predictions(sequences: np.ndarray, masking: Masking) -> Iterator[float]:
-    """Yields how many predictions the sequences have, some hundreds of them at a time."""
-    epoch = tf.constant(0, tf.int64)
-    start = 0
-    for block in in_blocks(sequences, 256):
-        indices = tf.range(start, start + len(block), dtype=tf.int64)
-        part = tf.constant(block.astype(np.int32))
-        yield float(tf.reduce_sum(mask_batch(part, indices, epoch, masking, "train")[2]))
-        start += len(block)
-
-
-def fill(sequences: np.ndarray, masking: Masking) -> tuple[float, float]:
-    """Measures how full sequences and their predictions are.
-
-    Returns:
-        The share of positions that are padding, and the share of `max_predictions` that is used in
-        the first `COUNTED` sequences.
-    """
+def padding_share(sequences: np.ndarray, masking: Masking) -> float:
+    """Returns the share of the positions of sequences that are padding."""
     text = sum(int((block != masking.special.pad).sum()) for block in in_blocks(sequences))
-    counted = sequences[:COUNTED]
-    filled = sum(_predictions(counted, masking))
-    return 1.0 - text / sequences.size, filled / (len(counted) * masking.max_predictions)
+    return 1.0 - text / sequences.size
 
 
 def baselines(train: np.ndarray, test: np.ndarray, masking: Masking) -> dict[str, float]:

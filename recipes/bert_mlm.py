@@ -321,11 +321,11 @@ def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
 
 def describe(train: np.ndarray, masking: masked_lm.Masking) -> tuple[str, float]:
     """The training sequences in words, and how many of a sequence's tokens carry text."""
-    padding, filled = masked_lm.fill(train, masking)
+    padding = masked_lm.padding_share(train, masking)
     count, length = train.shape
     words = (
-        f"{count:,} training sequences of {length} tokens, {padding:.1%} padding, {filled:.1%} of "
-        f"the {masking.max_predictions} predictions filled, {masking.vocabulary_size:,} word pieces"
+        f"{count:,} training sequences of {length} tokens, {padding:.1%} padding, "
+        f"{masking.vocabulary_size:,} word pieces"
     )
     return words, length * (1 - padding)
 

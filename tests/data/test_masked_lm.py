@@ -166,40 +166,20 @@ class TestData:
         assert first[-1][:10].all() and not first[-1][10:].any()
 
 
-class TestRequirePredictions:
-    SEQUENCES = {split: full_sequences(3, 20) for split in ("train", "valid", "test")}
-
-    def test_one_token_is_enough(self):
-        sequences = {split: np.full((3, 20), SPECIAL.unknown) for split in self.SEQUENCES}
-        for found in sequences.values():
-            found[1, 7] = 9
-        masked_lm.require_predictions(sequences, MASKING)
-
-    @pytest.mark.parametrize("split", ["train", "valid", "test"])
-    @pytest.mark.parametrize("content", ["unknown", "special", "nothing"])
-    def test_the_split_is_named(self, split, content):
-        nothing = {
-            "unknown": np.full((3, 20), SPECIAL.unknown),
-            "special": np.resize(SPECIAL.all(), (3, 20)),
-            "nothing": np.zeros((0, 20), np.int32),
-        }
-        sequences = self.SEQUENCES | {split: nothing[content]}
-        with pytest.raises(DataError, match=f"^{split}: no word piece that could be predicted"):
-            masked_lm.require_predictions(sequences, MASKING)
+def test_a_split_without_a_token_to_predict_is_named():
+    special = np.resize(SPECIAL.all(), (3, 20))
+    one = special.copy()
+    one[1, 7] = 9
+    masked_lm.require_predictions({"train": one, "valid": one}, MASKING)
+    empty = {"train": one, "valid": special, "test": np.zeros((0, 20), np.int32)}
+    with pytest.raises(DataError, match="^valid, test: no word piece that could be predicted"):
+        masked_lm.require_predictions(empty, MASKING)
 
 
-class TestFill:
-    def test_equals_what_the_batches_hold(self):
-        lines = random_lines(60, 40)
-        for length, most in ((32, 5), (16, 2)):
-            sequences = cut("lines", lines, length)
-            sequences[::3, 2:6] = np.where(sequences[::3, 2:6] > 4, SPECIAL.unknown, 0)
-            sequences[:, 1] = np.maximum(sequences[:, 1], 5)
-            masking = dataclasses.replace(MASKING, max_predictions=most)
-            padding, filled = masked_lm.fill(sequences, masking)
-            x, _, weights = mask(sequences, masking)
-            assert padding == pytest.approx(1 - x["padding_mask"].mean())
-            assert filled == pytest.approx(weights.mean())
+def test_padding_share():
+    sequences = cut("lines", random_lines(60, 40), 32)
+    found = masked_lm.padding_share(sequences, MASKING)
+    assert found == pytest.approx(1 - mask(sequences)[0]["padding_mask"].mean())
 
 
 class TestBaselines:

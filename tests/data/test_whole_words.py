@@ -1,4 +1,3 @@
-import dataclasses
 import random
 import types
 
@@ -7,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from data import masked_lm
-from data.errors import DataError
 from data.masked_lm import (
     NOT_CHOSEN,
     Masking,
@@ -94,20 +92,14 @@ def test_masking_of_a_tokenizer(whole_words):
 
 
 class TestKeepWholeWords:
-    def kept(self, scores, tokens, wanted):
-        found = keep_whole_words(
-            tf.constant([scores], tf.float32),
-            tf.constant([tokens], tf.int32),
-            tf.constant([[wanted]], tf.int32),
-            MASKING.continuations,
-            200,
-        )
-        return found.numpy()[0]
-
     def test_equal_scores_leave_words_whole(self):
-        tokens = [50, 121, 51, 122, 52, 123]
-        kept = self.kept([0.5, 0.1, 0.5, 0.1, 0.5, 0.1], tokens, 4)
-        np.testing.assert_allclose(kept, [0.5] * 4 + [NOT_CHOSEN] * 2)
+        kept = keep_whole_words(
+            tf.constant([[0.5, 0.1, 0.5, 0.1, 0.5, 0.1]]),
+            tf.constant([[50, 121, 51, 122, 52, 123]]),
+            tf.constant([[4]]),
+            MASKING,
+        )
+        np.testing.assert_allclose(kept, [[0.5] * 4 + [NOT_CHOSEN] * 2])
 
     @pytest.mark.parametrize("wanted", [1, 3, 5, 12, 32])
     def test_equals_plain_python(self, wanted):
@@ -119,8 +111,7 @@ class TestKeepWholeWords:
             tf.constant(scores),
             tf.constant(sequences),
             tf.fill((len(sequences), 1), wanted),
-            MASKING.continuations,
-            200,
+            MASKING,
         ).numpy()
         expected = np.full_like(scores, NOT_CHOSEN)
         for row, score, kept in zip(sequences, scores, expected, strict=True):
@@ -153,20 +144,3 @@ class TestMaskBatch:
         before = sequences[rows, x["mask_positions"]]
         np.testing.assert_array_equal(labels[weights > 0], before[weights > 0])
         assert (labels[weights == 0] == 0).all() and (x["mask_positions"][weights == 0] == 0).all()
-
-
-class TestRequirePredictions:
-    # Each word has six pieces, and a sequence five predictions.
-    TOO_LONG = np.tile(np.array([2, *[50, *range(120, 125)] * 5, 3], np.int32), (3, 1))
-
-    def test_words_that_are_all_too_long_are_refused(self):
-        sequences = {"train": sequences_of_words(3), "valid": self.TOO_LONG}
-        with pytest.raises(DataError, match="^valid: no whole word that could be predicted"):
-            masked_lm.require_predictions(sequences, MASKING)
-        room = dataclasses.replace(MASKING, probability=0.2, max_predictions=6)
-        masked_lm.require_predictions(sequences, room)
-
-    def test_one_that_has_room_is_enough(self):
-        found = np.tile(self.TOO_LONG, (200, 1))
-        found[-1, 1:7] = [50, 120, 1, 1, 1, 1]
-        masked_lm.require_predictions({"test": found}, MASKING)

@@ -232,7 +232,7 @@ class TestPairs:
 class TestPredict:
     def test_classes_of_images(self, runs, data, tmp_path, capsys):
         folder, results = runs["mnist"]
-        pixels, labels = load_images(str(data / "images"), None).splits["test"]
+        pixels, labels = load_images(str(data / "images")).splits["test"]
         paths = [str(tmp_path / f"{number}.png") for number in range(len(pixels))]
         for image, path in zip(pixels, paths, strict=True):
             Image.fromarray(np.uint8(np.rint(image[..., 0] * 255))).save(path)

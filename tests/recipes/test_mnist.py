@@ -67,7 +67,7 @@ def test_results(run, images):
 
 def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
     folder, results = run
-    pixels, labels = mnist.load_images(str(images), tmp_path).splits["test"]
+    pixels, labels = mnist.load_images(str(images)).splits["test"]
     logits = predicted_elsewhere(folder / "model" / "model.keras", pixels, tmp_path)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
     # The padded last batch counts for what it holds: the plain mean over 37 images.

@@ -176,7 +176,7 @@ def class_losses(y, logits, weights):
 
 
 def mnist_(options, strategy):
-    pixels, labels = images.load_images(options.dataset, options.cache_dir).splits["train"]
+    pixels, labels = images.load_images(options.dataset).splits["train"]
     dataset = arrays.training_data(pixels, labels, seed=options.seed, **batches(options))
     with strategy.scope():
         model = mnist.build_model(options)
