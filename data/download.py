@@ -1,11 +1,8 @@
 """Downloads: several mirrors in turn, checked against a hash."""
 
-import hashlib
-import math
 import queue
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +19,12 @@ HEADERS = {
 }
 STALL_SECONDS = 30.0  # without data, after which a mirror is given up
 CHUNK_BYTES = 64 * 1024
-NO_ADDRESS = "has no known address (no network?)"
-NO_NETWORK = {NO_ADDRESS, "cannot be reached (Network is unreachable)"}
+NO_NETWORK = "no network"
+NO_NETWORK_SIGNS = (
+    "Name or service not known",
+    "Temporary failure in name resolution",
+    "Network is unreachable",
+)
 
 
 def fetch(
@@ -41,26 +42,23 @@ def fetch(
         target: The file to make. It appears whole or not at all.
         what: What is downloaded, for messages.
         answer_within: Seconds that all mirrors together may take to begin to answer, each an equal
-            share of what is left. None gives each one `STALL_SECONDS`.
+            share. None gives each one `STALL_SECONDS`.
 
     Raises:
         DataError: No mirror delivered; the message says why for each.
     """
-    budget = math.inf if answer_within is None else answer_within
+    patience = STALL_SECONDS if answer_within is None else answer_within / len(urls)
 
     def build(temporary: Path) -> None:
-        deadline = time.monotonic() + budget
         failures: dict[str, str] = {}
-        for tried, url in enumerate(urls):
-            left = max(deadline - time.monotonic(), 0.1)
-            patience = min(STALL_SECONDS, left / (len(urls) - tried))
+        for url in urls:
             failure = _download(url, temporary, sha256, patience, what)
             if failure is None:
                 print(f"{what}: downloaded from {url}", file=sys.stderr, flush=True)
                 return
             failures[url] = failure
         reasons = "; ".join(f"{url} {failure}" for url, failure in failures.items())
-        short = "no network" if set(failures.values()) <= NO_NETWORK else reasons
+        short = NO_NETWORK if set(failures.values()) == {NO_NETWORK} else reasons
         raise DataError(f"{what} could not be downloaded: {reasons}", short)
 
     files.build_once(target, build, f"downloading {what}", sha256)
@@ -68,24 +66,25 @@ def fetch(
 
 def _download(url: str, path: Path, sha256: str, patience: float, what: str) -> str | None:
     """Downloads to a path; returns None, or why this mirror failed."""
-    digest = hashlib.sha256()
     try:
         with _answer(url, patience) as response, open(path, "wb") as file:
-            response.raise_for_status()
+            if not response.ok:
+                return f"answered {response.status_code} {response.reason}"
             total = int(response.headers.get("Content-Length", 0)) or None
-            chunks = response.iter_content(CHUNK_BYTES)
-            chunk = next(chunks, b"")  # the bar shows a download that has begun
             with tqdm(desc=what, total=total, unit="B", unit_scale=True, disable=None) as bar:
-                while chunk:
+                for chunk in response.iter_content(CHUNK_BYTES):
                     file.write(chunk)
-                    digest.update(chunk)
                     bar.update(len(chunk))
-                    chunk = next(chunks, b"")
+    except requests.Timeout:
+        return "did not answer in time"
     except requests.RequestException as error:
-        return _reason(error)
-    if digest.hexdigest() != sha256.lower():
-        found = f"{path.stat().st_size} bytes with sha256 {digest.hexdigest()[:12]}..."
-        return f"sent something else: {found}, expected {sha256[:12]}..."
+        reason = " ".join(str(error).split())
+        if any(sign in reason for sign in NO_NETWORK_SIGNS):
+            return NO_NETWORK
+        return f"failed ({reason[:200]})"
+    found = files.sha256_of(path)
+    if found != sha256:
+        return f"sent something else: sha256 {found[:12]}..., expected {sha256[:12]}..."
     return None
 
 
@@ -109,23 +108,3 @@ def _answer(url: str, patience: float) -> requests.Response:
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def _reason(error: requests.RequestException) -> str:
-    """Says in a few words what went wrong with a mirror."""
-    text = str(error)
-    if isinstance(error, requests.HTTPError) and error.response is not None:
-        return f"answered {error.response.status_code} {error.response.reason}"
-    if isinstance(error, requests.Timeout):
-        return "did not answer in time"
-    if "Read timed out" in text:
-        return "stopped sending"
-    if "IncompleteRead" in text:
-        return "cut the file off"
-    for known in ("Name or service not known", "Temporary failure in name resolution"):
-        if known in text:
-            return NO_ADDRESS
-    for known in ("Connection refused", "Network is unreachable", "CERTIFICATE_VERIFY_FAILED"):
-        if known in text:
-            return f"cannot be reached ({known})"
-    return f"failed ({type(error).__name__}: {' '.join(text.split())[:200]})"

@@ -123,7 +123,7 @@ def _fetched(hashes: dict[str, str], subfolder: str) -> Path:
     Raises:
         DataError: The source does not answer, or what came has another hash.
     """
-    folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / subfolder
+    folder = files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / subfolder
     for name, expected in hashes.items():
         fetch([ORIGIN + name], expected, folder / name, name, LOOK_SECONDS)
     return folder
@@ -155,7 +155,7 @@ def _digits() -> Images:
 
 
 def _folder(dataset: str) -> Images:
-    folder = files.expand(dataset, "--dataset")
+    folder = files.expand(dataset)
     if not folder.is_dir():
         raise DataError(
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
@@ -249,7 +249,7 @@ def read_image(path: str | Path) -> ImageFile:
     """
     from PIL import Image, ImageOps
 
-    path = files.expand(path, "image")
+    path = files.expand(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -2,8 +2,7 @@
 
 import ast
 import hashlib
-import importlib.metadata
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data import files
-from data.errors import DataError
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
@@ -50,27 +48,11 @@ COMMON = frozenset(
 MINIMUM_WORDS = 6
 
 
-def load_installed_docs(cache_dir: Path) -> dict[str, list[str]]:
-    """Returns the prose of the docstrings of TensorFlow, Keras, KerasHub and NumPy.
-
-    Args:
-        cache_dir: Where the result is kept.
-
-    Returns:
-        Paragraphs by split, see `load_labelled_docs`.
-
-    Raises:
-        DataError: One of the packages is not installed.
-    """
-    splits = load_labelled_docs(cache_dir)
-    return {split: [text for text, _ in found] for split, found in splits.items()}
-
-
 def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
     """Returns the prose of the docstrings, each paragraph with the package that it comes from.
 
-    The packages are parsed, not imported. This takes some seconds once; the result is kept under a
-    fingerprint of the packages' versions.
+    Parsing the packages takes some seconds once; the result is kept under a fingerprint of their
+    versions.
 
     Args:
         cache_dir: Where the result is kept.
@@ -81,15 +63,14 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
         that no module is in two splits. A paragraph is one line, and none appears twice: what
         several packages say counts for the first of them.
 
-    Raises:
-        DataError: One of the packages is not installed.
     """
-    roots = {package: _root(package) for package in PACKAGES}
-    versions = " ".join(f"{package} {_version(package)}" for package in PACKAGES)
+    modules = {package: importlib.import_module(package) for package in PACKAGES}
+    versions = " ".join(f"{package} {module.__version__}" for package, module in modules.items())
     fingerprint = hashlib.sha256(f"{RULES_VERSION} {versions}".encode()).hexdigest()[:16]
     folder = Path(cache_dir) / f"installed-docs-{fingerprint}"
 
     def build(temporary: Path) -> None:
+        roots = {package: Path(module.__file__).parent for package, module in modules.items()}
         splits = extract_prose(roots)
         temporary.mkdir()
         for split, found in splits.items():
@@ -145,25 +126,6 @@ def split_of(text: str) -> str:
     """Returns "train", "valid" or "test" for 90, 5 and 5 percent of all texts, by their hash."""
     percent = hash_of(text) % 100
     return "train" if percent < 90 else "valid" if percent < 95 else "test"
-
-
-def _root(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            f"installed-docs: the package {package!r} is not installed; expected"
-            f" {', '.join(PACKAGES)}"
-        )
-    return Path(spec.submodule_search_locations[0])
-
-
-def _version(package: str) -> str:
-    for name in (package, f"{package}-cpu"):  # the distribution of TensorFlow has two names
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def _docstrings(path: Path) -> Iterator[str]:

@@ -30,6 +30,8 @@ PACKAGE_NAMES = re.compile(
 # long text costs.
 MOST_NGRAMS = 100_000
 
+Row = tuple[str, str]  # a sentence and its label
+
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
@@ -53,7 +55,7 @@ class Sentences:
     def as_text(self) -> Text:
         """Returns the sentences without their labels, for instance to learn a vocabulary from."""
         lines = {split: sentences for split, (sentences, _) in self.splits.items()}
-        return Text(self.name, lines, english_wikitext=False)
+        return Text(self.name, lines)
 
     def with_classes(self, classes: Sequence[str]) -> "Sentences":
         """Returns the same sentences with their labels numbered by other classes' names.
@@ -74,13 +76,6 @@ class Sentences:
         """Describes the sentences in one line."""
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in self.splits.items())
         return f"{self.name}: {counts}; {len(self.classes):,} classes: {_shown(self.classes)}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    where: str
-    sentence: str
-    label: str
 
 
 def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
@@ -114,7 +109,7 @@ def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
     """
     if dataset in (INSTALLED_DOCS, "auto"):
         rows = {
-            split: [_Row(INSTALLED_DOCS, _without_names(text), label) for text, label in found]
+            split: [(_without_names(text), label) for text, label in found]
             for split, found in installed_docs.load_labelled_docs(cache_dir).items()
         }
         note = (
@@ -122,17 +117,10 @@ def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
             "docstring belongs to, with the packages' names removed"
         )
         return _numbered(INSTALLED_DOCS, rows, note if dataset == "auto" else None)
-    path = files.expand(dataset, "--dataset")
+    path = files.expand(dataset)
     if path.is_dir():
-        names = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-        found = {split: files.expand(path / name, "--dataset") for split, name in names.items()}
-        missing = [file.name for file in found.values() if not file.is_file()]
-        if missing:
-            raise DataError(
-                f"{dataset}: no {' and no '.join(missing)}; expected train.tsv, dev.tsv and "
-                "test.tsv, or the path of one CSV or TSV file"
-            )
-        return _numbered(dataset, {split: _read(file) for split, file in found.items()})
+        found = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+        return _numbered(dataset, {split: _read(path / name) for split, name in found.items()})
     if path.is_file():
         return _numbered(dataset, _split(dataset, _read(path), seed))
     raise DataError(
@@ -204,34 +192,27 @@ def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None
     )
 
 
-def _numbered(name: str, rows: dict[str, list[_Row]], note: str | None = None) -> Sentences:
+def _numbered(name: str, rows: dict[str, list[Row]], note: str | None = None) -> Sentences:
     """Numbers the labels."""
-    found = {row.label for row in rows["train"]}
-    integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in found)
-    classes = tuple(sorted(found, key=int if integers else None))
-    number = {label: index for index, label in enumerate(classes)}
+    found = {split: {label for _, label in rows[split]} for split in SPLITS}
+    integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in found["train"])
+    classes = tuple(sorted(found["train"], key=int if integers else None))
     if len(classes) < 2:
         raise DataError(
             f"{name}: the only label is {_shown(classes)}, expected two classes or more"
         )
     for split in SPLITS:
-        for row in rows[split]:
-            if row.label not in number:
-                raise DataError(
-                    f"{row.where}: label {row.label[:100]!r} does not occur in the training split, "
-                    f"expected {_shown(classes)}"
-                )
-        there = {row.label for row in rows[split]}
-        absent = [label for label in classes if label not in there]
-        if absent:
+        if found[split] != found["train"]:
+            wrong = sorted(found[split] ^ found["train"])
             raise DataError(
-                f"{name}, {split} split: no example of the label {_shown(absent)}, expected one or "
-                "more of every class in every split"
+                f"{name}, training and {split} split: the label {_shown(wrong)} is in one of them "
+                "alone, expected examples of every class in every split"
             )
+    number = {label: index for index, label in enumerate(classes)}
     splits = {
         split: (
-            [row.sentence for row in rows[split]],
-            np.array([number[row.label] for row in rows[split]], np.int32),
+            [sentence for sentence, _ in rows[split]],
+            np.array([number[label] for _, label in rows[split]], np.int32),
         )
         for split in SPLITS
     }
@@ -243,11 +224,11 @@ def _shown(labels: Sequence[str]) -> str:
     return ", ".join(repr(label[:100]) for label in labels[:5]) + ", ..." * (len(labels) > 5)
 
 
-def _split(name: str, rows: list[_Row], seed: int) -> dict[str, list[_Row]]:
+def _split(name: str, rows: list[Row], seed: int) -> dict[str, list[Row]]:
     """Splits the rows of one file per class; each split keeps the order of the file."""
     class_of: dict[str, str] = {}  # by folded sentence; the first row's label where rows disagree
-    for row in rows:
-        class_of.setdefault(fold(row.sentence), row.label)
+    for sentence, label in rows:
+        class_of.setdefault(fold(sentence), label)
     sentences: dict[str, list[str]] = {}
     for sentence, label in class_of.items():
         sentences.setdefault(label, []).append(sentence)
@@ -266,17 +247,15 @@ def _split(name: str, rows: list[_Row], seed: int) -> dict[str, list[_Row]]:
         for place, index in enumerate(order):
             split = "test" if place < test else "valid" if place < test + valid else "train"
             split_of[found[index]] = split
-    return {
-        split: [row for row in rows if split_of[fold(row.sentence)] == split] for split in SPLITS
-    }
+    return {split: [row for row in rows if split_of[fold(row[0])] == split] for split in SPLITS}
 
 
-def _read(path: Path) -> list[_Row]:
+def _read(path: Path) -> list[Row]:
     rows = []
     for where, (sentence, label) in read_table(path, ("sentence", "text"), ("label",)):
         if not sentence or not label:
             raise DataError(f"{where}: the {'label' if sentence else 'sentence'} is empty")
-        rows.append(_Row(where, sentence, label))
+        rows.append((sentence, label))
     if not rows:
         raise DataError(f"{path}: no row after the header, expected sentences and their labels")
     return rows

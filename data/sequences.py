@@ -105,7 +105,6 @@ def sequences_once(
             tokens = word_pieces.tokenize(found, tokenizer)
             blocks = CUT[text_mode](tokens, length, SpecialTokens.of(tokenizer))
             write(folder / f"{split}.bin", blocks, dtype)
-        (folder / "made-from.json").write_text(json.dumps(made_from, indent=1))
 
     files.build_once(target, build, "sequences")
     return {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
@@ -124,10 +123,14 @@ def write(path: Path, blocks: Iterable[np.ndarray], dtype: np.dtype) -> None:
 
 
 def mapped(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
-    """Maps a file of sequences into memory, read-only, of shape (sequences, length)."""
+    """Maps a file of sequences into memory, of shape (sequences, length).
+
+    What is written to the array stays in this process: TensorFlow takes no array that cannot be
+    written.
+    """
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros((0, length), dtype)
-    return np.memmap(path, dtype, "r").reshape(-1, length)
+    return np.memmap(path, dtype, "c").reshape(-1, length)
 
 
 def as_tensor(sequences: np.ndarray) -> tf.Tensor:
@@ -143,19 +146,10 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     Returns:
         A tensor of that shape and type.
     """
-    if not isinstance(sequences, np.memmap) or not _begins_its_file(sequences):
-        return tf.constant(sequences)
-    # "c", private pages: TensorFlow takes no array that cannot be written. Nobody writes to it.
-    private = np.memmap(str(sequences.filename), sequences.dtype, "c", shape=sequences.shape)
-    return tf.experimental.dlpack.from_dlpack(private.__dlpack__())
-
-
-def _begins_its_file(sequences: np.memmap) -> bool:
-    # A slice keeps the offset of the whole array, so addresses are compared.
-    whole = sequences
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    return sequences.ctypes.data == whole.ctypes.data and sequences.flags.c_contiguous
+    aligned = sequences.flags.c_contiguous and sequences.ctypes.data % 64 == 0
+    if isinstance(sequences, np.memmap) and aligned:
+        return tf.experimental.dlpack.from_dlpack(sequences.__dlpack__())
+    return tf.constant(sequences)
 
 
 def in_blocks(sequences: np.ndarray, rows: int = 16_384) -> Iterator[np.ndarray]:

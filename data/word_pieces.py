@@ -139,12 +139,10 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """Reads a vocabulary file: UTF-8, one piece a line.
 
     Raises:
-        DataError: It cannot be read, is not UTF-8, repeats a piece, or lacks a special token.
+        DataError: It is not UTF-8, repeats a piece, or lacks a special token.
     """
     try:
-        pieces = files.expand(path, "--vocabulary").read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"--vocabulary {path}: {error.strerror}; expected a file") from error
+        pieces = files.expand(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"--vocabulary {path}: not UTF-8 at byte {error.start}") from error
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]

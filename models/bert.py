@@ -106,7 +106,7 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
     """
     if preset is None and options.init_from is not None and options.vocabulary is None:
         folder = options.init_from / "model"
-        preset = str(folder) if files.expand(folder, "--init-from").is_dir() else None
+        preset = str(folder) if folder.is_dir() else None
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
     return tokenizer_of(vocabulary(options, text, cache_dir))
@@ -211,7 +211,7 @@ def encoder_of(init_from: Path | None, preset: str, known: str | None = None) ->
     if init_from is None:
         return None if preset == "scratch" else preset
     for folder in (init_from / "model", init_from):
-        if files.expand(folder / "config.json", "--init-from").is_file():
+        if (folder / "config.json").is_file():
             return str(folder)
     raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
 
@@ -244,7 +244,7 @@ def load_weights(model, source: Path) -> None:
     """
     what = f"--init-from {source}"
     candidates = [source / "model" / "task.weights.h5", source / "model.weights.h5", source]
-    found = next((path for path in candidates if files.expand(path, what).is_file()), None)
+    found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise DataError(f"{what}: neither a run's folder with model/ nor a weights file")
     problem = files.damage(found.parent)

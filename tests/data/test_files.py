@@ -73,16 +73,10 @@ class TestPaths:
         monkeypatch.delenv("RECIPES_CACHE_DIR")
         assert files.default_cache_dir() == Path.home() / ".cache" / "keras-recipes"
 
-    def test_home_folders_and_paths_where_nothing_is(self, monkeypatch, tmp_path):
+    def test_home_folders_and_unknown_users(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert files.expand("~/a.txt", "--dataset") == tmp_path / "a.txt"
-
-    @pytest.mark.parametrize("path", ["", "~nosuchuser/x", "x" * 300, "a\0b", "\ud800"])
-    def test_what_is_no_path(self, path):
-        with pytest.raises(DataError, match="^--dataset") as caught:
-            files.expand(path, "--dataset")
-        assert "\n" not in str(caught.value)
-        str(caught.value).encode()
+        assert files.expand("~/a.txt") == tmp_path / "a.txt"
+        assert files.expand("~nosuchuser/x") == Path("~nosuchuser/x")
 
 
 class TestAtomic:
@@ -158,12 +152,10 @@ class TestChecksums:
             (lambda f: flip_a_bit(f / "one"), "one does not match its checksum"),
             (lambda f: os.truncate(f / "one", 100), "one does not match its checksum"),
             (lambda f: (f / "deep" / "two").unlink(), "deep/two: No such file"),
-            (lambda f: (f / "SHA256SUMS").write_bytes(b"\xff\xfe"), "SHA256SUMS: "),
-            (lambda f: os.truncate(f / "SHA256SUMS", 0), "does not name its files"),
-            (lambda f: os.truncate(f / "SHA256SUMS", 70), "does not name its files"),
+            (lambda f: (f / "SHA256SUMS").write_bytes(b"\xff\xfe"), "does not name its files"),
             (lambda f: os.truncate(f / "SHA256SUMS", 75), "does not name its files"),
         ],
-        ids=["flipped bit", "truncated", "gone", "binary", "empty", "cut", "cut at a line"],
+        ids=["flipped bit", "truncated", "gone", "binary", "cut at a line"],
     )
     def test_damage_is_named_in_one_line(self, folder, damage, expected):
         damage(folder)
@@ -206,12 +198,6 @@ class TestBuildOnce:
         assert record.name == "recipes" and record.levelname == "WARNING"
         assert str(target) in record.message and "some tokens" in record.message
 
-    def test_a_damaged_file_is_named_and_made_again(self, tmp_path, caplog):
-        (tmp_path / "file").write_text("contend")
-        files.build_once(tmp_path / "file", write_file, "a file", SHA256.upper())
-        assert (tmp_path / "file").read_text() == "content"
-        assert f"expected {SHA256.upper()}" in caplog.text
-
     def test_what_is_damaged_stays_until_it_can_be_replaced(self, tmp_path, folder):
         (folder / "SHA256SUMS").unlink()
 
@@ -233,13 +219,12 @@ class TestBuildOnce:
         files.build_once(target, lambda path: path.mkdir(), "a folder")
         assert visible(tmp_path) == ["folder"] and os.listdir(target) == ["SHA256SUMS"]
 
-    def test_of_two_processes_one_builds_and_the_other_waits_and_says_so(self, tmp_path):
+    def test_of_two_processes_one_builds_and_the_other_waits(self, tmp_path):
         target = tmp_path / "folder"
         first = start_slow_build(target, 1)
         assert first.stdout.readline() == "begun\n"
-        out, err = start_slow_build(target, 0).communicate(timeout=60)
+        out, _ = start_slow_build(target, 0).communicate(timeout=60)
         assert out == "done\n", "the second process must not build"
-        assert err == "waiting for another process: a slow thing\n"
         assert first.communicate(timeout=60)[0] == "done\n"
         assert sorted(os.listdir(target)) == ["SHA256SUMS", "half", "whole"]
 

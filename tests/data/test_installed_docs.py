@@ -1,7 +1,8 @@
+import types
+
 import pytest
 
 from data import installed_docs
-from data.errors import DataError
 
 MODULE = '''"""Tools that turn words into numbers
 and numbers into words, for those who need it.
@@ -85,6 +86,14 @@ def make_package(folder):
     return folder
 
 
+def fake_packages(monkeypatch, roots, version="1"):
+    modules = {
+        package: types.SimpleNamespace(__file__=str(root / "__init__.py"), __version__=version)
+        for package, root in roots.items()
+    }
+    monkeypatch.setattr(installed_docs.importlib, "import_module", modules.__getitem__)
+
+
 def test_prose_is_extracted(tmp_path):
     root = make_package(tmp_path / "package")
     labelled = installed_docs.extract_prose({"package": root})
@@ -115,7 +124,7 @@ def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path, monk
                 f'"""This is the first sentence of {name} {number}.\n\nThis is the second sentence'
                 f' of {name} {number}."""'
             )
-    monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
+    fake_packages(monkeypatch, roots)
     splits = installed_docs.load_labelled_docs(tmp_path / "cache")
     assert list(splits) == ["train", "valid", "test"] and all(splits.values())
     seen = {}
@@ -126,9 +135,6 @@ def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path, monk
             assert split == installed_docs.split_of(f"{package}/m{number}.py")
             seen.setdefault((package, number), []).append(paragraph)
     assert len(seen) == 240 and all(len(both) == 2 for both in seen.values())
-    assert installed_docs.load_installed_docs(tmp_path / "cache") == {
-        split: [paragraph for paragraph, _ in found] for split, found in splits.items()
-    }
 
 
 @pytest.mark.parametrize(
@@ -158,26 +164,16 @@ def test_the_split_is_the_same_on_every_machine():
 
 def test_the_result_is_cached(tmp_path, monkeypatch):
     roots = {name: make_package(tmp_path / name) for name in installed_docs.PACKAGES}
-    monkeypatch.setattr(installed_docs, "_root", lambda package: roots[package])
+    fake_packages(monkeypatch, roots)
     cache_dir = tmp_path / "cache"
-    first = installed_docs.load_installed_docs(cache_dir)
-    labelled = installed_docs.extract_prose(roots)
-    assert first == {split: [line for line, _ in found] for split, found in labelled.items()}
-    assert len(list(cache_dir.glob("*/train.tsv"))) == 1
+    first = installed_docs.load_labelled_docs(cache_dir)
+    assert first == installed_docs.extract_prose(roots)
 
     def fail(roots):
         raise AssertionError("parsed twice")
 
     monkeypatch.setattr(installed_docs, "extract_prose", fail)
-    assert installed_docs.load_installed_docs(cache_dir) == first
-
-    monkeypatch.setattr(installed_docs, "_version", lambda package: "another")
+    assert installed_docs.load_labelled_docs(cache_dir) == first
+    fake_packages(monkeypatch, roots, version="another")
     with pytest.raises(AssertionError, match="parsed twice"):
-        installed_docs.load_installed_docs(cache_dir)
-    assert len(list(cache_dir.glob("*/train.tsv"))) == 1
-
-
-def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr(installed_docs, "PACKAGES", ("no_such_package",))
-    with pytest.raises(DataError, match="'no_such_package' is not installed"):
-        installed_docs.load_installed_docs(tmp_path)
+        installed_docs.load_labelled_docs(cache_dir)

@@ -81,7 +81,6 @@ class TestOnce:
         found = self.once(tmp_path)
         first = [2, 5, 9, 1, 6, 5, 1, 7]  # [CLS] the number [UNK] of the [UNK] and
         assert found["train"][0].tolist() == first and found["train"].dtype == np.uint16
-        assert not found["train"].flags.writeable
         assert {split: len(rows) for split, rows in found.items()} == {
             "train": 9 * 47 // 7,
             "valid": 0,
