@@ -17,6 +17,7 @@ HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; keras-recipes)",
     "Accept-Encoding": "identity",
 }
+ANSWER_SECONDS = 4.0  # to begin to answer: trying two mirrors takes less than ten
 STALL_SECONDS = 30.0  # without data, after which a mirror is given up
 CHUNK_BYTES = 64 * 1024
 NO_NETWORK = "no network"
@@ -27,13 +28,7 @@ NO_NETWORK_SIGNS = (
 )
 
 
-def fetch(
-    urls: Sequence[str],
-    sha256: str,
-    target: Path,
-    what: str = "file",
-    answer_within: float | None = None,
-) -> None:
+def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") -> None:
     """Downloads a file from the first mirror that has it, unless it is there already, undamaged.
 
     Args:
@@ -41,18 +36,15 @@ def fetch(
         sha256: Hex digest that the file must have; anything else is thrown away.
         target: The file to make. It appears whole or not at all.
         what: What is downloaded, for messages.
-        answer_within: Seconds that all mirrors together may take to begin to answer, each an equal
-            share. None gives each one `STALL_SECONDS`.
 
     Raises:
         DataError: No mirror delivered; the message says why for each.
     """
-    patience = STALL_SECONDS if answer_within is None else answer_within / len(urls)
 
     def build(temporary: Path) -> None:
         failures: dict[str, str] = {}
         for url in urls:
-            failure = _download(url, temporary, sha256, patience, what)
+            failure = _download(url, temporary, sha256, what)
             if failure is None:
                 print(f"{what}: downloaded from {url}", file=sys.stderr, flush=True)
                 return
@@ -64,10 +56,10 @@ def fetch(
     files.build_once(target, build, f"downloading {what}", sha256)
 
 
-def _download(url: str, path: Path, sha256: str, patience: float, what: str) -> str | None:
+def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
     """Downloads to a path; returns None, or why this mirror failed."""
     try:
-        with _answer(url, patience) as response, open(path, "wb") as file:
+        with _answer(url) as response, open(path, "wb") as file:
             if not response.ok:
                 return f"answered {response.status_code} {response.reason}"
             total = int(response.headers.get("Content-Length", 0)) or None
@@ -88,13 +80,13 @@ def _download(url: str, path: Path, sha256: str, patience: float, what: str) -> 
     return None
 
 
-def _answer(url: str, patience: float) -> requests.Response:
+def _answer(url: str) -> requests.Response:
     """Asks a mirror; raises `requests.Timeout` if it does not begin to answer in time."""
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            timeout = (patience, STALL_SECONDS)
+            timeout = (ANSWER_SECONDS, STALL_SECONDS)
             answers.put(requests.get(url, headers=HEADERS, stream=True, timeout=timeout))
         except Exception as error:
             answers.put(error)
@@ -102,7 +94,7 @@ def _answer(url: str, patience: float) -> requests.Response:
     # A thread, because looking up a name can block for longer than any timeout of the socket.
     threading.Thread(target=ask, daemon=True).start()
     try:
-        answer = answers.get(timeout=patience)
+        answer = answers.get(timeout=ANSWER_SECONDS)
     except queue.Empty:
         raise requests.Timeout from None
     if isinstance(answer, Exception):

@@ -197,25 +197,23 @@ def build_once(
     Raises:
         DataError: The folder cannot be written, or the disk is full.
     """
-
-    def problem() -> str | None:
-        if sha256 is None:
-            return damage(target, [])
-        found = sha256_of(target)
-        return None if found == sha256.lower() else f"sha256 {found}, expected {sha256}"
-
     target = Path(target)
+
+    def is_whole() -> bool:
+        if not target.exists():
+            return False
+        return damage(target, []) is None if sha256 is None else sha256_of(target) == sha256
+
     try:
-        if target.exists() and problem() is None:
+        if is_whole():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.with_name(f".lock-{target.name}"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if target.exists():  # another process may have built it meanwhile
-                found = problem()
-                if found is None:
-                    return
-                log.warning("%s: %s is damaged (%s) and is built again", what, target, found)
+            if is_whole():  # another process has built it meanwhile
+                return
+            if target.exists():
+                log.warning("%s: %s is damaged and is built again", what, target)
             with atomic(target) as temporary:
                 build(temporary)
                 if sha256 is None:

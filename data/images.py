@@ -44,7 +44,6 @@ FASHION_MNIST_HASHES = {
     "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 
-LOOK_SECONDS = 10.0  # how long the source may take to begin to answer
 MOST_VALID = 5_000  # validation images taken from a training split, at most
 
 SIDE = 28  # pixels
@@ -125,7 +124,7 @@ def _fetched(hashes: dict[str, str], subfolder: str) -> Path:
     """
     folder = files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / subfolder
     for name, expected in hashes.items():
-        fetch([ORIGIN + name], expected, folder / name, name, LOOK_SECONDS)
+        fetch([ORIGIN + name], expected, folder / name, name)
     return folder
 
 
@@ -225,24 +224,14 @@ def _three_splits(
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageFile:
-    """One image, light on dark as MNIST and Fashion-MNIST have it.
-
-    Attributes:
-        pixels: float32 of shape (28, 28, 1) in [0, 1].
-        done: Each change that was made to it; empty where none was.
-    """
-
-    pixels: np.ndarray
-    done: tuple[str, ...]
-
-
-def read_image(path: str | Path) -> ImageFile:
-    """Reads an image file of any kind that Pillow knows.
+def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
+    """Reads an image file of any kind that Pillow knows, light on dark as MNIST has it.
 
     Colours become grey; what is transparent becomes white; an image with a light background is
     inverted; one of another size is scaled to fit, with its background around it.
+
+    Returns:
+        float32 of shape (28, 28, 1) in [0, 1], and each change that was made to the image.
 
     Raises:
         DataError: There is no such file, it is no image, or it has too many pixels.
@@ -277,7 +266,7 @@ def read_image(path: str | Path) -> ImageFile:
         background = int(np.median(_border(image)))
         image = ImageOps.pad(image, (SIDE, SIDE), Image.Resampling.BOX, background)
     pixels = np.asarray(image, np.float32)[..., np.newaxis] / 255
-    return ImageFile(pixels, tuple(done))
+    return pixels, done
 
 
 def _border(image) -> np.ndarray:

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import json
 import re
 import sys
 import warnings
@@ -16,7 +17,7 @@ PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
 # Part of the cache's name: a change of what counts as prose, or of how it is kept, must not meet an
 # older result.
-RULES_VERSION = 2
+RULES_VERSION = 3
 
 # Tests say little, and `_api` and `_tf_keras` only repeat what stands elsewhere.
 SKIPPED_FOLDERS = {"_api", "_tf_keras", "testing", "tests", "__pycache__"}
@@ -48,7 +49,7 @@ COMMON = frozenset(
 MINIMUM_WORDS = 6
 
 
-def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
+def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
     """Returns the prose of the docstrings, each paragraph with the package that it comes from.
 
     Parsing the packages takes some seconds once; the result is kept under a fingerprint of their
@@ -71,23 +72,14 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[tuple[str, str]]]:
 
     def build(temporary: Path) -> None:
         roots = {package: Path(module.__file__).parent for package, module in modules.items()}
-        splits = extract_prose(roots)
         temporary.mkdir()
-        for split, found in splits.items():
-            # A paragraph holds no tab: all its white space is single spaces.
-            lines = [f"{package}\t{paragraph}\n" for paragraph, package in found]
-            (temporary / f"{split}.tsv").write_text("".join(lines), "utf-8")
+        (temporary / "prose.json").write_text(json.dumps(extract_prose(roots)))
 
     files.build_once(folder, build, "reading the docstrings of the installed packages")
-    splits = {}
-    for split in ("train", "valid", "test"):
-        lines = (folder / f"{split}.tsv").read_text("utf-8").split("\n")[:-1]
-        pairs = (line.split("\t") for line in lines)
-        splits[split] = [(paragraph, package) for package, paragraph in pairs]
-    return splits
+    return json.loads((folder / "prose.json").read_text())
 
 
-def extract_prose(roots: dict[str, Path]) -> dict[str, list[tuple[str, str]]]:
+def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
     """Collects the prose of all docstrings below some packages' folders.
 
     Args:
@@ -103,7 +95,7 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[tuple[str, str]]]:
         if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
         and not GENERATED_NAME.fullmatch(path.name)
     ]
-    splits: dict[str, list[tuple[str, str]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[list[str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
     print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
     for package, module, path in files:
@@ -113,7 +105,7 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[tuple[str, str]]]:
                 key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
                 if key not in seen:
                     seen.add(key)
-                    splits[split_of(module)].append((paragraph, package))
+                    splits[split_of(module)].append([paragraph, package])
     return splits
 
 

@@ -31,9 +31,7 @@ def read_table(path: Path, *columns: Sequence[str]) -> Iterator[tuple[str, list[
         # Spreadsheets write a byte order mark; with plain utf-8 it would be part of the first name.
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        byte = raw[error.start]
-        raise DataError(f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8") from error
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
     lines = io.StringIO(text, newline="")
     if "\t" in text.partition("\n")[0]:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)

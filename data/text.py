@@ -14,9 +14,6 @@ from data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
 
-# `auto` may look for a mirror this long; the rest of its ten seconds is left to the machine.
-AUTO_SECONDS = 8.0
-
 
 class Lines:
     """The lines of text files, read again by each iteration: none is held in memory.
@@ -115,7 +112,7 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
     """
     if dataset == "auto":
         try:
-            return _load_wikitext("wikitext-2", cache_dir, AUTO_SECONDS)
+            return _load_wikitext("wikitext-2", cache_dir)
         except DataError as error:
             note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
             return dataclasses.replace(load_text("installed-docs", cache_dir), note=note)
@@ -140,11 +137,11 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
     return _not_empty(Text(dataset, splits))
 
 
-def _load_wikitext(name: str, cache_dir: Path, answer_within: float | None = None) -> Text:
+def _load_wikitext(name: str, cache_dir: Path) -> Text:
     mirrors, sha256 = WIKITEXT[name]
     path = Path(cache_dir) / f"{name}.zip"
     urls = [f"{mirror}{name}-v1.zip" for mirror in mirrors]
-    download.fetch(urls, sha256, path, name, answer_within)
+    download.fetch(urls, sha256, path, name)
     return _load_zip(name, path)
 
 
@@ -158,22 +155,21 @@ def _load_zip(name: str, path: Path) -> Text:
 
 
 def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text:
-    """Picks the source of each split by its name: WikiText's own, or *.txt.
+    """Picks the one source of each split by its name.
 
     Args:
         name: What the text is called.
         sources: By file name.
     """
-    words = {"train": "train", "valid": "valid(?:ation)?", "test": "test"}
-    for kind in (r"(.*/)?wiki\.{}\.(tokens|raw)", r"(.*[^a-z])?{}([^a-z].*)?\.txt"):
-        splits = {}
-        for split, word in words.items():
-            pattern = re.compile(kind.format(word) + r"(\.gz)?", re.IGNORECASE)
-            found = [source for name, source in sources.items() if pattern.fullmatch(name)]
-            if len(found) == 1:
-                splits[split] = Lines(found)
-        if len(splits) == len(words):
-            return _not_empty(Text(name, splits, english_wikitext="wiki" in kind))
+    splits = {}
+    for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
+        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw)(\.gz)?"
+        found = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
+        if len(found) == 1:
+            splits[split] = Lines([sources[found[0]]])
+            is_wikitext = "wiki." in found[0]
+    if len(splits) == len(SPLITS):
+        return _not_empty(Text(name, splits, is_wikitext))
     found = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {found}; expected one train, one valid and one test file called "

@@ -137,11 +137,11 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         inputs: paths; the images are fitted to 28x28 pixels, light on dark.
     """
     images = [read_image(Path(path)) for path in inputs]
-    logits = run.load_model("float32")(np.stack([image.pixels for image in images]))
+    logits = run.load_model("float32")(np.stack([pixels for pixels, _ in images]))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [
-        [{"note": done} for done in image.done] + likeliest(row, run.metadata["classes"])
-        for image, row in zip(images, probabilities, strict=True)
+        [{"note": change} for change in changes] + likeliest(row, run.metadata["classes"])
+        for (_, changes), row in zip(images, probabilities, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import SentenceSamples
-from data import arrays, sentence_inputs, sentences, word_pieces
+from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.initial_weights import init_naive_bayes
@@ -113,7 +113,7 @@ def build_model(
     Args:
         options: sizes and dropout.
         evidence: what a new model knows of the word pieces at first, float of shape (word pieces,
-            classes); see `sentence_inputs.naive_bayes_evidence`.
+            classes); see `sentences.naive_bayes_evidence`.
         preset: a name or folder to take the encoder from; None for a new one.
 
     Returns:
@@ -143,7 +143,7 @@ def main(options: Options) -> dict:
         preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
-        inputs, labels = sentence_inputs.encode_splits(splits, preprocessor)
+        inputs, labels = sentences.encode_splits(splits, preprocessor)
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=2e-4 if preset else 5e-4,
@@ -155,7 +155,7 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
             vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
         )
-        hide = sentence_inputs.hide_word_pieces(
+        hide = sentences.hide_word_pieces(
             options.token_dropout, tokenizer.mask_token_id, options.seed
         )
         train_data = arrays.training_data(
@@ -169,7 +169,7 @@ def main(options: Options) -> dict:
             run.note("no TF-IDF baseline: one class, or no word of two or more letters")
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            evidence = sentence_inputs.naive_bayes_evidence(
+            evidence = sentences.naive_bayes_evidence(
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
             model = build_model(options, evidence, preset)
@@ -210,7 +210,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         inputs: texts; a long one is cut as in training.
     """
     model = run.load_model("float32")
-    logits = model(sentence_inputs.encode(inputs, model.preprocessor))
+    logits = model(sentences.encode(inputs, model.preprocessor))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [likeliest(row, run.metadata["classes"]) for row in probabilities]
 

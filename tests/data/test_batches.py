@@ -34,16 +34,6 @@ class TestPermuted:
         assert permutation(12, 7, 0).tolist() == [8, 2, 11, 9, 6, 5, 1, 0, 7, 3, 4, 10]
         assert permutation(12, 7, 1).tolist() == [8, 11, 1, 5, 0, 3, 9, 6, 7, 10, 2, 4]
 
-    def test_every_place_takes_every_example(self):
-        found = np.array([permutation(8, 3, epoch) for epoch in range(800)])
-        for column in found.T:
-            # 100 each, deviation 9.4.
-            assert np.abs(np.bincount(column, minlength=8) - 100).max() < 5 * 9.4
-        # Neighbours, too, are independent: an example follows each of the 7 others alike.
-        following = np.bincount((found[:, 1:] - found[:, :-1]).ravel() + 7, minlength=15)
-        expected = 800 * 7 * np.array([8 - abs(d) if d else 0 for d in range(-7, 8)]) / 56
-        assert np.abs(following - expected).max() < 6 * np.sqrt(expected.max())
-
 
 class TestTraining:
     @pytest.mark.parametrize("count, size, per_epoch", [(11, 4, None), (12, 4, 2), (9, 1, None)])
@@ -76,11 +66,6 @@ class TestTraining:
         whole = take(training(11, 4), first + 3)
         later = take(training(11, 4, first_batch=first), 3)
         np.testing.assert_array_equal(whole[first:], later)
-
-    def test_the_positions_do_not_depend_on_how_they_are_batched(self):
-        small = np.concatenate([batch[0] for batch in take(training(12, 2), 6)])
-        large = np.concatenate([batch[0] for batch in take(training(12, 6), 2)])
-        np.testing.assert_array_equal(small, large)
 
     def test_workers_split_it_by_data(self):
         policy = training(12, 4).options().experimental_distribute.auto_shard_policy
@@ -141,21 +126,6 @@ class TestUniform:
                 state = splitmix64(12345 ^ (int(epoch) & MASK))
                 state = splitmix64(state ^ int(example))
                 assert found[row, column] == np.float32((state >> 40) * 2.0**-24)
-
-    def test_is_even_and_without_correlation(self):
-        found = batches.uniform(3, tf.range(200, dtype=tf.int64)[:, None], tf.range(200)).numpy()
-        assert found.min() >= 0 and found.max() < 1
-        counts, _ = np.histogram(found, bins=20, range=(0, 1))
-        # 40,000 numbers in 20 bins: 2,000 each, deviation 44.
-        assert np.abs(counts - 2000).max() < 5 * 44
-        below, right = found[1:, :], found[:, 1:]
-        assert abs(np.corrcoef(found[:-1, :].ravel(), below.ravel())[0, 1]) < 0.025
-        assert abs(np.corrcoef(found[:, :-1].ravel(), right.ravel())[0, 1]) < 0.025
-
-    def test_each_use_has_a_seed_of_its_own(self):
-        seeds = {batches.stream_seed(seed, name) for seed in range(20) for name in ("a", "b")}
-        assert len(seeds) == 40
-        assert all(0 <= seed < 2**31 for seed in seeds)
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])

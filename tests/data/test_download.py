@@ -66,9 +66,10 @@ def visible(folder):
     return [name for name in os.listdir(folder) if not name.startswith(".lock-")]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(download, "STALL_SECONDS", 1.5)
+    monkeypatch.setattr(download, "ANSWER_SECONDS", 3)
 
 
 def test_a_good_answer(server, tmp_path, capfd):
@@ -90,16 +91,14 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("path", FAILURES)
-def test_the_next_mirror_is_tried_and_a_broken_download_is_thrown_away(
-    server, tmp_path, path, impatient
-):
+def test_the_next_mirror_is_tried_and_a_broken_download_is_thrown_away(server, tmp_path, path):
     fetch(server, [path, "good"], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     assert [asked for asked, _ in server.requests] == [f"/{path}", "/good"]
     assert visible(tmp_path) == ["file"]
 
 
-def test_all_mirrors_fail(server, tmp_path, impatient):
+def test_all_mirrors_fail(server, tmp_path):
     with pytest.raises(DataError) as error:
         fetch(server, FAILURES, tmp_path / "file")
     message = str(error.value)
@@ -119,23 +118,15 @@ def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
     assert error.value.short == "no network"
 
 
-def test_looking_for_an_answer_is_limited_in_total(server, tmp_path):
-    begun = time.monotonic()
-    with pytest.raises(DataError):
-        fetch(server, ["slow"] * 3, tmp_path / "file", answer_within=0.6)
-    assert time.monotonic() - begun < 25  # less than a single one could take
-    assert len(server.requests) == 3, "each mirror gets its share of the time"
-
-
 def test_a_name_that_cannot_be_looked_up_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(60))
     begun = time.monotonic()
     with pytest.raises(DataError, match="did not answer in time"):
-        download.fetch(["http://mirror.invalid/file"], SHA256, tmp_path / "file", answer_within=0.3)
-    assert time.monotonic() - begun < 25
+        download.fetch(["http://mirror.invalid/file"], SHA256, tmp_path / "file")
+    assert time.monotonic() - begun < 45
 
 
-def test_there_is_no_progress_bar_before_there_is_data(server, tmp_path, monkeypatch, impatient):
+def test_there_is_no_progress_bar_before_there_is_data(server, tmp_path, monkeypatch):
     shown = []
     stock = download.tqdm
     monkeypatch.setattr(download, "tqdm", lambda **more: shown.append(more) or stock(**more))

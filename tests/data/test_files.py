@@ -182,7 +182,6 @@ class TestBuildOnce:
         "damage",
         [
             lambda folder: flip_a_bit(folder / "one"),
-            lambda folder: (folder / "deep" / "two").unlink(),
             lambda folder: (folder / "SHA256SUMS").unlink(),
             lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
         ],

@@ -18,16 +18,16 @@ def digit():
 
 def read(folder, image, name="image.png"):
     image.save(folder / name)
-    found = read_image(folder / name)
-    assert found.pixels.dtype == np.float32 and found.pixels.shape == (28, 28, 1)
-    assert 0 <= found.pixels.min() and found.pixels.max() <= 1
-    return found.pixels[..., 0], found.done
+    pixels, done = read_image(folder / name)
+    assert pixels.dtype == np.float32 and pixels.shape == (28, 28, 1)
+    assert 0 <= pixels.min() and pixels.max() <= 1
+    return pixels[..., 0], done
 
 
 def test_one_of_the_right_size_is_taken_as_it_is(digit, tmp_path):
     pixels, done = read(tmp_path, Image.fromarray(digit))
     np.testing.assert_allclose(pixels, digit / 255, atol=1e-6)
-    assert done == ()
+    assert done == []
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "1", "LA"])
@@ -35,13 +35,13 @@ def test_kinds_of_images(mode, digit, tmp_path):
     digit[digit > 0] = 255
     pixels, done = read(tmp_path, Image.fromarray(digit).convert(mode))
     np.testing.assert_allclose(pixels, digit / 255, atol=0.01)
-    assert done == ()
+    assert done == []
 
 
 def test_ink_on_paper_is_inverted(digit, tmp_path):
     pixels, done = read(tmp_path, Image.fromarray(255 - digit))
     np.testing.assert_allclose(pixels, digit / 255, atol=1e-6)
-    assert done == ("inverted, its background is light",)
+    assert done == ["inverted, its background is light"]
 
 
 def test_what_is_transparent_is_paper(digit, tmp_path):
@@ -56,7 +56,7 @@ def test_a_large_one_is_scaled_and_keeps_its_shape(digit, tmp_path):
     large = np.kron(digit, np.ones((4, 4), np.uint8))
     pixels, done = read(tmp_path, Image.fromarray(large))
     np.testing.assert_allclose(pixels, digit / 255, atol=1e-5)
-    assert done == ("scaled from 112x112",)
+    assert done == ["scaled from 112x112"]
     wide = 255 - np.pad(large, ((0, 0), (56, 56)))  # twice as wide as it is high
     pixels, done = read(tmp_path, Image.fromarray(wide))
     assert len(done) == 2

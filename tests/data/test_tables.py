@@ -37,7 +37,7 @@ def test_a_tsv_has_none(tmp_path):
         (b"text,label,label\nfine,1,0\n", "line 1: 2 columns label, expected one"),
         (b"text,sentence,label\nfine,a,0\n", "line 1: 2 columns sentence or text"),
         (b"n" * 1000 + b",label\n", "found '" + "n" * 100 + "'"),
-        (b"text,label\nfine,1\ncaf\xe9,0\n", "line 3: byte 0xe9 is not UTF-8"),
+        (b"text,label\nfine,1\ncaf\xe9,0\n", "not UTF-8 at byte 21"),
         (b'text,label\n"a\nb",1\nfine\n', "line 4: 1 fields, expected 2 as in the header"),
         (b"text\tlabel\na\tb\t1\n", "line 2: 3 fields, expected 2"),
         (b'text,label\nfine,1\n"never,1\n', "line 3: not a row"),

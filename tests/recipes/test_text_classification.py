@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from data import sentence_inputs
+from data import sentences
 from data.errors import DataError
 from models import bert
 from recipes import text_classification
@@ -65,7 +65,7 @@ def test_a_new_model_begins_as_naive_bayes(layers):
 
     tokenizer = FakeTokenizer(pieces)
     inputs = {"token_ids": ids}
-    evidence = sentence_inputs.naive_bayes_evidence(inputs, labels, tokenizer, 3)
+    evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, 3)
     options = text_classification.Options(num_layers=layers, num_heads=2, hidden_dim=64)
     keras.utils.set_random_seed(1)
     model = text_classification.build_model(options, evidence)

@@ -18,7 +18,7 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, melting, sentence_inputs, sentences, sequences, text
+from data import arrays, images, masked_lm, melting, sentences, sequences, text
 from data.batches import training_batches
 from models import bert as bert_model
 from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
@@ -133,7 +133,7 @@ def classification(options, strategy):
     data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
     texts, labels = data.splits["train"]
     tokenizer = bert_model.make_tokenizer(options, None, data.as_text(), options.cache_dir)
-    inputs = sentence_inputs.encode(
+    inputs = sentences.encode(
         texts,
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
     )
@@ -141,15 +141,13 @@ def classification(options, strategy):
         inputs,
         labels,
         seed=options.seed,
-        change=sentence_inputs.hide_word_pieces(
+        change=sentences.hide_word_pieces(
             options.token_dropout, tokenizer.mask_token_id, options.seed
         ),
         **batches(options),
     )
     with strategy.scope():
-        evidence = sentence_inputs.naive_bayes_evidence(
-            inputs, labels, tokenizer, len(data.classes)
-        )
+        evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
         model = text_classification.build_model(options, evidence)
         optimizer = adamw(options, model, 0.9, 0.999)
     return train(
