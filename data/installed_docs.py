@@ -88,24 +88,21 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
     Returns:
         Pairs of a paragraph and its package by split, in the order of packages, paths and lines.
     """
-    files = [
-        (package, f"{package}/{path.relative_to(root).as_posix()}", path)
-        for package, root in roots.items()
-        for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix())
-        if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
-        and not GENERATED_NAME.fullmatch(path.name)
-    ]
     splits: dict[str, list[list[str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
-    print(f"reading the docstrings of {len(files)} files", file=sys.stderr, flush=True)
-    for package, module, path in files:
-        for docstring in _docstrings(path):
-            for paragraph in prose(docstring):
-                # Copies that differ in case, spaces or punctuation alone are repeats, too.
-                key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
-                if key not in seen:
-                    seen.add(key)
-                    splits[split_of(module)].append([paragraph, package])
+    print("reading the docstrings of the installed packages", file=sys.stderr, flush=True)
+    for package, root in roots.items():
+        paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+        for name, path in sorted(paths.items()):
+            if SKIPPED_FOLDERS.intersection(name.split("/")) or GENERATED_NAME.fullmatch(path.name):
+                continue
+            for docstring in _docstrings(path):
+                for paragraph in prose(docstring):
+                    # Copies that differ in case, spaces or punctuation alone are repeats, too.
+                    key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
+                    if key not in seen:
+                        seen.add(key)
+                        splits[split_of(f"{package}/{name}")].append([paragraph, package])
     return splits
 
 

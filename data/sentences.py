@@ -18,9 +18,7 @@ from data.word_pieces import SPECIAL_TOKENS
 SPLITS = ("train", "valid", "test")
 INSTALLED_DOCS = "installed-docs"
 
-# A file without splits of its own: these shares go to validation and test, the rest to training.
-VALID_SHARE = 0.1
-TEST_SHARE = 0.1
+HELD_OUT = 0.1  # of a file without splits of its own, for validation and again for test
 
 # What tells a docstring's package without reading it. A name before a dot goes with its dot, so
 # that `tf.data.Dataset` becomes `data.Dataset`.
@@ -244,10 +242,9 @@ def _split(name: str, rows: list[Row], seed: int) -> dict[str, list[Row]]:
         # Of the label, not of its number: a class that is added changes no other class's split.
         rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
         order = rng.permutation(len(found))
-        test = max(1, round(TEST_SHARE * len(found)))
-        valid = max(1, round(VALID_SHARE * len(found)))
+        held_out = max(1, round(HELD_OUT * len(found)))
         for place, index in enumerate(order):
-            split = "test" if place < test else "valid" if place < test + valid else "train"
+            split = "test" if place < held_out else "valid" if place < 2 * held_out else "train"
             split_of[found[index]] = split
     return {split: [row for row in rows if split_of[fold(row[0])] == split] for split in SPLITS}
 

@@ -6,7 +6,6 @@ copy, which the operating system may drop and read again.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -83,16 +82,10 @@ def sequences_once(
         By split, token ids of shape (sequences, length), uint16 or int32: files that are mapped
         into memory.
     """
-    made_from = {
-        "text": text.sha256,
-        "text_mode": text_mode,
-        "length": length,
-        "vocabulary": word_pieces.vocabulary_sha256(tokenizer.vocabulary),
-        "lowercase": tokenizer.lowercase,
-        "strip_accents": tokenizer.strip_accents,
-        "split_on_cjk": tokenizer.split_on_cjk,
-    }
-    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:24]
+    settings = (tokenizer.lowercase, tokenizer.strip_accents, tokenizer.split_on_cjk)
+    vocabulary = word_pieces.vocabulary_sha256(tokenizer.vocabulary)
+    made_from = (text.sha256, text_mode, length, vocabulary, settings)
+    key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
     dtype = dtype_of(len(tokenizer.vocabulary))
 

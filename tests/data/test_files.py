@@ -197,17 +197,6 @@ class TestBuildOnce:
         assert record.name == "recipes" and record.levelname == "WARNING"
         assert str(target) in record.message and "some tokens" in record.message
 
-    def test_what_is_damaged_stays_until_it_can_be_replaced(self, tmp_path, folder):
-        (folder / "SHA256SUMS").unlink()
-
-        def build(path):
-            raise DataError("no network")
-
-        for _ in range(2):
-            with pytest.raises(DataError, match="no network"):
-                files.build_once(folder, build, "a folder")
-        assert sorted(tree(folder)) == ["deep/two", "one"]
-
     def test_a_killed_build_leaves_nothing_in_place_and_is_cleaned_up(self, tmp_path):
         target = tmp_path / "folder"
         process = start_slow_build(target, 60)

@@ -161,16 +161,6 @@ def test_by_name_is_used_or_refused(keras_cache, name):
         load_images(name)
 
 
-def put_in_cache(monkeypatch, folder, contents):
-    """Puts files into the cache, and their hashes into the table."""
-    table = "MNIST_HASHES" if "mnist.npz" in contents else "FASHION_MNIST_HASHES"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    monkeypatch.setattr(images, table, hashes)
-
-
 def mnist_file():
     (x_train, y_train), (x_test, y_test) = some_images(20), some_images(10)
     file = io.BytesIO()
@@ -178,34 +168,18 @@ def mnist_file():
     return file.getvalue()
 
 
-def test_auto_takes_a_cached_mnist(keras_cache, monkeypatch):
-    put_in_cache(monkeypatch, keras_cache / "datasets", {"mnist.npz": mnist_file()})
-    loaded = load_images("auto")
-    assert_promise(loaded)
-    assert loaded.name == "mnist" and loaded.note is None
-    np.testing.assert_array_equal(loaded.splits["test"][1], some_images(10)[1])
-
-
-@pytest.fixture
-def fashion_mnist(folder, keras_cache, monkeypatch):
-    contents = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in folder.iterdir()}
+def test_fashion_mnist_from_the_cache(folder, keras_cache, monkeypatch):
     cache = keras_cache / "datasets" / "fashion-mnist"
-    put_in_cache(monkeypatch, cache, contents)
-    return cache
-
-
-def test_fashion_mnist_from_the_cache(fashion_mnist):
+    cache.mkdir(parents=True)
+    hashes = {}
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        packed = gzip.compress(path.read_bytes())
+        (cache / f"{path.name}.gz").write_bytes(packed)
+        hashes[f"{path.name}.gz"] = hashlib.sha256(packed).hexdigest()
+    monkeypatch.setattr(images, "FASHION_MNIST_HASHES", hashes)
     loaded = load_images("fashion_mnist")
     assert_promise(loaded)
     assert loaded.name == "fashion_mnist" and loaded.classes[9] == "Ankle boot"
-
-
-def test_a_download_with_another_hash_is_refused(keras_cache, monkeypatch):
-    serve(monkeypatch, b"<html>please log in</html>")
-    with pytest.raises(DataError, match="sent something else") as caught:
-        load_images("fashion_mnist")
-    assert "train-images" in str(caught.value) and "\n" not in str(caught.value)
-    assert not any(path.is_file() for path in keras_cache.rglob("[!.]*"))
 
 
 def test_a_download_lands_where_keras_looks(keras_cache, monkeypatch):
@@ -213,6 +187,10 @@ def test_a_download_lands_where_keras_looks(keras_cache, monkeypatch):
     digest = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "MNIST_HASHES", {"mnist.npz": digest})
     asked = serve(monkeypatch, content)
-    assert load_images("auto").name == "mnist"
+    for _ in range(2):  # the second one is from the cache
+        loaded = load_images("auto")
+        assert_promise(loaded)
+        assert loaded.name == "mnist" and loaded.note is None
+        np.testing.assert_array_equal(loaded.splits["test"][1], some_images(10)[1])
     assert asked == [images.ORIGIN + "mnist.npz"]
     assert (keras_cache / "datasets" / "mnist.npz").read_bytes() == content

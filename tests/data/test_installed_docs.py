@@ -86,14 +86,6 @@ def make_package(folder):
     return folder
 
 
-def fake_packages(monkeypatch, roots, version="1"):
-    modules = {
-        package: types.SimpleNamespace(__file__=str(root / "__init__.py"), __version__=version)
-        for package, root in roots.items()
-    }
-    monkeypatch.setattr(installed_docs.importlib, "import_module", modules.__getitem__)
-
-
 def test_prose_is_extracted(tmp_path):
     root = make_package(tmp_path / "package")
     labelled = installed_docs.extract_prose({"package": root})
@@ -114,27 +106,21 @@ def test_the_same_paragraph_is_kept_once_and_counts_for_the_first_package(tmp_pa
     assert {package for found in one.values() for _, package in found} == {"one"}
 
 
-def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path, monkeypatch):
-    roots = {}
-    for name in installed_docs.PACKAGES:
-        roots[name] = tmp_path / name
-        roots[name].mkdir()
+def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path):
+    roots = {name: tmp_path / name for name in ("one", "two")}
+    for name, root in roots.items():
+        root.mkdir()
         for number in range(60):
-            (roots[name] / f"m{number}.py").write_text(
-                f'"""This is the first sentence of {name} {number}.\n\nThis is the second sentence'
-                f' of {name} {number}."""'
-            )
-    fake_packages(monkeypatch, roots)
-    splits = installed_docs.load_labelled_docs(tmp_path / "cache")
-    assert list(splits) == ["train", "valid", "test"] and all(splits.values())
-    seen = {}
-    for split, found in splits.items():
+            text = f"This is the first sentence of {name} {number}."
+            (root / f"m{number}.py").write_text(f'"""{text}\n\n{text.replace("first", "last")}"""')
+    seen = []
+    for split, found in installed_docs.extract_prose(roots).items():
         for paragraph, package in found:
             name, number = paragraph.rstrip(".").split()[-2:]
             assert name == package
             assert split == installed_docs.split_of(f"{package}/m{number}.py")
-            seen.setdefault((package, number), []).append(paragraph)
-    assert len(seen) == 240 and all(len(both) == 2 for both in seen.values())
+            seen.append(paragraph)
+    assert len(set(seen)) == len(seen) == 240
 
 
 @pytest.mark.parametrize(
@@ -164,16 +150,21 @@ def test_the_split_is_the_same_on_every_machine():
 
 def test_the_result_is_cached(tmp_path, monkeypatch):
     roots = {name: make_package(tmp_path / name) for name in installed_docs.PACKAGES}
-    fake_packages(monkeypatch, roots)
+
+    def packages(version):
+        modules = {
+            package: types.SimpleNamespace(__file__=str(root / "__init__.py"), __version__=version)
+            for package, root in roots.items()
+        }
+        monkeypatch.setattr(installed_docs.importlib, "import_module", modules.__getitem__)
+
+    packages("1")
     cache_dir = tmp_path / "cache"
     first = installed_docs.load_labelled_docs(cache_dir)
     assert first == installed_docs.extract_prose(roots)
 
-    def fail(roots):
-        raise AssertionError("parsed twice")
-
-    monkeypatch.setattr(installed_docs, "extract_prose", fail)
+    monkeypatch.setattr(installed_docs, "extract_prose", None)  # would raise if called
     assert installed_docs.load_labelled_docs(cache_dir) == first
-    fake_packages(monkeypatch, roots, version="another")
-    with pytest.raises(AssertionError, match="parsed twice"):
+    packages("2")
+    with pytest.raises(TypeError):
         installed_docs.load_labelled_docs(cache_dir)

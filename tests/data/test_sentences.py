@@ -200,13 +200,9 @@ def test_baselines():
 
 
 def test_sentences_without_a_word_have_one_baseline():
-    splits = {"train": (["?", "a", "b"], np.array([0, 1, 1])), "test": (["?"], np.array([1]))}
-    assert baselines(splits) == {"most_frequent_accuracy": 1.0}
-
-
-def test_the_most_frequent_class_is_that_of_training():
+    """The most frequent class is that of training."""
     splits = {"train": (["a"] * 3, np.array([0, 0, 1])), "test": (["a"] * 3, np.array([1, 1, 0]))}
-    assert baselines(splits)["most_frequent_accuracy"] == pytest.approx(1 / 3)
+    assert baselines(splits) == {"most_frequent_accuracy": pytest.approx(1 / 3)}
 
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "##st", "film", "."]
@@ -275,8 +271,3 @@ def test_hidden_words_change_from_epoch_to_epoch_and_not_from_run_to_run(inputs)
     first, second, third = (next(batches(inputs, 0.5, start))[0] for start in (0, 1, 0))
     ids = [np.sort(x["token_ids"], axis=0).tolist() for x in (first, second, third)]
     assert ids[0] == ids[2] != ids[1]
-
-
-def test_none_is_hidden_without_dropout(inputs):
-    x, y, _ = next(batches(inputs, 0.0))
-    assert (x["token_ids"] == inputs["token_ids"][y]).all()

@@ -178,9 +178,8 @@ def test_an_unknown_name_or_missing_path(tmp_path):
         assert "wikitext-103-raw" in message and "installed-docs" in message
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n\t\n", b"one line\n"])
-def test_too_little_text(tmp_path, data):
-    (tmp_path / "a.txt").write_bytes(data)
+def test_too_little_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one line\n \n\t\n")
     expected = f"{tmp_path / 'a.txt'}: no line of text for the "
     assert expected in error_of(tmp_path / "a.txt", tmp_path)
 
@@ -192,11 +191,9 @@ def test_what_is_not_text_names_its_file_and_line(tmp_path, bad):
 
 
 def test_a_damaged_gzip_file(tmp_path):
-    path = tmp_path / "a.txt.gz"
     compressed = gzip.compress(os.urandom(5000).hex().encode())
-    for data in (compressed[:2000], b"not compressed"):
-        path.write_bytes(data)
-        assert "a.txt.gz: damaged archive" in error_of(path, tmp_path)
+    (tmp_path / "a.txt.gz").write_bytes(compressed[:2000])
+    assert "a.txt.gz: damaged archive" in error_of(tmp_path / "a.txt.gz", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -106,21 +106,17 @@ class TestVocabularyOnce:
 
 
 class TestReadVocabulary:
-    def test_what_is_missing_is_named(self, tmp_path):
-        path = tmp_path / "vocab.txt"
-        path.write_text("[PAD]\n[UNK]\n[CLS]\na\n")
-        with pytest.raises(DataError, match=r"lacks \[SEP\], \[MASK\]; a BERT vocabulary has"):
-            word_pieces.read_vocabulary(path)
-
-    def test_a_piece_that_is_repeated(self, tmp_path):
-        path = tmp_path / "vocab.txt"
-        path.write_text("\n".join([*word_pieces.SPECIAL_TOKENS, "a", "b", "a"]))
-        with pytest.raises(DataError, match="the piece 'a' is repeated"):
-            word_pieces.read_vocabulary(path)
-
-    def test_not_utf8(self, tmp_path):
-        (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
-        with pytest.raises(DataError, match="not UTF-8 at byte 6"):
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            (b"[PAD]\n[UNK]\n[CLS]\na\n", r"lacks \[SEP\], \[MASK\]; a BERT vocabulary has"),
+            (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na", "the piece 'a' is repeated"),
+            (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
+        ],
+    )
+    def test_what_is_no_vocabulary(self, tmp_path, content, expected):
+        (tmp_path / "vocab.txt").write_bytes(content)
+        with pytest.raises(DataError, match=expected):
             word_pieces.read_vocabulary(tmp_path / "vocab.txt")
 
     def test_the_checksum_is_the_files(self, tmp_path, pieces):
