@@ -89,12 +89,13 @@ def atomic(target: Path) -> Iterator[Path]:
     replaced = target.with_name(f".{target.name}.old")
     try:
         yield temporary
-        sync(temporary)
+        for path in (*temporary.rglob("*"), temporary):
+            _sync(path)
         # os.replace() puts a file in the place of a file alone.
         if target.exists() and (target.is_dir() or temporary.is_dir()):
             os.rename(target, replaced)
         os.replace(temporary, target)
-        sync(target.parent, deep=False)
+        _sync(target.parent)
     finally:
         if replaced.exists() and not target.exists():
             os.rename(replaced, target)
@@ -110,19 +111,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync(path: Path, deep: bool = True) -> None:
-    """Brings a file, or a folder with all that it holds, to the disk.
-
-    Args:
-        path: The file or the folder.
-        deep: False for the names in a folder alone.
-
-    Raises:
-        OSError: It cannot be done.
-    """
-    if deep and path.is_dir():
-        for child in path.iterdir():
-            sync(child)
+def _sync(path: Path) -> None:
+    """Brings a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
