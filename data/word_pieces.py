@@ -139,10 +139,11 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """Reads a vocabulary file: UTF-8, one piece a line.
 
     Raises:
-        DataError: It is not UTF-8, repeats a piece, or lacks a special token.
+        DataError: It cannot be read, is not UTF-8, repeats a piece, or lacks a special token.
     """
     try:
-        pieces = files.expand(path).read_text(encoding="utf-8").splitlines()
+        with files.open_bytes(files.expand(path)) as stream:
+            pieces = stream.read().decode().splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"--vocabulary {path}: not UTF-8 at byte {error.start}") from error
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]

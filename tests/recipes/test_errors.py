@@ -35,8 +35,8 @@ class TestFiles:
         [
             (None, "neither a known dataset"),
             (b"\n \n", "no line of text for the train split"),
-            (bytes(range(256)), "a binary file"),
-            (b"good\nb\xe9d\n", "line 2: byte 0xe9 is not UTF-8"),
+            (bytes(range(128)), "line 1: not UTF-8 text"),
+            (b"good\nb\xe9d\n", "line 2: not UTF-8 text"),
             (b"too short\n", "no line of text for the valid split"),
         ],
     )
@@ -53,7 +53,7 @@ class TestFiles:
         [
             ("--sequence-length", "512", "gives no sequence of 512 tokens"),
             ("--vocabulary", "vocab.txt", "--vocabulary vocab.txt: lacks [MASK]"),
-            ("--vocabulary", "none.txt", "--vocabulary none.txt: No such file"),
+            ("--vocabulary", "none.txt", "none.txt: cannot be read (No such file"),
             ("--vocabulary-size", "10", "--vocabulary-size 10 has no room"),
             ("--init-from", "none", "--init-from none: "),
             ("--global-batch-size", "100000", "one step takes 100000 examples"),
