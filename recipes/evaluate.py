@@ -116,7 +116,7 @@ def read_pairs(folder: Path) -> dict[str, list[tuple[str, str]]]:
         DataError: there are none, or a line is not what it should be.
     """
     pairs: dict[str, list[tuple[str, str]]] = {}
-    for path in sorted(files.expand(folder, "--on").glob("*.jsonl")):
+    for path in sorted(files.expand(folder).glob("*.jsonl")):
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
                 row = json.loads(line)
