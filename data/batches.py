@@ -65,7 +65,7 @@ def training_batches(
 
     Returns:
         A dataset without end; the incomplete last batch of each epoch is dropped. `part_of_worker`
-        of it makes the part of one worker alone, see `keras_compat.make_own_part`.
+        of it makes the part of one worker alone, see `keras_compat.distribute_data`.
 
     Raises:
         ValueError: There are fewer examples than an epoch takes.

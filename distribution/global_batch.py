@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import keras
 import numpy as np
@@ -109,34 +109,13 @@ class GlobalMean(keras.losses.Loss):
         total = tf.stop_gradient(weight_sum(values, weights, values.dtype))
         return keras.ops.divide_no_nan(keras.ops.sum(values), total)
 
-    def get_config(self):
-        """Serialises the wrapped loss."""
-        return {"loss": keras.losses.serialize(self.loss), "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        """Rebuilds the loss from `get_config()`."""
-        return cls(keras.losses.deserialize(config["loss"]), name=config["name"])
-
-
-def is_global(loss) -> bool:
-    """Tells whether a loss, as `model.loss` has it, is a mean over the global batch.
-
-    Args:
-        loss: a loss, or a list or dict of losses (None for an output without one).
-    """
-    losses = [part for part in keras.tree.flatten(loss) if part is not None]
-    return bool(losses) and all(isinstance(part, GlobalMean) for part in losses)
-
 
 def _same_rank(y_true, y_pred, loss):
     if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
         return y_true, y_pred
     y_true = keras.ops.cast(y_true, y_pred.dtype)
     if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
-        y_pred = keras.ops.squeeze(y_pred, axis=-1)
         y_true = keras.ops.expand_dims(y_true, axis=-1)
-        y_pred = keras.ops.expand_dims(y_pred, axis=-1)
     return y_true, y_pred
 
 
@@ -177,13 +156,7 @@ def is_reduced(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 # A mixin calls what the optimizer has with which `specialize` puts it together.
-if TYPE_CHECKING:
-
-    class Mixin(keras.optimizers.Optimizer):
-        """A class that is put in front of an optimizer's own."""
-
-else:
-    Mixin = object
+Mixin: Any = object
 
 # The norm of each optimizer's last gradient. Not an attribute: Keras would save it.
 _norms: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -287,9 +260,10 @@ def compute_per_replica(
         raise DistributionError(
             "--accumulate-steps, and --jit on several replicas, need a model with one loss"
         )
-    if jit_compile and sums_inside(model):
+    summing = sums_inside(model)
+    if jit_compile and summing:
         raise DistributionError(
-            f"--jit on: XLA compiles no sum over replicas, as in {sums_inside(model)[0]}; use auto"
+            f"--jit on: XLA compiles no sum over replicas, as in {summing[0]}; use auto"
         )
     strategy, optimizer = model.distribute_strategy, model.optimizer
     floatx, variables = keras.config.floatx(), model.trainable_variables

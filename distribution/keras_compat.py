@@ -8,18 +8,14 @@ Tested with Keras 3.15.1 and TensorFlow 2.21.
 
 import contextlib
 import functools
-import io
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import h5py
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
-from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
@@ -33,11 +29,11 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """
     patches = [use_what_is_built, count_from_mid_epoch, write_weights_at_once]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        patches += [average_logs, make_own_part]
+        patches += [average_logs, distribute_data]
     if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         patches += [share_dropout_seeds, add_in_place]
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        patches += [share_dropout_seeds, add_in_place, leave_data_on_coordinator]
+        patches += [share_dropout_seeds, add_in_place, distribute_data]
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch())
@@ -64,30 +60,26 @@ def write_weights_at_once() -> contextlib.AbstractContextManager:
 
     Breaks: HDF5 keeps what it could not write and tries again whenever an object of the file goes:
     a hundred lines of "Exception ignored", and at the end of the process a segmentation fault.
-    Does: makes the file in memory, and writes it at once when it is closed.
+    Does: lets Keras make the file in memory, as it does for an archive, and write it at once.
     """
 
+    class Disk:
+        """Stands for the archive."""
+
+        @staticmethod
+        def writestr(path, content):
+            Path(path).write_bytes(content)
+
     def make(stock):
-        def _get_h5_file(self, path_or_io, mode=None):
-            if (mode or self.mode) != "w" or self.archive or isinstance(path_or_io, io.BytesIO):
-                return stock(self, path_or_io, mode)
-            return _FileInMemory(path_or_io)
+        def init(self, path_or_io, archive=None, mode="r"):
+            is_plain = type(self) is saving_lib.H5IOStore and archive is None
+            if mode == "w" and is_plain and isinstance(path_or_io, str | Path):
+                archive = Disk
+            stock(self, path_or_io, archive, mode)
 
-        return _get_h5_file
+        return init
 
-    return _replaced(saving_lib.H5IOStore, "_get_h5_file", make)
-
-
-class _FileInMemory(h5py.File):
-    def __init__(self, path: str | Path):
-        self._path, self._memory = Path(path), io.BytesIO()
-        super().__init__(self._memory, "w")
-
-    def close(self) -> None:
-        was_open = bool(self)
-        super().close()
-        if was_open:
-            self._path.write_bytes(self._memory.getbuffer())
+    return _replaced(saving_lib.H5IOStore, "__init__", make)
 
 
 def average_logs() -> contextlib.AbstractContextManager:
@@ -100,9 +92,7 @@ def average_logs() -> contextlib.AbstractContextManager:
 
     def make(stock):
         def reduce_per_replica(values, strategy, reduction):
-            if reduction == "auto" and isinstance(
-                strategy, tf.distribute.MultiWorkerMirroredStrategy
-            ):
+            if reduction == "auto":
                 return _mean_over_replicas(strategy, values)
             return stock(values, strategy, reduction)
 
@@ -142,43 +132,19 @@ def add_in_place() -> contextlib.AbstractContextManager:
     return _replaced(Variable, "assign_add", make)
 
 
-def leave_data_on_coordinator() -> contextlib.AbstractContextManager:
-    """Lets `fit()` iterate over a dataset under ParameterServerStrategy.
-
-    Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which that
-    strategy refuses (keras-team/keras#18624). Does: iterates on the coordinator.
-    """
-
-    class Local:
-        """Stands for the strategy while the iterator is made."""
-
-        @staticmethod
-        def experimental_distribute_dataset(dataset):
-            return dataset
-
-    def make(stock):
-        def init(self, distribute_strategy=None, *args, **kwargs):
-            if isinstance(distribute_strategy, tf.distribute.ParameterServerStrategy):
-                distribute_strategy = Local
-            stock(self, distribute_strategy, *args, **kwargs)
-
-        return init
-
-    return _replaced(tf_trainer.TFEpochIterator, "__init__", make)
-
-
-def make_own_part() -> contextlib.AbstractContextManager:
+def distribute_data() -> contextlib.AbstractContextManager:
     """Lets each of several workers compute its own part of a global batch, and nothing else.
 
-    Breaks: `experimental_distribute_dataset` computes each global batch on every worker, which then
-    keeps a part of it. Does: where a dataset has `part_of_worker(index, workers)`, which returns
-    the part of one worker, this worker takes that.
+    Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
+    each global batch on every worker, and which ParameterServerStrategy refuses
+    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
+    returns the part of one worker, this worker takes that; beside parameter servers the coordinator
+    iterates over the dataset itself.
     """
 
     def make(stock):
         def init(self, distribute_strategy=None, *args, **kwargs):
             stock(self, _OwnPart(distribute_strategy), *args, **kwargs)
-            self._distribute_strategy = distribute_strategy
 
         return init
 
@@ -192,6 +158,8 @@ class _OwnPart:
         self.strategy = strategy
 
     def experimental_distribute_dataset(self, dataset):
+        if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
+            return dataset
         if not hasattr(dataset, "part_of_worker"):
             return self.strategy.experimental_distribute_dataset(dataset)
 
@@ -214,32 +182,16 @@ def share_dropout_seeds() -> contextlib.AbstractContextManager:
 
     def make(stock):
         def init(self, *args, **kwargs):
-            backend = kwargs.pop("backend", None) or keras.src.backend
-            stock(self, *args, backend=_Backend(backend), **kwargs)
-            self.backend = backend
+            if kwargs.get("name") == "seed_generator_state":
+                kwargs["aggregation"] = "only_first_replica"
+            stock(self, *args, **kwargs)
 
         return init
 
-    return _replaced(seed_generator.SeedGenerator, "__init__", make)
+    return _replaced(Variable, "__init__", make)
 
 
-class _Backend:
-    """Keras's backend module with variables that follow the first replica."""
-
-    def __init__(self, backend):
-        self._backend = backend
-
-    def __getattr__(self, name):
-        return getattr(self._backend, name)
-
-    def Variable(self, *args, **kwargs):  # noqa: N802 (Keras's name)
-        kwargs["aggregation"] = "only_first_replica"
-        return self._backend.Variable(*args, **kwargs)
-
-
-_first_epoch = threading.local()
-# What counts from there, in the place of Keras's function.
-_counting: weakref.WeakSet[Callable] = weakref.WeakSet()
+_batches_done = 0  # of the epoch that begins next
 
 
 @contextlib.contextmanager
@@ -253,20 +205,20 @@ def count_from_mid_epoch() -> Iterator[None]:
 
     def make(stock):
         def enumerate_iterator(self):
-            done, _first_epoch.done = getattr(_first_epoch, "done", 0), 0
+            global _batches_done
+            done, _batches_done = _batches_done, 0
             for begin, end, iterator in stock(self):
                 if begin >= done:
                     yield begin, end, iterator
 
-        _counting.add(enumerate_iterator)
         return enumerate_iterator
 
-    _first_epoch.done = 0
+    start_in_mid_epoch(0)
     try:
         with _replaced(epoch_iterator.EpochIterator, "_enumerate_iterator", make):
             yield
     finally:
-        _first_epoch.done = 0
+        start_in_mid_epoch(0)
 
 
 def start_in_mid_epoch(batch: int) -> None:
@@ -276,14 +228,9 @@ def start_in_mid_epoch(batch: int) -> None:
 
     Args:
         batch: how many batches of the epoch are done. The dataset must begin at the next one.
-
-    Raises:
-        RuntimeError: it is called outside of `patch_keras_for`.
     """
-    counted = epoch_iterator.EpochIterator._enumerate_iterator
-    if counted not in _counting:
-        raise RuntimeError("start_in_mid_epoch() has no effect outside of patch_keras_for()")
-    _first_epoch.done = batch
+    global _batches_done
+    _batches_done = batch
 
 
 # What `build` has built, by model: its optimizer and its metrics.
@@ -357,14 +304,6 @@ class WithoutReduction:
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         return grads_and_vars
-
-
-def cross_device_ops_of(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps:
-    """Returns what adds up the gradients of a MirroredStrategy or MultiWorkerMirroredStrategy.
-
-    Lacks: TensorFlow takes it as an argument and has no public name to read it.
-    """
-    return strategy.extended._cross_device_ops
 
 
 def logs_of_replicas(strategy: tf.distribute.Strategy, values):

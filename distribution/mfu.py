@@ -5,7 +5,7 @@ It is the operations that a step needs, over its time, over the device's peak (C
 product in the run's own precision, measured here and now.
 """
 
-import time
+import timeit
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -15,7 +15,6 @@ import tensorflow as tf
 # product, and only the last keeps the device busy.
 SIZES = {"CPU": ((512, 1), (2048, 1)), "GPU": ((2048, 4), (4096, 8), (8192, 20))}
 LONG_ENOUGH = 0.1  # seconds: no larger product is tried
-REPEATS = 3
 
 
 def mfu(operations: float, seconds: float, peak: float, devices: int) -> float:
@@ -44,7 +43,7 @@ def measure_peak(dtype: str) -> float:
     for side, products in SIZES[kind]:
         try:
             multiply = matrix_products(side, products, dtype)
-            seconds = min(_seconds(multiply) for _ in range(REPEATS))
+            seconds = min(timeit.repeat(multiply, number=1, repeat=3))
         except tf.errors.ResourceExhaustedError:
             break
         rates.append(products * 2 * side**3 / seconds)
@@ -74,12 +73,6 @@ def matrix_products(side: int, products: int, dtype: str) -> Callable[[], float]
 
     float(multiply())  # traces
     return lambda: float(multiply())
-
-
-def _seconds(call: Callable) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 def count_devices(replicas: int, workers: int) -> int:

@@ -20,19 +20,14 @@ log = logging.getLogger("recipes")
 WINDOW = 20  # steps between two joins
 
 
-def make_strategy(config: dict) -> tf.distribute.Strategy | None:
-    """Builds the coordinator's strategy; a worker or parameter server serves until it is stopped.
-
-    Args:
-        config: what TF_CONFIG says: a cluster with `chief`, `worker` and `ps` tasks.
-    """
+def make_strategy() -> tf.distribute.Strategy:
+    """Builds the coordinator's strategy; a worker or parameter server serves until it is killed."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    kind = config["task"]["type"]
+    kind, index = resolver.task_type, resolver.task_id
     if kind in ("worker", "ps"):
-        server = tf.distribute.Server(
-            resolver.cluster_spec(), job_name=kind, task_index=resolver.task_id, protocol="grpc"
-        )
-        log.info("%s %d serves at %s", kind, resolver.task_id, server.target)
+        cluster = resolver.cluster_spec()
+        server = tf.distribute.Server(cluster, job_name=kind, task_index=index, protocol="grpc")
+        log.info("%s %d serves at %s", kind, index, server.target)
         while True:  # join() would not let Python see a signal
             time.sleep(1.0)
     return tf.distribute.ParameterServerStrategy(resolver)

@@ -70,11 +70,7 @@ def _standard_error_caught() -> Iterator[None]:
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         yield
         return
-    try:
-        stderr = os.dup(2)
-    except OSError:  # closed
-        yield
-        return
+    stderr = os.dup(2)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only; read once, by the import
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)

@@ -1,20 +1,23 @@
-"""Chooses and builds the strategy: on which devices, in which cluster, with which all-reduce."""
+"""Chooses and builds the strategy: devices, cluster, and what all workers must know alike."""
 
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
 
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.cluster import cluster_spec, slurm_tasks, workers_in
+from distribution.cluster import cluster_spec, count_workers, slurm_tasks
 from distribution.errors import DistributionError
 
 # The strategies of this process by name, and how many devices of it they run on.
 _made: dict[str, tf.distribute.Strategy] = {}
 _device_count: int | None = None
 
+TOO_LATE = (
+    "--replicas came too late: TensorFlow already runs with another number of devices in this "
+    "process and cannot change that; restart the kernel (or the process)"
+)
 KINDS = {  # a MultiWorkerMirroredStrategy is no MirroredStrategy
     "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
     "mirrored": tf.distribute.MirroredStrategy,
@@ -23,21 +26,18 @@ KINDS = {  # a MultiWorkerMirroredStrategy is no MirroredStrategy
 }
 
 
-def resolve(name: str, replicas: int | None, environ: Mapping[str, str] | None = None) -> str:
+def resolve(name: str, replicas: int | None) -> str:
     """Returns the strategy that `auto` stands for here; any other name as it is.
 
     Args:
         name: a `cluster.Strategy`.
         replicas: logical devices per worker, or None for the devices that are there.
-        environ: of TF_CONFIG and SLURM's variables; the process's own by default.
     """
     if name != "auto":
         return name
-    environ = os.environ if environ is None else environ
-    config = cluster_spec(environ)
-    if config.get("cluster", {}).get("ps"):
+    if "ps" in cluster_spec():
         return "parameter_server"
-    if workers_in(config) > 1 or slurm_tasks(environ) > 1:
+    if count_workers() > 1 or slurm_tasks() > 1:
         return "multi_worker"
     return "mirrored" if _count_devices(replicas) > 1 else "none"
 
@@ -46,14 +46,10 @@ def _count_devices(replicas: int | None) -> int:
     return replicas or max(1, len(tf.config.list_physical_devices("GPU")))
 
 
-def problems(
-    name: str, replicas: int | None, environ: Mapping[str, str] | None = None
-) -> list[str]:
+def problems(name: str, replicas: int | None) -> list[str]:
     """Lists what does not go together of strategy, replicas and cluster, a line each."""
     found = []
-    config = cluster_spec(environ)
-    workers = workers_in(config)
-    parameter_servers = len(config.get("cluster", {}).get("ps", []))
+    workers, has_servers = count_workers(), "ps" in cluster_spec()
     if name == "none" and (replicas or 1) > 1:
         found.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
     if name == "parameter_server" and replicas is not None:
@@ -61,7 +57,7 @@ def problems(
             "--replicas does not go with parameter servers: each of their workers trains on one "
             "device; start more workers instead"
         )
-    if name == "parameter_server" and not parameter_servers:
+    if name == "parameter_server" and not has_servers:
         found.append(
             "--strategy parameter_server needs a cluster with parameter servers in TF_CONFIG: "
             "start it with python -m distribution.launch --ps 1 --nproc-per-node 2 -m ..."
@@ -71,7 +67,7 @@ def problems(
             f"TF_CONFIG names {workers} workers and --strategy {name} runs in one process: "
             "use auto or multi_worker"
         )
-    if name == "multi_worker" and parameter_servers:
+    if name == "multi_worker" and has_servers:
         found.append("TF_CONFIG names parameter servers: use --strategy parameter_server or auto")
     return found
 
@@ -105,7 +101,7 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
         return tf.distribute.get_strategy()
     count = _count_devices(replicas)
     if _device_count not in (None, count):
-        raise _too_late(replicas, _device_count)
+        raise DistributionError(TOO_LATE)
     if name not in _made:
         _made[name] = _construct(name, make_logical_devices(replicas))
         _device_count = count
@@ -122,31 +118,16 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
     if name == "parameter_server":
         from distribution import parameter_server
 
-        return parameter_server.make_strategy(cluster_spec())
+        return parameter_server.make_strategy()
     resolver = None
-    if not cluster_spec() and slurm_tasks(os.environ) > 1:
-        resolver = _slurm_resolver()
-    try:
-        with keras_compat.several_cpus_per_worker(len(devices)):
-            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    except RuntimeError as error:
-        if "at program startup" not in str(error):
-            raise
-        raise DistributionError(
-            "--strategy multi_worker came too late: several workers must be joined before "
-            "TensorFlow's first op; restart the kernel (or the process)"
-        ) from error
-
-
-def _slurm_resolver() -> tf.distribute.cluster_resolver.ClusterResolver:
-    # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail; the devices
-    # of a worker are TensorFlow's to find, so one GPU a task is named and not set.
-    try:
-        return tf.distribute.cluster_resolver.SlurmClusterResolver(
+    if not cluster_spec() and slurm_tasks() > 1:
+        # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail; the
+        # devices of a worker are TensorFlow's to find, so one GPU a task is named and not set.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
         )
-    except (RuntimeError, ValueError) as error:
-        raise DistributionError(f"SLURM's variables name no cluster: {error}") from error
+    with keras_compat.several_cpus_per_worker(len(devices)):
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
 
 # --- Devices ---
@@ -188,16 +169,8 @@ def make_logical_devices(replicas: int | None) -> list[str]:
                 with contextlib.suppress(RuntimeError, ValueError):
                     tf.config.experimental.set_memory_growth(gpu, True)
     except (RuntimeError, ValueError) as error:
-        raise _too_late(replicas, len(tf.config.list_logical_devices(kind))) from error
+        raise DistributionError(TOO_LATE) from error
     return [f"{kind}:{index}" for index in range(count)]
-
-
-def _too_late(replicas: int | None, running: int | None) -> DistributionError:
-    asked = f"--replicas {replicas}" if replicas else "no --replicas"
-    return DistributionError(
-        f"{asked} came too late: TensorFlow already runs with {running} device(s) in this process "
-        "and cannot change that; restart the kernel (or the process)"
-    )
 
 
 def _split(kind: str, count: int) -> None:
@@ -210,15 +183,10 @@ def _split(kind: str, count: int) -> None:
     if kind == "GPU":
         # Some 10 % stay for the CUDA context and cuDNN's workspace.
         query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        try:
-            listed = subprocess.run(
-                [*query, "--id=0"], capture_output=True, text=True, check=True
-            ).stdout
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise DistributionError(
-                f"a GPU of unknown memory (nvidia-smi: {error}) cannot be split"
-            ) from error
-        part = tf.config.LogicalDeviceConfiguration(memory_limit=int(int(listed) * 0.9 / count))
+        listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
+        part = tf.config.LogicalDeviceConfiguration(
+            memory_limit=int(int(listed.stdout) * 0.9 / count)
+        )
     tf.config.set_logical_device_configuration(device, [part] * count)
 
 
@@ -233,7 +201,7 @@ def name_of(strategy: tf.distribute.Strategy) -> str:
 def workers(strategy: tf.distribute.Strategy) -> int:
     """Counts processes that train together; with parameter servers, those that compute."""
     if name_of(strategy) == "parameter_server":
-        return len(cluster_spec()["cluster"].get("worker", []))
+        return len(cluster_spec()["worker"])
     return max(1, sum(len(tasks) for tasks in _cluster_of(strategy).values()))
 
 
@@ -255,10 +223,9 @@ def planned_replicas(strategy: tf.distribute.Strategy) -> int:
     Whoever starts fewer workers than planned says so. Global batch and learning rate follow the
     planned ones.
     """
-    planned = os.environ.get("KERAS_RECIPES_PLANNED_WORKERS", "")
-    if not planned.isdecimal() or workers(strategy) > int(planned):
-        return replicas(strategy)
-    return replicas(strategy) // workers(strategy) * int(planned)
+    here = workers(strategy)
+    planned = int(os.environ.get("KERAS_RECIPES_PLANNED_WORKERS") or 0)
+    return replicas(strategy) // here * max(here, planned)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -268,31 +235,51 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """Returns this process's rank among those that train together; the chief's is 0."""
-    cluster = _cluster_of(strategy)
-    if not cluster or name_of(strategy) == "parameter_server":
-        return 0
-    resolver = strategy.cluster_resolver
-    if resolver.task_type == "chief":
+    cluster, resolver = _cluster_of(strategy), strategy.cluster_resolver
+    if not cluster or resolver.task_type == "chief":
         return 0
     return len(cluster.get("chief", [])) + int(resolver.task_id or 0)
 
 
-def all_reduce_in_use(strategy: tf.distribute.Strategy) -> str:
-    """Says in a line which all-reduce adds up the gradients, and why."""
-    logical = len(tf.config.list_logical_devices("GPU"))
-    is_split = logical != len(tf.config.list_physical_devices("GPU"))
-    name = name_of(strategy)
-    if name == "multi_worker":
-        if logical and not is_split:
-            return "NCCL or RING, TensorFlow's choice, over gRPC (GPUs)"
-        return "RING over gRPC (NCCL needs whole GPUs)"
-    if name == "parameter_server":
-        return "none (parameter servers apply each worker's gradient)"
-    if strategy.num_replicas_in_sync == 1:
-        return "none (one replica)"
-    if name == "central_storage":
-        return "ReductionToOneDevice (the CPU holds the variables)"
-    chosen = type(keras_compat.cross_device_ops_of(strategy)).__name__
-    if is_split:
-        return f"{chosen} (a split GPU: NCCL refuses two ranks on one GPU)"
-    return chosen if logical else f"{chosen} (CPU devices: no NCCL)"
+# --- What its workers agree on ---
+
+
+class Agreement:
+    """Small integers agreed on by all workers; every worker must call at the same point.
+
+    With one worker nothing is sent.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.strategy = strategy
+        self.workers = workers(strategy) if name_of(strategy) == "multi_worker" else 1
+        number = tf.TensorSpec((), tf.int64)
+        self._add_up = tf.function(self._sum, input_signature=[number])
+
+    def _sum(self, number):
+        per_replica = self.strategy.run(lambda: tf.identity(number))
+        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    def total(self, value: int) -> int:
+        """Sums a value over all workers."""
+        if self.workers == 1:
+            return value
+        total = self._add_up(tf.constant(value, tf.int64)).numpy()
+        return int(total) // len(self.strategy.extended.worker_devices)
+
+    def any_worker(self, wish: bool) -> bool:
+        """Tells whether at least one worker wishes it."""
+        return self.total(int(wish)) > 0
+
+    def broadcast_from_chief(self, value: int) -> int:
+        """Returns the chief's value, on every worker."""
+        return self.total(value if self.workers == 1 or is_chief(self.strategy) else 0)
+
+    def everyone_has(self, value: int) -> bool:
+        """Tells whether all workers hold the same non-negative value (below 2^40)."""
+        is_mean = self.total(value) == value * self.workers
+        return self.total(int(is_mean)) == self.workers
+
+    def barrier(self) -> None:
+        """Waits until every worker is here."""
+        self.total(0)

@@ -7,7 +7,7 @@ keras-recipes bert_mlm --help     is python -m recipes.bert_mlm --help
 import runpy
 import sys
 
-from distribution.version import version_line
+from distribution.requirements import version_line
 from training.command_line import answer_early, programs, run_as_command
 from training.errors import OptionsError
 

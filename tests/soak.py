@@ -76,7 +76,7 @@ def command(name: str, strategy: str, folder: Path, output: Path) -> list[str]:
             words += [f"--{flag}", str(value)]
     if strategy == "workers-2":
         launcher = ["-m", "distribution.launch", "--nproc-per-node", "2"]
-        words = [*launcher, "--log-dir", f"{output}-logs", *words]
+        words = [*launcher, *words]
     return words
 
 

@@ -16,7 +16,7 @@ from callbacks.fingerprint import Fingerprint
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
-from distribution.global_batch import is_global, is_reduced
+from distribution.global_batch import GlobalMean, is_reduced
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, short
 from training.plan import Plan
@@ -87,7 +87,7 @@ def refuse_pairs(options: SharedOptions) -> None:
             "loss scale; mixed_bfloat16 needs none"
         )
     if options.global_batch_size is not None and options.replicas:
-        replicas = options.replicas * cluster.workers_in(cluster.cluster_spec())
+        replicas = options.replicas * cluster.count_workers()
         if options.global_batch_size % replicas:
             found.append(
                 f"--global-batch-size {options.global_batch_size} cannot be shared by "
@@ -227,7 +227,7 @@ def refuse_unwrapped(model: keras.Model, replicas: int) -> None:
     """
     found = []
     losses = keras.tree.flatten(model.loss)
-    if not losses or not all(is_global(loss) for loss in losses):
+    if not losses or not all(isinstance(loss, GlobalMean) for loss in losses):
         found.append(
             "model.compile(loss=...): Keras's own mean is that of one replica, or counts empty "
             "predictions; write GlobalMean(keras.losses...), from distribution.global_batch"

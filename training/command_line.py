@@ -17,7 +17,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
-from distribution.version import version_line
+from distribution.requirements import version_line
 from training import options
 from training.errors import OptionsError, RunError
 from training.options import flag, from_json, metadata
@@ -231,7 +231,7 @@ def _leave(status: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = status or 1
     with contextlib.suppress(DistributionError):  # a broken TF_CONFIG was reported above
-        if cluster.cluster_spec().get("cluster", {}).get("ps"):
+        if "ps" in cluster.cluster_spec():
             # The coordinator's thread for a worker that died would wait for it, and so the exit.
             sys.stderr.flush()
             os._exit(status)

@@ -32,7 +32,6 @@ from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
-from distribution.agree import Agreement
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, evaluation
@@ -126,7 +125,7 @@ class Run:
         self.strategy_name = strategies.name_of(strategy)
         self.workers = strategies.workers(strategy)
         self.is_chief = strategies.is_chief(strategy)
-        self.agreement = Agreement(strategy, self.workers, self.is_chief)
+        self.agreement = strategies.Agreement(strategy)
         # A copy: the options of a notebook's cell shall open a new folder each time.
         run_dir = options.run_dir or self._new_folder()
         self.options = dataclasses.replace(options, run_dir=run_dir)
@@ -276,10 +275,7 @@ class Run:
 
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
-        replicas = (
-            f"{plan.replicas} in {self.workers} worker(s): {name}; all-reduce: "
-            f"{strategies.all_reduce_in_use(self.strategy)}"
-        )
+        replicas = f"{plan.replicas} in {self.workers} worker(s): {name}"
         lines = {"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines()
         for title, line in lines.items():
             for part in textwrap.wrap(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from distribution.cluster import cluster_spec, slurm_tasks, workers_in
+from distribution.cluster import cluster_spec, count_workers, slurm_tasks
 from distribution.errors import DistributionError
 
 TWO = {"worker": ["a:1", "b:65535"]}
@@ -17,67 +17,56 @@ def config(cluster=TWO, kind="worker", index=0):
 
 
 @pytest.mark.parametrize(
-    ("text", "workers", "index"),
+    ("text", "workers"),
     [
-        (" \n", 1, None),
-        ("{}", 1, None),
-        ('{"cluster": {}, "task": {"type": "worker", "index": 0}}', 1, None),
-        (config(index=1), 2, 1),
-        (config(index="1"), 2, 1),
-        (config({"chief": ["a.b-c.d:80"], "worker": ["[fe80::1]:80"], "ps": ["a:2"]}, "ps"), 2, 0),
+        ("", 1),
+        ('{"cluster": {}, "task": {"type": "worker", "index": 0}}', 1),
+        (config(index=1), 2),
+        (config({"chief": ["a.b-c.d:80"], "worker": ["[fe80::1]:80"], "ps": ["a:2"]}, "ps"), 2),
     ],
 )
-def test_good_ones(text, workers, index):
-    found = cluster_spec({"TF_CONFIG": text})
-    assert workers_in(found) == workers
-    assert (found["task"]["index"] if found else None) == index
+def test_good_ones(text, workers, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert count_workers() == workers
+    assert cluster_spec() == (json.loads(text)["cluster"] if text else {})
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("worker", "in JSON;"),
-        ("[" * 100_000, "in JSON;"),
-        ("[]", "in JSON;"),
-        (config("a:1"), "in JSON;"),
-        (config({"worker": [22200]}), "in JSON;"),
-        (json.dumps({"cluster": TWO}), "not a cluster with a task"),
-        (config(index="one"), "not a cluster with a task"),
-        (config({"worker": "a:1,b:1"}), "'a' is not HOST:PORT"),
-        (config({"worker": ["grpc://a:1"]}), "not HOST:PORT"),
-        (config({"worker": ["a:" + "1" * 500]}), "not HOST:PORT"),
-        (config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1 is there twice"),
-        (config({"wroker": ["a:1", "b:1"]}, "wroker"), "task types are worker, ps and one chief"),
-        (config({"chief": ["a:1", "b:1"]}, "chief"), "one chief"),
-        (config(kind="chief"), "the cluster has no chief 0"),
-        (config(index=2), "the cluster has no worker 2"),
-        (config(index=-1), "the cluster has no worker -1"),
+        "worker",
+        "[]",
+        config("a:1"),
+        json.dumps({"cluster": TWO}),
+        config(index="one"),
+        config({"worker": "a:1,b:1"}),
+        config({"worker": ["a:" + "1" * 1000]}),
+        config({"worker": ["a:1"], "ps": ["a:1"]}),
+        config({"wroker": ["a:1", "b:1"]}, "wroker"),
+        config(kind="chief"),
+        config(index=2),
     ],
 )
-def test_bad_ones_end_in_one_line(text, words):
-    with pytest.raises(DistributionError) as error:
-        cluster_spec({"TF_CONFIG": text})
+def test_bad_ones_end_in_one_line(text, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(DistributionError, match="^TF_CONFIG: expected a cluster") as error:
+        cluster_spec()
     message = str(error.value)
-    assert message.startswith("TF_CONFIG: ") and words in message
-    assert "\n" not in message and len(message) < 500
+    assert "\n" not in message and len(message) < 1000
 
 
 @pytest.mark.parametrize(
     ("variables", "tasks"),
     [
         ({"NTASKS": "4"}, 1),  # no process of `srun`
-        ({"PROCID": "0"}, 1),
         ({"PROCID": "3", "NTASKS": "4"}, 4),
         ({"PROCID": "0", "NTASKS": "4", "STEP_NUM_TASKS": "1"}, 1),
     ],
 )
-def test_slurm(variables, tasks):
-    assert slurm_tasks({f"SLURM_{name}": value for name, value in variables.items()}) == tasks
-
-
-def test_a_number_of_tasks_that_is_none():
-    with pytest.raises(DistributionError, match=r"expected a whole number, found '4\(x2\)'"):
-        slurm_tasks({"SLURM_PROCID": "0", "SLURM_NTASKS": "4(x2)"})
+def test_slurm(variables, tasks, monkeypatch):
+    for name in ("PROCID", "NTASKS", "STEP_NUM_TASKS"):
+        monkeypatch.setenv(f"SLURM_{name}", variables.get(name, ""))
+    assert slurm_tasks() == tasks
 
 
 def test_needs_no_tensorflow():

@@ -12,7 +12,6 @@ from distribution.global_batch import (
     MetricStates,
     compute_per_replica,
     gradient_norm,
-    is_global,
     is_reduced,
     reduce_before_clipping,
 )
@@ -45,10 +44,6 @@ class TestOneReplica:
         expected = (WEIGHTS * values).sum() / WEIGHTS.sum()
         assert float(sparse()(LABELS, LOGITS, WEIGHTS)) == pytest.approx(expected, rel=1e-6)
 
-    def test_without_weights_it_is_the_mean(self):
-        found = float(sparse()(LABELS, LOGITS))
-        assert found == pytest.approx(cross_entropies().mean(), rel=1e-6)
-
     def test_a_weight_of_an_example_counts_for_each_of_its_values(self):
         weights = np.array([1.0, 0.0, 2.0, 0.5], "float32")
         values = cross_entropies()
@@ -62,15 +57,6 @@ class TestOneReplica:
             loss = sparse()(LABELS, logits, np.zeros_like(WEIGHTS))
         assert float(loss) == 0.0
         assert not tape.gradient(loss, logits).numpy().any()
-
-    def test_the_gradient_is_that_of_the_mean(self):
-        logits = tf.Variable(LOGITS)
-        with tf.GradientTape() as tape:
-            loss = sparse()(LABELS, logits, WEIGHTS)
-        gradient = tape.gradient(loss, logits).numpy()
-        probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
-        expected = WEIGHTS[..., None] * (probabilities - np.eye(7)[LABELS]) / WEIGHTS.sum()
-        np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
     def test_the_shape_trap_of_regression(self):
         # (batch,) against (batch, 1) must not become (batch, batch).
@@ -88,20 +74,6 @@ class TestOneReplica:
         assert found.dtype == "float64"
         expected = (WEIGHTS * cross_entropies()).sum() / WEIGHTS.sum()
         assert float(found) == pytest.approx(expected, rel=1e-14)
-
-
-def test_serialises():
-    loss = GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True), name="mine")
-    again = GlobalMean.from_config(loss.get_config())
-    assert again.name == "mine"
-    assert float(again(LABELS, LOGITS, WEIGHTS)) == float(loss(LABELS, LOGITS, WEIGHTS))
-    assert GlobalMean(keras.losses.Huber()).name == keras.losses.Huber().name
-
-
-def test_is_global():
-    one, stock = GlobalMean(keras.losses.Huber()), keras.losses.Huber()
-    assert all(is_global(loss) for loss in (one, [one, one], {"a": one, "b": None}))
-    assert not any(is_global(loss) for loss in (stock, "mse", None, [one, stock], {"a": "mse"}))
 
 
 # --- The order of a step ---
@@ -184,18 +156,15 @@ def test_a_step_on_two_replicas_is_numpys_clip_of_the_global_gradient(clip_norm)
     np.testing.assert_allclose(told, norms, rtol=1e-12)  # before clipping
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_the_norm_is_that_of_the_gradient_without_its_scale(precision):
-    keras.config.set_dtype_policy(precision)
+def test_the_norm_is_that_of_the_gradient_without_its_scale():
+    keras.config.set_dtype_policy("mixed_float16")
     weights = [keras.Variable(np.zeros(n), dtype="float32") for n in (1, 2)]
     optimizer = reduce_before_clipping(keras.optimizers.SGD(0.1, global_clipnorm=1.0))
     assert gradient_norm(optimizer) is None
     optimizer.build(weights)
-    scale = float(getattr(optimizer, "dynamic_scale", 1.0))
-    assert (scale > 1) == (precision == "mixed_float16")
+    scale = float(optimizer.dynamic_scale)
     optimizer.apply([tf.constant([3.0 * scale]), tf.constant([0.0, 4.0 * scale])])
     assert gradient_norm(optimizer) == 5.0
-    assert gradient_norm(keras.optimizers.SGD()) is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
@@ -214,12 +183,6 @@ def test_what_a_recipe_wrote_keeps_its_names_and_variables(precision, tmp_path):
 
     stock, ours = model(False), model(True)
     assert is_reduced(ours.optimizer) and not is_reduced(stock.optimizer)
-    assert reduce_before_clipping(ours.optimizer) is ours.optimizer
-    configs = [m.optimizer.get_config() for m in (stock, ours)]
-    if precision == "mixed_float16":
-        configs = [config["inner_optimizer"]["config"] for config in configs]
-    assert configs[0] == configs[1]
-    assert isinstance(ours.optimizer, type(stock.optimizer))
     assert type(ours.optimizer).__name__ == type(stock.optimizer).__name__
     paths = [[v.path for v in m.optimizer.variables] for m in (stock, ours)]
     assert paths[0] == paths[1] and len(paths[0]) > 4
@@ -386,7 +349,7 @@ def test_what_cannot_be_computed_on_each_replica_is_refused(loss, layer, words):
 
 
 def states_of_two_replicas():
-    """Rows that were put in, and what was read back; of two replicas, of three, and the metric."""
+    """Rows that were put in, and what was read back; then the sum of the rows of three replicas."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -403,10 +366,7 @@ def states_of_two_replicas():
 
 
 def test_two_replicas_get_their_own_numbers_back():
-    rows, own, _ = forked.run(states_of_two_replicas)
+    rows, own, total = forked.run(states_of_two_replicas)
     assert own == rows
-
-
-def test_of_another_number_of_replicas_the_sum_is_kept():
-    rows, _, total = forked.run(states_of_two_replicas)
+    # Of another number of replicas the sum is kept.
     np.testing.assert_allclose(total, 2 * np.array(rows[0]) + rows[1], rtol=1e-6)

@@ -18,7 +18,7 @@ SLEEPS = "ready()\ntime.sleep(60)"
 @pytest.fixture
 def bare(monkeypatch):
     """Leaves no cluster in the environment of this process."""
-    for name in ("TF_CONFIG", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "CUDA_VISIBLE_DEVICES"):
+    for name in ("TF_CONFIG", "SLURM_PROCID", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -34,17 +34,10 @@ def read(*words, tmp_path):
     ("words", "named"),
     [
         (["--nproc-per-node", "0"], "--nproc-per-node: expected a whole number from 1 to 1024"),
-        (["--ps", "x"], "found 'x'"),
-        (["--base-port", "80"], "from 1024 to 65535"),
         (["--max-restarts", "1" + "0" * 400], "found '1000"),
-        (["--nonsense"], "--nonsense"),
         (["--hosts", "a,a", "--node-rank", "0"], "found 'a'"),
         (["--hosts", "a,b:1", "--node-rank", "0"], "found 'b:1'"),
-        (["--hosts", "a,b"], "--hosts needs --node-rank"),
         (["--hosts", "a,b", "--node-rank", "2"], "--node-rank 2: --hosts has 2 names"),
-        (["--node-rank", "1"], "--node-rank 1: --hosts has 1 names"),
-        (["--hosts", "a,b", "--node-rank", "1", "--ps", "1"], "--ps runs on one machine"),
-        (["--nproc-per-node", "2", "--base-port", "65535"], "ports 65535 to 65536"),
         (["--nproc-per-node", "3"], "only 2 GPUs"),
     ],
 )
@@ -68,23 +61,6 @@ def test_problems_that_belong_together_are_named_at_once(capsys, bare):
     with pytest.raises(SystemExit):
         launch.read_options([])
     assert "-m MODULE is missing" in capsys.readouterr().err
-
-
-def test_where_slurm_starts_the_tasks(tmp_path, capsys, bare):
-    bare.setenv("SLURM_NTASKS", "4")
-    with pytest.raises(SystemExit):
-        read(tmp_path=tmp_path)
-    assert "SLURM runs 4 tasks" in capsys.readouterr().err
-    bare.setenv("SLURM_STEP_NUM_TASKS", "1")  # one task in a job of four
-    assert read(tmp_path=tmp_path).log_dir == tmp_path
-
-
-def test_a_port_in_use(tmp_path, capsys, bare):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(SystemExit):
-            read("--base-port", str(port), tmp_path=tmp_path)
-    assert f"localhost:{port} is in use" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_something_else(tmp_path, capsys, bare):
@@ -117,7 +93,6 @@ def test_hosts_share_ports_and_count_workers_on(tmp_path, bare):
     ("words", "cores", "gpus", "expected"),
     [
         ([], 5, "-1", [[0, 1], [2, 3]]),  # equally many; the last one is left over
-        (["--no-pin-cores"], 5, "-1", [[], []]),
         ([], 1, "-1", [[], []]),  # fewer cores than workers
         ([], 5, "0,1", [[], []]),
         (["--ps=1"], 5, "-1", [[], [0, 1], [2, 3], []]),  # nor servers, nor the coordinator
@@ -137,15 +112,6 @@ def test_cores(words, cores, gpus, expected, tmp_path, bare):
         assert environment["TF_NUM_INTEROP_THREADS"] == "2"
     if "--ps=1" in words:  # one thread waits for the servers
         assert environment["TF_NUM_INTEROP_THREADS"] == "4"
-
-
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [("", []), ("-1", []), ("0,1", ["0", "1"]), ("2,-1,3", ["2"]), ("GPU-ab", ["GPU-ab"])],
-)
-def test_visible_gpus(listed, expected, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert launch.visible_gpus() == expected
 
 
 def test_gpus_are_counted_by_the_driver_tool(tmp_path, bare):
@@ -181,7 +147,7 @@ def test_workers_get_their_tasks_and_logs(runs):
     assert (logs / "worker-2.log").read_text() == "hello from worker-2\n"
     assert out == "hello from worker-0\n"  # the chief's output alone
     cores = [set(note["cores"]) for note in notes]
-    assert len(launch.usable_cores()) < 3 or not cores[0] & cores[1]
+    assert len(os.sched_getaffinity(0)) < 3 or not cores[0] & cores[1]
 
 
 def test_parameter_servers(runs):
@@ -194,8 +160,9 @@ if task == "chief":
 else:
     time.sleep(60)
 """
-    options = ["--nproc-per-node=2", "--ps=1", "--log-dir", "logs"]
-    status, out, err = runs.run(code, *options, CUDA_VISIBLE_DEVICES="4,7")
+    options = ["--nproc-per-node=2", "--ps=1"]
+    words = ["--run-dir", "logs"]
+    status, out, err = runs.run(code, *options, arguments=words, CUDA_VISIBLE_DEVICES="4,7")
     assert status == 0, err
     assert out == "I am chief-0\n"
     cluster = runs.note("chief-0.0")["config"]["cluster"]
@@ -203,7 +170,7 @@ else:
     assert len({address for found in cluster.values() for address in found}) == 4
     gpus = {n: runs.note(f"{n}.0")["gpus"] for n in ("worker-0", "worker-1", "ps-0", "chief-0")}
     assert gpus == {"worker-0": "4", "worker-1": "7", "ps-0": "-1", "chief-0": "-1"}
-    names = ["chief.log", "ps-0.log", "worker-0.log", "worker-1.log"]
+    names = ["chief-0.log", "ps-0.log", "worker-0.log", "worker-1.log"]
     assert sorted(path.name for path in (runs.folder / "logs").iterdir()) == names
 
 
@@ -231,8 +198,6 @@ def test_a_reader_that_leaves_does_not_end_the_run(runs):
     [
         ("print('disk full'); sys.exit(7)", 7, "worker 1 ended with exit status 7 (disk full)"),
         ("os.kill(os.getpid(), 9)", 137, "worker 1 was killed by SIGKILL"),
-        # By somebody else, not because the launcher was asked to stop.
-        ("os.kill(os.getpid(), 15)", 143, "worker 1 was killed by SIGTERM"),
     ],
 )
 def test_a_death_is_one_line_without_the_survivors_traceback(runs, end, status, said):
@@ -275,35 +240,24 @@ sys.exit(2)
     assert len(runs.pids()) == 2  # no restart
 
 
-def test_survivors_that_do_not_listen_are_killed(runs):
-    code = """
-if index == 0:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ready()
-    time.sleep(60)
-wait_for("worker-0.0")
-sys.exit(3)
-"""
-    status, _, _ = runs.run(code, "--nproc-per-node=2", patch="launch.STOP_SECONDS = 0.5")
-    assert status == 3
-    assert not runs.alive()
-
-
 @pytest.mark.parametrize(
-    ("log_dir", "named"),
-    [
-        ("a-file", "a-file"),
-        ("d" * 300, "File name too long"),
-        ("has-a-folder", "has-a-folder/worker-1.log"),
-    ],
+    ("run_dir", "named"),
+    [("a-file", "a-file"), ("has-a-folder", "has-a-folder/worker-1.log")],
 )
-def test_logs_that_cannot_be_written(runs, log_dir, named):
+def test_logs_that_cannot_be_written(runs, run_dir, named):
     (runs.folder / "a-file").touch()
     (runs.folder / "has-a-folder" / "worker-1.log").mkdir(parents=True)
-    status, out, err = runs.run("ready()", "--nproc-per-node=2", "--log-dir", log_dir)
+    status, out, err = runs.run("ready()", "--nproc-per-node=2", arguments=["--run-dir", run_dir])
     assert (status, out) == (2, "")
     assert named in err and "Traceback" not in err
-    assert not runs.alive()
+
+
+def test_a_port_in_use(runs):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        status, _, err = runs.run("ready()", "--base-port", str(port))
+    assert status == 2 and f"localhost:{port} is in use" in err
+    assert not runs.pids()
 
 
 def test_nothing_outlives_a_killed_launcher(runs):
@@ -364,25 +318,23 @@ def test_no_restart_after_a_save(runs):
 # --- Requests to stop ---
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_is_passed_on_once(runs, number):
+def test_a_request_is_passed_on_once(runs):
     code = COUNTS_SIGNALS + "time.sleep(index)\nnote(f'{name}.saved', '')\nsys.exit(75)"
     process = runs.start(code, "--nproc-per-node", "2", "--max-restarts", "3")
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
-    process.send_signal(number)
-    process.send_signal(number)  # the same request, delivered twice
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # the same request, delivered twice
     status, _, err = runs.end(process)
-    assert status == 75 and "saved and stopped. Resume with:" in err
+    assert status == 75 and "stopped. Resume with:" in err
     got = [json.loads((runs.notes / f"worker-{i}.got").read_text()) for i in range(2)]
-    assert got == [[number]] * 2
+    assert got == [[signal.SIGTERM]] * 2
     assert (runs.notes / "worker-1.saved").exists()  # the slower one was waited for
     assert len(runs.pids()) == 2  # nothing was started again
 
 
 def test_a_second_request_kills(runs):
     code = "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
-    patch = "launch.STOP_SECONDS = 600"
-    process = runs.start(code + SLEEPS, "--nproc-per-node", "2", "--max-restarts", "3", patch=patch)
+    process = runs.start(code + SLEEPS, "--nproc-per-node", "2", "--max-restarts", "3")
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
     process.send_signal(signal.SIGINT)
     time.sleep(launch.SAME_REQUEST_SECONDS + 0.3)
@@ -405,31 +357,27 @@ def test_only_the_coordinator_is_asked(runs):
     assert "ps 0" not in err
 
 
-IMPORTS_FOR_LONG = f"signal.signal(signal.SIGINT, signal.SIG_DFL)\n{SLEEPS}"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("servers", [0, 1])
-def test_a_request_before_the_workers_handle_signals(runs, number, servers):
-    process = runs.start(IMPORTS_FOR_LONG, f"--ps={servers}", "--max-restarts=3")
+def test_a_request_before_the_workers_handle_signals(runs, servers):
+    process = runs.start(SLEEPS, f"--ps={servers}", "--max-restarts=3")
     runs.wait_for("worker-0.0.json", *["chief-0.0.json", "ps-0.0.json"][: 2 * servers])
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     status, _, err = runs.end(process)
     assert status == 75, err
-    assert "stopped before training began. Resume with:\n  python -m distribution.launch" in err
+    assert "stopped. Resume with:\n  python -m distribution.launch" in err
     assert len(runs.pids()) == 1 + 2 * servers
 
 
 def test_a_request_after_the_run_has_finished(runs):
     """Its results are written, and the process is about to end."""
-    code = "pathlib.Path('r', 'results.json').write_text('{}')\n" + IMPORTS_FOR_LONG
+    code = "pathlib.Path('r', 'results.json').write_text('{}')\n" + SLEEPS
     process = runs.start(code, arguments=["--run-dir", "r"])
     runs.wait_for("worker-0.0.json")
     process.send_signal(signal.SIGTERM)
     status, _, err = runs.end(process)
     assert status == 0 and "stopped" not in err and "Resume" not in err
     # An older run's results say nothing about this one.
-    process = runs.start(IMPORTS_FOR_LONG, arguments=["--run-dir", "r"])
+    process = runs.start(SLEEPS, arguments=["--run-dir", "r"])
     runs.wait_for("worker-0.1.json")
     process.send_signal(signal.SIGTERM)
     assert runs.end(process)[0] == 75
@@ -463,9 +411,10 @@ time.sleep(1)
 def test_a_host_that_does_not_come_is_named(runs):
     base = find_ports(1)
     options = ["--hosts=127.0.0.1,127.0.0.2", "--node-rank=0", f"--base-port={base}"]
-    options += ["--start-timeout=2", "--max-restarts=3"]
+    options += ["--max-restarts=3"]
     code = f"server = listen()\n{SLEEPS}"
-    status, _, err = runs.run(code, *options, arguments=["--run-dir=r"])
+    patch = "launch.START_SECONDS = 2"
+    status, _, err = runs.run(code, *options, arguments=["--run-dir=r"], patch=patch)
     assert status == 2
     assert f"no answer within 2 s from 127.0.0.2:{base}" in err
     assert f"127.0.0.1:{base}" not in err
@@ -495,18 +444,8 @@ def test_a_run_with_servers_continues_without_a_worker(runs):
     code = WORKER_DIES.replace("EXPECTED", "['worker-0.0', 'worker-1.0']")
     status, out, err = runs.run(code, "--ps=1", "--nproc-per-node=2")
     assert status == 0, err
-    assert "worker 0 was killed by SIGKILL" in err and "continues without worker 0" in err
+    assert "worker 0 was killed by SIGKILL" in err and "the run continues without it" in err
     assert out == "trained\n"
-
-
-def test_a_worker_beside_servers_is_started_again_alone(runs):
-    code = WORKER_DIES.replace("EXPECTED", "['worker-0.1', 'ps-0.0']")
-    status, _, err = runs.run(code, "--ps=1", "--nproc-per-node=1", "--max-restarts=1")
-    assert status == 0, err
-    assert "worker 0 is started again" in err
-    first, second = runs.note("worker-0.0"), runs.note("worker-0.1")
-    assert first["config"] == second["config"]  # the same port
-    assert len(runs.pids()) == 4
 
 
 def test_without_any_worker_the_run_ends(runs):
@@ -520,4 +459,4 @@ def test_no_run_survives_its_server_or_coordinator(runs, task):
     code = f"if task == {task!r}:\n    wait_for('worker-0.0')\n    sys.exit(9)\n{SLEEPS}"
     status, _, err = runs.run(code, "--ps=1")
     assert status == 9
-    assert f"{'chief' if task == 'chief' else 'ps 0'} ended with exit status 9" in err
+    assert f"{task} 0 ended with exit status 9" in err

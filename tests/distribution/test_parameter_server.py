@@ -65,11 +65,8 @@ def test_an_evaluation_takes_each_batch_once(monkeypatch):
         test(batches)
         seen += events()
     assert seen == [0, 1, 2, 3, "join", "read", 4, 5, "join", "read"]
-    try:
+    with pytest.raises(StopIteration):
         test(batches)
-    except StopIteration:
-        return
-    raise AssertionError("it did not end")
 
 
 BETAS = [(0.9, 0.98), (0.9, 0.999), (0.5, 0.9)]

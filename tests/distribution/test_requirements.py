@@ -2,44 +2,43 @@
 
 import subprocess
 import sys
-from importlib import metadata
 
-from packaging.version import Version
+import pytest
 
 from distribution import requirements
 from tests.support.launched import ROOT
 
-WANTED = [
-    "keras==3.2.1",
-    "tensorflow==2.21.0",
-    "tensorflow-text==2.21.1",
-    "numpy>=2.0",
-    "tqdm>=4",
-]
+WANTED = ["keras==3.2.1", "tensorflow==2.21.0", "tensorflow-text==2.21.1", "numpy>=2.0"]
 
 
-def test_a_tensorflow_that_fits_stays():
-    colab = {"keras": "3.1", "tensorflow": "2.20.0", "tensorflow-text": "2.20.1", "numpy": "2.1.3"}
-    assert requirements.missing(WANTED, colab) == ["keras==3.2.1", "tqdm>=4"]
-    del colab["tensorflow-text"]
-    of_this_tensorflow = ["keras==3.2.1", "tensorflow-text==2.20.*", "tqdm>=4"]
-    assert requirements.missing(WANTED, colab) == of_this_tensorflow
-
-
-def test_a_tensorflow_that_does_not_fit_is_replaced():
-    old = {"tensorflow": "2.15.0", "tensorflow-text": "2.15.0", "numpy": "2.0.0"}
-    assert requirements.missing(WANTED, old) == [line for line in WANTED if "numpy" not in line]
-    assert requirements.missing(WANTED, {}) == WANTED
-    with_cuda = requirements.missing(WANTED, old, gpu=True)
-    assert with_cuda[1:3] == ["tensorflow[and-cuda]==2.21.0", "tensorflow-text==2.21.1"]
+@pytest.mark.parametrize(
+    ("there", "gpu", "expected"),
+    [
+        # A TensorFlow that fits stays, with what belongs to it.
+        (
+            {"tensorflow": "2.20.0", "tensorflow-text": "2.20.1", "numpy": "2.1.3"},
+            True,
+            ["keras==3.2.1"],
+        ),
+        (
+            {"tensorflow": "2.20.0"},
+            False,
+            ["keras==3.2.1", "tensorflow-text==2.20.*", "numpy>=2.0"],
+        ),
+        (
+            {"keras": "3.2.1", "tensorflow": "2.15.0", "tensorflow-text": "2.15.0", "numpy": "2.0"},
+            True,
+            ["tensorflow[and-cuda]==2.21.0", "tensorflow-text==2.21.1"],
+        ),
+        ({}, False, WANTED),
+    ],
+)
+def test_missing(there, gpu, expected, monkeypatch):
+    monkeypatch.setattr(requirements, "project", lambda: {"dependencies": WANTED})
+    assert requirements.missing(there.get, gpu=gpu) == expected
 
 
 def test_here_nothing_is_missing():
-    ended = subprocess.run(
-        [sys.executable, "-m", "distribution.requirements"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-m", "distribution.requirements"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert Version(metadata.version("tensorflow")) in requirements.FITS

@@ -24,8 +24,8 @@ def test_training_over_the_link_ends_with_identical_weights(two_hosts, tmp_path)
             [
                 *[sys.executable, "-m", "distribution.launch"],
                 *["--hosts", ",".join(host.address for host in two_hosts)],
-                *["--node-rank", str(rank), "--log-dir", str(tmp_path / "logs")],
-                *["-m", "strategy_run", chosen, str(tmp_path / "runs"), "--run-dir", str(tmp_path)],
+                *["--node-rank", str(rank), "-m", "strategy_run", chosen, str(tmp_path / "runs")],
+                *["--run-dir", str(tmp_path / "logs")],
             ],
             cwd=tmp_path,
             env=os.environ | processes.ENVIRONMENT | {"STRATEGY_RUN_PRINT": "1"},

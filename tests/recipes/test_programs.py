@@ -44,7 +44,7 @@ def test_help_imports_no_tensorflow(module):
     assert max(map(len, ended.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("module", ["recipes", "recipes.mnist", "distribution.launch"])
+@pytest.mark.parametrize("module", ["recipes", "recipes.mnist"])
 def test_version_imports_no_tensorflow(module):
     ended = call("-X", "importtime", "-m", module, "--version")
     assert ended.returncode == 0 and not imported(ended) & HEAVY

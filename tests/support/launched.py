@@ -39,8 +39,6 @@ def ready():
         "pid": os.getpid(), "config": config, "arguments": sys.argv[1:],
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cores": sorted(os.sched_getaffinity(0)),
-        "threads": [os.environ.get(n) for n in
-            ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")],
         "launched": os.environ.get("KERAS_RECIPES_LAUNCHED")}))
 """
 
@@ -72,8 +70,6 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Under `nohup` the tests ignore SIGHUP, and a launcher then would, too, as it should.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.started.append(process)
         return process

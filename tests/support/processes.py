@@ -126,7 +126,8 @@ def run(*words: str, status: int = 0, timeout: int = 1800, **environ: str) -> st
 def launch(workers: int, *words: str, status: int = 0, logs: Path, options=(), **more) -> str:
     """Runs a module under the launcher."""
     launcher = ("-m", "distribution.launch", "--nproc-per-node", str(workers))
-    return run(*launcher, "--log-dir", str(logs), *options, "-m", *words, status=status, **more)
+    words += ("--run-dir", str(logs))
+    return run(*launcher, *options, "-m", *words, status=status, **more)
 
 
 def tensors(run_dir: Path) -> dict[str, np.ndarray]:

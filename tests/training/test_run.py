@@ -341,7 +341,7 @@ class TestSignals:
 
 def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     """Workers that find different checkpoints must not begin."""
-    from distribution.agree import Agreement
+    from distribution.strategies import Agreement
 
     monkeypatch.setattr(Agreement, "everyone_has", lambda self, value: False)
     with pytest.raises(RunError, match="the workers see different checkpoints there"):
@@ -350,7 +350,7 @@ def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
 
 
 def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
-    from distribution.agree import Agreement
+    from distribution.strategies import Agreement
 
     asked = []
 

@@ -76,7 +76,7 @@ class TestForeignFolders:
 
     def test_one_in_which_only_a_launcher_has_written_will_do(self, opened, tmp_path):
         (tmp_path / "run").mkdir()
-        for name in (".lock", "worker-0.log", "chief.log", "ps-1.log", ".options.json.123"):
+        for name in (".lock", "worker-0.log", "chief-0.log", "ps-1.log", ".options.json.123"):
             (tmp_path / "run" / name).touch()
         assert opened().checkpoint is None
 

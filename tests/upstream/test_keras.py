@@ -170,7 +170,7 @@ def test_two_cpus_of_two_workers(repaired):
 
 
 @repair(
-    "make_own_part",
+    "distribute_data",
     "each worker computes the whole global batch, and keeps a part (no thread known)",
     workers=2,
 )
@@ -194,7 +194,7 @@ def test_a_worker_computes_its_own_part(repaired):
             model = linear_model(keras.optimizers.SGD(0.01))
         data = evaluation_batches(16, 8, make_batch)
         keras_compat.build(model, data)
-        with only_if(repaired, keras_compat.make_own_part()), asking_keras():
+        with only_if(repaired, keras_compat.distribute_data()), asking_keras():
             model.evaluate(data, verbose=0)
             assert set(computed) == {4}, f"of batches of 8 two workers computed {computed}"
 
@@ -257,7 +257,7 @@ def test_resuming_after_6_of_8_batches(repaired):
             assert seen == [6, 7], f"batches after 6 of 8: {seen}"
 
 
-@repair("leave_data_on_coordinator", "keras-team/keras#18624: a dataset beside a parameter server")
+@repair("distribute_data", "keras-team/keras#18624: a dataset beside a parameter server")
 def test_batches_beside_a_parameter_server(repaired):
     servers = {
         task: tf.distribute.Server({task: ["localhost:0"]}, job_name=task)
@@ -283,7 +283,7 @@ def test_batches_beside_a_parameter_server(repaired):
     with (
         asking_keras(),
         keras_compat.use_what_is_built(),
-        only_if(repaired, keras_compat.leave_data_on_coordinator()),
+        only_if(repaired, keras_compat.distribute_data()),
     ):
         model.fit(data, steps_per_epoch=2, verbose=0)
         assert len(taken) == 2, f"{len(taken)} batches"
