@@ -208,8 +208,11 @@ if index == 0:
     print("epoch 1")
     wait_for("dies", kind="txt")
     dead = json.loads((here / "worker-1.0.json").read_text())["pid"]
-    while pathlib.Path(f"/proc/{{dead}}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.001)
+    try:
+        while pathlib.Path(f"/proc/{{dead}}/stat").read_text().rpartition(")")[2][1] != "Z":
+            time.sleep(0.001)
+    except OSError:
+        pass  # the launcher has seen it already
     print("Traceback: connection lost", flush=True)
     time.sleep(0.5)  # TensorFlow takes longer to end
     sys.exit(1)
@@ -220,11 +223,11 @@ note("dies.txt", "")
 {end}
 """
     found, out, err = runs.run(code, "--nproc-per-node=2", arguments=["--run-dir", "r"])
-    assert (found, out) == (status, "epoch 1\n")
+    assert found == status
+    assert out in ("epoch 1\n", "")  # on a busy machine the death may be seen first
     (line,) = [line for line in err.splitlines() if "worker 1" in line]
     assert line == f"launch: {said}; its log: r/worker-1.log"
     assert "Traceback" not in err and "Resume" not in err
-    assert "connection lost" in (runs.folder / "r" / "worker-0.log").read_text()
 
 
 def test_the_shown_worker_s_error_is_shown_once(runs):
@@ -300,7 +303,7 @@ if turn == 0:
     )
     assert status == 0, err
     assert "restart 1 of 2" in err and "restart 2" not in err
-    assert out == "turn 0\nturn 1\n"
+    assert out in ("turn 0\nturn 1\n", "turn 1\n")  # on a busy machine the death is seen first
     assert (runs.folder / "r" / "worker-1.log").read_text() == "turn 0\nturn 1\n"  # appended
     first, second = runs.note("worker-0.0"), runs.note("worker-0.1")
     assert first["arguments"] == second["arguments"] == ["--run-dir=r", "--steps=3"]
@@ -337,7 +340,9 @@ def test_a_second_request_kills(runs):
     process = runs.start(code + SLEEPS, "--nproc-per-node", "2", "--max-restarts", "3")
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
     process.send_signal(signal.SIGINT)
-    time.sleep(launch.SAME_REQUEST_SECONDS + 0.3)
+    while "asking the processes" not in process.stderr.readline():
+        pass
+    time.sleep(launch.SAME_REQUEST_SECONDS + 0.1)
     assert process.poll() is None and len(runs.alive()) == 2
     process.send_signal(signal.SIGINT)
     assert runs.end(process, seconds=120)[0] == 128 + signal.SIGINT
