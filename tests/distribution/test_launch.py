@@ -340,8 +340,9 @@ def test_a_second_request_kills(runs):
     process = runs.start(code + SLEEPS, "--nproc-per-node", "2", "--max-restarts", "3")
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
     process.send_signal(signal.SIGINT)
-    while "asking the processes" not in process.stderr.readline():
-        pass
+    for line in process.stderr:
+        if "asking the processes" in line:
+            break
     time.sleep(launch.SAME_REQUEST_SECONDS + 0.1)
     assert process.poll() is None and len(runs.alive()) == 2
     process.send_signal(signal.SIGINT)
