@@ -36,6 +36,7 @@ def recipe_commands():
         made = re.search(r'make (?:PYTHON=\S+ )?([a-z_]+)(?: ARGS="(.*?)")?$', line)
         if made and (ROOT / "recipes" / f"{made[1]}.py").exists():
             yield page, f"recipes.{made[1]}", shlex.split(made[2] or "")
+        line = line.replace("<date-time>", "date-time")
         for module, rest in re.findall(r"-m (recipes\.\w+)([^|&>]*)", line):
             if module not in ON_A_PAGE:
                 yield page, module, shlex.split(rest)

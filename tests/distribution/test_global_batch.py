@@ -291,7 +291,7 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         assert found["evaluated"] == pytest.approx(updates[0]["evaluated"], rel=1e-12)
 
 
-def compiled_runs(dropout):
+def compiled_runs():
     """Two epochs of AdamW on two replicas, three steps an execution, without and with XLA."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -304,7 +304,7 @@ def compiled_runs(dropout):
         with keras_compat.patch_keras_for(strategy):
             with strategy.scope():
                 layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh")]
-                layers += [keras.layers.Dropout(dropout), keras.layers.Dense(1)]
+                layers += [keras.layers.Dense(1)]
                 model = keras.Sequential(layers)
                 adamw = keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
                 mean = GlobalMean(keras.losses.Huber())
@@ -314,20 +314,15 @@ def compiled_runs(dropout):
             history = model.fit(data.repeat(), epochs=2, steps_per_epoch=6, verbose=0).history
         moments = [v for v in model.optimizer.variables if v.shape]
         tensors = [*map(keras.ops.convert_to_numpy, model.weights + moments)]
-        found.append((history["loss"], tensors[:4] + tensors[4:]))
+        found.append((history["loss"], tensors))
     return found
 
 
 def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
-    (loss, tensors), (compiled_loss, compiled) = forked.run(compiled_runs, 0.0)
+    (loss, tensors), (compiled_loss, compiled) = forked.run(compiled_runs)
     np.testing.assert_allclose(compiled_loss, loss, rtol=1e-12)
     for a, b in zip(tensors, compiled, strict=True):
         assert np.abs(np.array(a) - b).max() <= 1e-9 * max(1.0, np.abs(a).max())
-
-
-def test_xla_draws_dropout_on_each_replica():
-    (loss, _), (compiled_loss, _) = forked.run(compiled_runs, 0.5)
-    assert np.isfinite(compiled_loss).all() and compiled_loss != loss[::-1]
 
 
 @pytest.mark.parametrize(

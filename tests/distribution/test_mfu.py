@@ -52,9 +52,8 @@ def test_the_product_is_sized_for_the_device(kind, rate, memory, largest, monkey
         assert peak == pytest.approx(rate, rel=0.05)  # launching does not count
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_peak_of_this_machine_is_a_plausible_rate(dtype):
-    assert 1e8 < measure_peak(dtype) < 1e15
+def test_the_peak_of_this_machine_is_a_plausible_rate():
+    assert 1e8 < measure_peak("float32") < 1e15
 
 
 def test_a_chain_of_products_stays_finite():

@@ -36,26 +36,6 @@ class Host:
         found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
-    def received_bytes(self) -> int:
-        """What came in over the link so far."""
-        counter = "/sys/class/net/wire/statistics/rx_bytes"
-        found = subprocess.run(
-            ["ip", "netns", "exec", self.name, "cat", counter],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return int(found.stdout)
-
-
-def why_not() -> str | None:
-    """The reason why there can be no namespaces here; None if there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "network namespaces need the `ip` command"
-    return None
-
 
 @contextlib.contextmanager
 def joined_hosts() -> Iterator[tuple[Host, Host]]:
@@ -92,8 +72,9 @@ def joined_hosts() -> Iterator[tuple[Host, Host]]:
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts joined by a link. Where there can be none the test fails: it would go unnoticed."""
-    reason = why_not()
-    if reason:
-        pytest.fail(f"{reason}; to leave these tests out: make check-long ARGS='-k \"not hosts\"'")
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.fail(
+            "namespaces need root and `ip`; without: make check-long ARGS='-k \"not hosts\"'"
+        )
     with joined_hosts() as hosts:
         yield hosts
