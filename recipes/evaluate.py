@@ -24,8 +24,7 @@ from data import files
 from data.errors import DataError
 from training.command_line import command_line
 from training.errors import RunError
-from training.evaluation import evaluate
-from training.loaded_run import LoadedRun, load_run
+from training.loaded_run import LoadedRun, evaluate, load_run
 from training.options import ProgramOptions, check, option
 
 

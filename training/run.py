@@ -34,7 +34,7 @@ from data.files import default_cache_dir
 from distribution import keras_compat, mfu, parameter_server, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
-from training import artifacts, checks, evaluation
+from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import RunLogging
 from training.options import SharedOptions, check, command, shown
@@ -68,10 +68,10 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     """
     checks.refuse_other_options(recipe, options)
     check(options)
-    trained = evaluation.requested()
+    trained = loaded_run.requested()
     if trained is not None:
         with checks.precision(options.precision):
-            yield evaluation.EvaluatedRun(trained, options)
+            yield loaded_run.EvaluatedRun(trained, options)
         return
     checks.refuse_pairs(options)
     with contextlib.ExitStack() as stack:
