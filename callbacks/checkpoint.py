@@ -8,8 +8,8 @@ A checkpoint is a folder, `step-00000500`. It holds
   - `step`, `epochs_done`, `steps_into_epoch`, `finished`: how far the run is;
   - `dropout_seeds`: the states of the seed generators, which Keras's file does not hold;
   - `metrics`: the sums of the epoch's metrics, replica by replica, from before the validation;
-  - `epoch_logs`: what they come to, once the epoch's last step is done;
   - `best`, `best_epoch`, `best_metric`: of `--keep-best`;
+  - `fingerprint`: what a run that resumes is compared with;
   - `callbacks`: what `get_state()` of each callback returned, such as the history and how long
     `metrics.jsonl` and TensorBoard's files are;
 - `SHA256SUMS` of both, by which a damaged checkpoint is recognised.
@@ -81,21 +81,15 @@ def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
             with contextlib.suppress(OSError):  # the new one is there
                 old.rename(folder / old.stem[1:])
     for candidate in reversed(_all(folder)):
-        try:
-            error = files.damage(candidate, (WEIGHTS, STATE))
-            if error is None:
-                return read(candidate)
-        except (ValueError, KeyError, TypeError, OSError) as unreadable:
-            error = repr(unreadable)
-        aside = folder / f"damaged-{candidate.name}"
+        error = files.damage(candidate, (WEIGHTS, STATE))
+        if error is None:
+            return read(candidate)
+        log.warning("checkpoint %s is damaged (%s): the one before is used", candidate, error)
         if set_aside:
+            aside = folder / f"damaged-{candidate.name}"
             shutil.rmtree(aside, ignore_errors=True)
             with contextlib.suppress(OSError):
                 candidate.rename(aside)
-        log.warning(
-            "checkpoint %s is damaged (%s): %sthe one before it is used",
-            *(candidate, error, f"it is now {aside.name}, and " if set_aside else ""),
-        )
     return None
 
 
@@ -163,6 +157,7 @@ class Checkpoint(StepCallback):
         best: metric of the validation split by which the best checkpoint is kept too, or None.
         best_mode: "min" or "max", or "auto" where the metric tells which is better.
         patience: epochs without a better one after which the run ends, or None.
+        fingerprint: what a run that resumes is compared with; JSON values.
         restored: the checkpoint that this run resumes from, or None.
     """
 
@@ -178,6 +173,7 @@ class Checkpoint(StepCallback):
         best: str | None = None,
         best_mode: str = "auto",
         patience: int | None = None,
+        fingerprint: dict | None = None,
         restored: CheckpointInfo | None = None,
     ):
         super().__init__()
@@ -189,73 +185,48 @@ class Checkpoint(StepCallback):
         self.stateful_callbacks = stateful_callbacks or {}
         self.best, self.best_mode = best, best_mode
         self.patience = patience
+        self.fingerprint = fingerprint
         self.best_value: float | None = None
-        self.best_epoch = 0
-        self.epochs_done = 0
-        self._epoch_logs: dict[str, float] | None = None
+        self.epochs_done = restored.epochs_done if restored else 0
+        self.best_epoch = self.epochs_done
+        if restored and restored.state["best_metric"] == best:
+            self.best_value = restored.state["best"]
+            self.best_epoch = restored.state["best_epoch"]
         self._epoch_metrics: list | None = None
-        if restored is not None:
-            self._take_up(restored)
-        self.saved_step = self.step
-
-    def _take_up(self, restored: CheckpointInfo) -> None:
-        state = restored.state
-        self.epochs_done, self.step = restored.epochs_done, restored.step
-        self._epoch_logs = state["epoch_logs"]
-        if state["best_metric"] == self.best:
-            self.best_value, self.best_epoch = state["best"], state["best_epoch"]
-        elif self.best is not None:
-            self.best_epoch = self.epochs_done
-            if state["best_metric"] is not None:
-                log.warning(
-                    "--keep-best: was %s, is now %s; what was best so far no longer counts",
-                    *(state["best_metric"], self.best),
-                )
+        self.saved_step = restored.step if restored else 0
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Forgets the results of the epoch before."""
+        """Forgets the metrics of the epoch before; a run may resume after an epoch's last step."""
         super().on_epoch_begin(epoch)
-        if self.step <= epoch * self.steps_per_epoch:
-            self._epoch_logs = None
-        self._epoch_metrics = None
+        self._note_the_end_of_an_epoch()
 
     def on_step_end(self, step, logs):
         """Saves where it is due; the last step of an epoch waits for the validation."""
         self._note_the_end_of_an_epoch()
         if self.asked_to_stop():
             raise Stopped
-        if self.is_due(self.every) and self._epoch_logs is None:
+        if self.is_due(self.every) and self._epoch_metrics is None:
             self.save()
 
     def _note_the_end_of_an_epoch(self) -> None:
-        into_epoch = self.step - self.epoch * self.steps_per_epoch
-        if into_epoch == self.steps_per_epoch or self.model.stop_training:
-            results = self.model.get_metrics_result()
-            self._epoch_logs = {name: float(value) for name, value in results.items()}
-            self._epoch_metrics = MetricStates.of(self.model).read()  # before the validation's
+        ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
+        # The validation puts its own numbers into the metrics.
+        self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
 
     def on_test_batch_end(self, batch, logs=None):
         """Gives up an evaluation; a run that resumes does it again."""
         if self.asked_to_stop():
             raise Stopped
 
-    def save_stopped(self, step: int) -> None:
-        """Saves a run that was stopped after this step, unless that step is saved already.
-
-        Args:
-            step: the last step that was trained; a callback before this one may have been stopped
-                while it evaluated, and this one then has not heard of the step.
-        """
-        if step > self.step:
-            self.step = step
-            self._note_the_end_of_an_epoch()
-        if self.saved_step != self.step or self.epochs_done <= self.epoch:
+    def save_stopped(self) -> None:
+        """Saves a run that was stopped, unless its last step is saved already."""
+        if self.saved_step != self.step:
             self.save()
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
-        self.epochs_done, self._epoch_logs = epoch + 1, None
-        better = self._is_better(float(logs[self.best])) if self.best in (logs or {}) else False
+        self.epochs_done = epoch + 1
+        better = self.best in logs and self._is_better(float(logs[self.best]))
         self.save(self.model.stop_training or self.step >= self.total_steps, better)
 
     def _is_better(self, value: float) -> bool:
@@ -288,18 +259,17 @@ class Checkpoint(StepCallback):
         self.saved_step = self.step
         if not self.is_chief:
             return
-        into_epoch = self.step - self.epochs_done * self.steps_per_epoch
         state = {
             "step": self.step,
             "epochs_done": self.epochs_done,
-            "steps_into_epoch": 0 if self.epochs_done > self.epoch else into_epoch,
+            "steps_into_epoch": max(0, self.step - self.epochs_done * self.steps_per_epoch),
             "finished": finished,
             "metrics": metrics,
-            "epoch_logs": self._epoch_logs,
             "dropout_seeds": seeds,
             "best": self.best_value,
             "best_epoch": self.best_epoch,
             "best_metric": self.best,
+            "fingerprint": self.fingerprint,
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }
         with saving(self.folder):
@@ -327,6 +297,7 @@ class Restore(StepCallback):
         super().__init__()
         self.info = info
         self.stateful_callbacks = stateful_callbacks
+        self._epoch_logs: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
         """Loads weights, optimizer, dropout seeds and the callbacks' states."""
@@ -338,39 +309,26 @@ class Restore(StepCallback):
             variable.assign(value)
         states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
-            callback.step = self.info.step
-            # The epoch of that step: after the run's last one no epoch begins.
-            callback.epoch = max(self.info.step - 1, 0) // self.steps_per_epoch
             if name in states:  # a callback that is new has none
                 callback.set_state(states[name])
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Puts back the metrics of the epoch that was under way, and where it stood.
-
-        An evaluation that was cut off comes before the epoch continues.
-        """
-        info = self._under_way(epoch)
-        if info is None:
+        """Puts back the metrics of the epoch that was under way, and where it stood."""
+        super().on_epoch_begin(epoch)
+        info = self.info
+        self._epoch_logs = {}
+        if info is None or epoch != info.epochs_done or info.steps_into_epoch == 0:
             return
         MetricStates.of(self.model).write(info.state["metrics"])
-        for callback in self.stateful_callbacks.values():
-            callback.epoch = epoch
-        for callback in self.stateful_callbacks.values():
-            callback.catch_up()
-        # After the run's last step no batch follows, also in mid-epoch.
-        is_last = info.step >= self.total_steps
-        keras_compat.start_in_mid_epoch(self.steps_per_epoch if is_last else info.steps_into_epoch)
+        done = info.steps_into_epoch
+        if info.step >= self.last_step_of_epoch():
+            # The validation alone is left; Keras then has no metrics to log.
+            results = self.model.get_metrics_result()
+            self._epoch_logs = {name: float(value) for name, value in results.items()}
+            done = self.steps_per_epoch  # also where the run ends in mid-epoch
+        keras_compat.start_in_mid_epoch(done)
 
     def on_epoch_end(self, epoch, logs=None):
         """Gives the epoch its metrics where it was stopped after its last step."""
-        info = self._under_way(epoch)
-        if info is not None and info.state["epoch_logs"] and logs is not None:
-            for name, value in info.state["epoch_logs"].items():
-                logs.setdefault(name, value)
-
-    def _under_way(self, epoch: int) -> CheckpointInfo | None:
-        """Returns the checkpoint if it was taken within this epoch."""
-        info = self.info
-        if info is None or epoch != info.epochs_done or info.steps_into_epoch == 0:
-            return None
-        return info
+        for name, value in self._epoch_logs.items():
+            logs.setdefault(name, value)

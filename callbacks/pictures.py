@@ -23,7 +23,10 @@ class ImageSummaries(Predictions):
         images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
-        batch_size: images of one call of the model.
+
+    Attributes:
+        confusion_matrix: of the trained model, int64, true classes in the rows, predicted ones in
+            the columns; zeros before.
     """
 
     def __init__(
@@ -32,38 +35,27 @@ class ImageSummaries(Predictions):
         images: np.ndarray,
         labels: np.ndarray,
         classes: Sequence[str],
-        batch_size: int = 250,
     ):
-        super().__init__(tensorboard, images, batch_size)
+        super().__init__(tensorboard, images)
         self.labels = np.asarray(labels)
         self.classes = list(map(str, classes))
         self.confusion_matrix = np.zeros([len(self.classes)] * 2, np.int64)
 
     def on_train_end(self, logs=None):
-        """Counts what no epoch has counted: on other workers, or in a run that was resumed."""
-        if not self.confusion_matrix.any():
-            self.count(self.outputs())
+        """Counts `confusion_matrix`, on every worker."""
+        self.confusion_matrix = self._count(np.argmax(self.outputs(), axis=-1))
 
-    def count(self, outputs: np.ndarray) -> np.ndarray:
-        """Counts `confusion_matrix`: int64, true classes in the rows, predicted in the columns.
-
-        Args:
-            outputs: logits of shape (n, classes).
-
-        Returns:
-            The predicted classes, integers of shape (n,).
-        """
-        predicted = np.argmax(outputs, axis=-1)
-        self.confusion_matrix[:] = 0
-        np.add.at(self.confusion_matrix, (self.labels, predicted), 1)
-        return predicted
+    def _count(self, predicted: np.ndarray) -> np.ndarray:
+        counts = np.zeros_like(self.confusion_matrix)
+        np.add.at(counts, (self.labels, predicted), 1)
+        return counts
 
     def show(self, outputs):
         """Writes the images with their classes, and the confusion matrix."""
-        predicted = self.count(outputs)
+        predicted = np.argmax(outputs, axis=-1)
         tf.summary.image("images", self._draw_images(predicted))
         if len(self.classes) <= CLASSES:
-            tf.summary.image("confusion_matrix", self._draw_matrix())
+            tf.summary.image("confusion_matrix", self._draw_matrix(self._count(predicted)))
 
     def _draw_images(self, predicted: np.ndarray) -> np.ndarray:
         figure = _figure(8, 8)
@@ -76,20 +68,20 @@ class ImageSummaries(Predictions):
             axes.set_title(title, fontsize=9, color=RIGHT if label == guess else WRONG)
         return _pixels(figure)
 
-    def _draw_matrix(self) -> np.ndarray:
-        counts, places = self.confusion_matrix, range(len(self.classes))
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        figure = _figure(*[3 + 0.4 * len(places)] * 2)
-        axes = figure.add_subplot()
+    def _draw_matrix(self, counts: np.ndarray) -> np.ndarray:
+        from matplotlib.colors import PowerNorm
+        from sklearn.metrics import ConfusionMatrixDisplay
+
+        figure = _figure(*[3 + 0.4 * len(counts)] * 2)
         # The root, because a good model's mistakes are a few percent: they would be invisible.
-        axes.imshow(np.sqrt(shares), "Blues", vmin=0, vmax=1)
-        for (row, column), count in np.ndenumerate(counts):
-            ink = "white" if shares[row, column] > 0.4 else "black"
-            if count:
-                axes.text(column, row, str(count), ha="center", va="center", color=ink, fontsize=8)
-        axes.set_xticks(places, self.classes, rotation="vertical")
-        axes.set_yticks(places, self.classes)
-        axes.set(xlabel="predicted class", ylabel="true class")
+        ConfusionMatrixDisplay(counts, display_labels=self.classes).plot(
+            ax=figure.add_subplot(),
+            cmap="Blues",
+            im_kw={"norm": PowerNorm(0.5)},
+            text_kw={"fontsize": 8},
+            xticks_rotation="vertical",
+            colorbar=False,
+        )
         return _pixels(figure)
 
 

@@ -11,9 +11,11 @@ import tensorflow as tf
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import TensorBoard, escape, table
 
+BATCH = 250  # examples of one call of the model
+CLASSIFIED, MASKED = 20, 4  # sentences that are shown, the first of the split
 LONGEST = 200  # letters of a sentence that are shown
-PIECES = 48  # word pieces of a masked sentence that are shown
 FILLS = 3  # of a mask, the likeliest ones
+NOT_SHOWN = ("[CLS]", "[SEP]", "[PAD]")
 
 
 class Predictions(StepCallback):
@@ -25,21 +27,13 @@ class Predictions(StepCallback):
     Args:
         tensorboard: where the summaries go.
         inputs: what the model takes, an array or a dict of arrays, the examples first.
-        batch_size: examples of one call of the model.
         predictor: the model that predicts; the one that `fit()` trains by default.
     """
 
-    def __init__(
-        self,
-        tensorboard: TensorBoard,
-        inputs,
-        batch_size: int = 250,
-        predictor: keras.Model | None = None,
-    ):
+    def __init__(self, tensorboard: TensorBoard, inputs, predictor: keras.Model | None = None):
         super().__init__()
         self.tensorboard = tensorboard
         self.inputs = inputs
-        self.batch_size = batch_size
         self.predictor = predictor
 
     def on_epoch_end(self, epoch, logs=None):
@@ -67,8 +61,8 @@ class Predictions(StepCallback):
             # KerasHub's head adds its float32 bias to half precision, which only a graph takes.
             call = tf.function(model)
         found = []
-        for start in range(0, len(keras.tree.flatten(self.inputs)[0]), self.batch_size):
-            part = slice(start, start + self.batch_size)
+        for start in range(0, len(keras.tree.flatten(self.inputs)[0]), BATCH):
+            part = slice(start, start + BATCH)
             batch = keras.tree.map_structure(
                 lambda array, part=part: keras.ops.convert_to_tensor(array[part]), self.inputs
             )
@@ -81,11 +75,10 @@ class SentenceSamples(Predictions):
 
     Args:
         tensorboard: where the text goes.
-        inputs: what the model takes, a dict of arrays, the sentences first.
+        inputs: what the model takes, a dict of arrays, the sentences first; 20 are shown.
         sentences: the sentences themselves.
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
-        count: how many are shown, the first ones.
     """
 
     def __init__(
@@ -95,12 +88,11 @@ class SentenceSamples(Predictions):
         sentences: Sequence[str],
         labels: np.ndarray,
         classes: Sequence[str],
-        count: int = 20,
     ):
-        super().__init__(tensorboard, {name: array[:count] for name, array in inputs.items()})
-        self.labels = np.asarray(labels)[:count]
-        self.sentences = list(sentences[:count])
-        self.classes = list(classes)
+        super().__init__(tensorboard, {name: array[:CLASSIFIED] for name, array in inputs.items()})
+        self.labels = labels[:CLASSIFIED]
+        self.sentences = sentences[:CLASSIFIED]
+        self.classes = classes
 
     def show(self, outputs):
         """Writes one table, in which wrong predictions are bold."""
@@ -108,10 +100,10 @@ class SentenceSamples(Predictions):
         shares = probabilities(outputs)
         for sentence, label, row in zip(self.sentences, self.labels, shares, strict=True):
             guess = int(np.argmax(row))
-            name = escape(self.classes[guess])
-            name = name if guess == label else f"**{name}**"
             short = textwrap.shorten(sentence, LONGEST, placeholder="...")
-            rows.append([escape(short), escape(self.classes[label]), f"{name} {row[guess]:.1%}"])
+            predicted = bold_if(guess != label, self.classes[guess])
+            true = escape(self.classes[label])
+            rows.append([escape(short), true, f"{predicted} {row[guess]:.1%}"])
         tf.summary.text("sentences", table(["sentence", "true", "predicted"], rows))
 
 
@@ -120,10 +112,9 @@ class MaskedSamples(Predictions):
 
     Args:
         tensorboard: where the texts go.
-        data: batches of a split as `data.masked_lm.mask_batch` makes them; the first sentences are
-            taken.
+        data: batches of a split as `data.masked_lm.mask_batch` makes them; the first four sentences
+            are taken.
         vocabulary: the word pieces, in the order of their ids.
-        count: how many sentences.
         predictor: the `BertMaskedLM` that predicts; the model that `fit()` trains by default.
     """
 
@@ -132,67 +123,45 @@ class MaskedSamples(Predictions):
         tensorboard: TensorBoard,
         data: tf.data.Dataset,
         vocabulary: Sequence[str],
-        count: int = 4,
         predictor: keras.Model | None = None,
     ):
-        first = next(iter(data.unbatch().batch(count).take(1)))
-        inputs, self.labels, weights = keras.tree.map_structure(np.asarray, first)
-        super().__init__(tensorboard, inputs, count, predictor)
-        self.is_masked = weights > 0
-        self.vocabulary = list(vocabulary)
+        first = next(iter(data.unbatch().batch(MASKED).take(1)))
+        inputs, self.labels, self.weights = keras.tree.map_structure(np.asarray, first)
+        super().__init__(tensorboard, inputs, predictor)
+        self.vocabulary = vocabulary
 
     def show(self, outputs):
         """Writes a text for each sentence, so that its epochs stand below each other."""
-        shares = probabilities(outputs)
-        for number, is_masked in enumerate(self.is_masked):
-            if is_masked.any():  # else it pads the last batch
-                text = self._format(number, shares[number])
-                tf.summary.text(f"filled_masks/sentence_{number + 1}", text)
+        for number, shares in enumerate(probabilities(outputs)):
+            tf.summary.text(f"filled_masks/sentence_{number + 1}", self._format(number, shares))
 
     def _format(self, number: int, shares: np.ndarray) -> str:
+        """Returns the sentence with its masked words in bold, and a row for each of them."""
         pieces = [self.vocabulary[i] for i in self.inputs["token_ids"][number]]
-        positions = self.inputs["mask_positions"][number]
-        shown = [
-            place
-            for place in np.argsort(positions, kind="stable")
-            if self.is_masked[number, place] and positions[place] < PIECES
-        ]
-        rows, right = [], 0
-        for mark, place in enumerate(shown, 1):
-            label = self.labels[number, place]
-            best = np.argsort(-shares[place], kind="stable")[:FILLS]
-            right += int(best[0] == label)
-            fills = [self._fill(i, shares[place, i], i == label) for i in best]
-            word, seen = self.vocabulary[label], pieces[positions[place]]
-            rows.append([str(mark), escape(word), escape(seen), ", ".join(fills)])
-        marks = {int(positions[place]): mark for mark, place in enumerate(shown, 1)}
-        head = ["mask", "word", "the model sees", "fills"]
-        sentence = format_sentence(pieces[:PIECES], marks)
-        return f"{sentence}\n\n{table(head, rows)}\n\n{right} of {len(shown)} right"
-
-    def _fill(self, index: int, share: float, right: bool) -> str:
-        word = f"“{escape(self.vocabulary[index])}”"
-        return f"{f'**{word}**' if right else word} {share:.1%}"
+        positions, rows, masked = self.inputs["mask_positions"][number], [], set()
+        for place in np.argsort(positions, kind="stable"):
+            if self.weights[number, place] == 0:
+                continue
+            position, label = positions[place], self.labels[number, place]
+            fills = []
+            for i in np.argsort(-shares[place], kind="stable")[:FILLS]:
+                fill = bold_if(i == label, f"“{self.vocabulary[i]}”")
+                fills.append(f"{fill} {shares[place, i]:.1%}")
+            word, seen = self.vocabulary[label], pieces[position]
+            rows.append([escape(word), escape(seen), ", ".join(fills)])
+            pieces[position] = word
+            masked.add(position)
+        text = ""
+        for position, piece in enumerate(pieces):
+            if piece not in NOT_SHOWN:
+                space = "" if piece.startswith("##") else " "
+                text += space + bold_if(position in masked, piece.removeprefix("##"))
+        return f"{text.strip()}\n\n{table(['word', 'the model sees', 'fills'], rows)}"
 
 
-def format_sentence(pieces: Sequence[str], marks: dict[int, int]) -> str:
-    """Returns word pieces as Markdown, each masked one as its number in bold brackets.
-
-    Args:
-        pieces: the word pieces; special tokens but [UNK] are left out.
-        marks: the number of each masked position.
-    """
-    words: list[str] = []
-    for position, piece in enumerate(pieces):
-        mark = marks.get(position)
-        if mark is None and piece in ("[CLS]", "[SEP]", "[PAD]"):
-            continue
-        text = f"**&#91;{mark}&#93;**" if mark else escape(piece.removeprefix("##"))
-        if piece.startswith("##") and words and not mark:
-            words[-1] += text
-        else:
-            words.append(text)
-    return " ".join(words)
+def bold_if(condition: bool, text: str) -> str:
+    """Returns a text as Markdown."""
+    return f"**{escape(text)}**" if condition else escape(text)
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:

@@ -1,10 +1,14 @@
-"""Records steps, epochs and evaluations, for whoever shows or keeps them."""
+"""Records steps, epochs and evaluations, in metrics.jsonl and for whoever shows them."""
 
+import json
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 
+from callbacks.errors import saving
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution import keras_compat
@@ -15,10 +19,12 @@ class Records(StepCallback):
     """Makes a record of every so many steps, of each epoch and of each evaluation.
 
     A record is a dict with `event` ("step", "epoch" or "evaluation"), `step` (of the run), `epoch`
-    (counted from 1) and numbers. Each listener's `on_record(record)` is called with each of them.
+    (counted from 1) and numbers. It is a line of metrics.jsonl, of which a resumed run keeps the
+    valid part, and each listener's `on_record(record)` is called with it.
 
     Args:
-        listeners: what keeps or shows the records: `MetricsFile`, `TensorBoard`, `TerminalLog`.
+        path: the file; None where this process writes nothing (it is not the chief).
+        listeners: what shows the records: `TensorBoard`, `TerminalLog`.
         throughput: measures the speed; comes before this among the callbacks.
         log_every: steps between two records.
         perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
@@ -31,6 +37,7 @@ class Records(StepCallback):
 
     def __init__(
         self,
+        path: Path | None,
         listeners: Sequence,
         throughput: Throughput,
         log_every: int = 50,
@@ -38,7 +45,8 @@ class Records(StepCallback):
         workers: int = 1,
     ):
         super().__init__()
-        self.listeners = list(listeners)
+        self.path = path
+        self.listeners = listeners
         self.throughput = throughput
         self.log_every = log_every
         self.perplexity_of = perplexity_of
@@ -48,18 +56,22 @@ class Records(StepCallback):
         self._loss = StepLoss()
 
     def get_state(self) -> dict:
-        """Returns the history, the losses since the last record, and who trained which steps."""
+        """Returns the history, the losses since the last record, and how long the file is."""
         return {
+            "bytes": self.path.stat().st_size if self.path and self.path.exists() else 0,
             "history": self.history,
             "loss": vars(self._loss),
             "workers_by_step": self.workers_by_step,
         }
 
     def set_state(self, state: dict) -> None:
-        """Takes them back."""
-        self.history = {name: list(values) for name, values in state["history"].items()}
+        """Takes them back, and cuts off what was written after the checkpoint."""
+        self.history = state["history"]
         vars(self._loss).update(state["loss"])
-        self.workers_by_step = list(state["workers_by_step"])
+        self.workers_by_step = state["workers_by_step"]
+        if self.get_state()["bytes"] > state["bytes"]:
+            with saving(self.path):
+                os.truncate(self.path, state["bytes"])
 
     def on_step_end(self, step, logs):
         """Records a step where it is due."""
@@ -80,7 +92,7 @@ class Records(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Records the metrics of the epoch, and keeps them in `history`."""
-        numbers = self.with_perplexity({k: float(v) for k, v in (logs or {}).items()})
+        numbers = self.with_perplexity({k: float(v) for k, v in logs.items()})
         for name, value in numbers.items():
             self.history.setdefault(name, []).append(value)
         numbers["learning_rate"] = used_learning_rate(self.model.optimizer)
@@ -98,15 +110,28 @@ class Records(StepCallback):
 
     def _record(self, event: str, step: int, numbers: dict) -> None:
         record = {"event": event, "step": step, "epoch": self.epoch + 1, **numbers}
+        if self.path is not None:
+            self._write(record)
         for listener in self.listeners:
             listener.on_record(record)
+
+    def _write(self, record: dict) -> None:
+        # JSON has no NaN and no infinity.
+        finite = {
+            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+            for name, value in record.items()
+        }
+        # In one write: a reader never sees half a line while the process lives.
+        with saving(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(finite) + "\n")
 
     def with_perplexity(self, logs: dict[str, float]) -> dict[str, float]:
         """Adds `perplexity` and `val_perplexity`, the exponentials of the cross-entropies."""
         found = dict(logs)
         for prefix in ("", "val_"):
-            if self.perplexity_of and f"{prefix}{self.perplexity_of}" in logs:
-                found[f"{prefix}perplexity"] = perplexity(logs[f"{prefix}{self.perplexity_of}"])
+            name = f"{prefix}{self.perplexity_of}"
+            if name in logs:
+                found[f"{prefix}perplexity"] = perplexity(logs[name])
         return found
 
 
@@ -152,54 +177,31 @@ class StepLoss:
 class EvaluateEvery(StepCallback):
     """Evaluates on a split every so many steps, without disturbing the epoch's own metrics.
 
-    An evaluation that a stop cut off is repeated when the run resumes.
+    A run that is asked to stop meanwhile stops after it.
 
     Args:
         records: where the numbers go, under the split's name.
         data: batches of the split.
         split: "validation" or "test".
         every: steps between two evaluations; None for never.
-        callbacks: what `evaluate()` gets, for instance one that may stop it.
     """
 
-    def __init__(self, records: Records, data, split: str, every: int | None, callbacks=()):
+    def __init__(self, records: Records, data, split: str, every: int | None):
         super().__init__()
         self.records = records
         self.data = data
         self.split = split
         self.every = every
-        self.callbacks = callbacks
-        self._evaluated = 0
-
-    def get_state(self) -> dict:
-        """Returns the step of the last evaluation."""
-        return {"evaluated": self._evaluated}
-
-    def set_state(self, state: dict) -> None:
-        """Takes it back."""
-        self._evaluated = state["evaluated"]
-
-    def catch_up(self):
-        """Repeats an evaluation that was cut off."""
-        if self.every and self._evaluated < self.step // self.every * self.every:
-            self._evaluate(self.step)
 
     def on_step_end(self, step, logs):
         """Evaluates where it is due."""
-        if self.is_due(self.every):
-            self._evaluate(step)
-
-    def _evaluate(self, step: int) -> None:
+        if not self.is_due(self.every):
+            return
         states = MetricStates.of(self.model)
         of_the_epoch = states.read()
-        try:
-            logs = self.model.evaluate(
-                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
-            )
-        finally:
-            states.write(of_the_epoch)
-        self._evaluated = step
-        numbers = {name: float(value) for name, value in logs.items()}
+        numbers = self.model.evaluate(self.data, verbose=0, return_dict=True)
+        states.write(of_the_epoch)
+        numbers = {name: float(value) for name, value in numbers.items()}
         self.records.record_evaluation(self.split, step, numbers)
 
 

@@ -30,9 +30,14 @@ class StepCallback(keras.callbacks.Callback):
         self.step = 0
         self._previous = 0
 
-    def count_steps(self, steps_per_epoch: int, total_steps: int) -> "StepCallback":
+    def count_steps(
+        self, steps_per_epoch: int, total_steps: int, steps_done: int = 0
+    ) -> "StepCallback":
         """Tells the callback how long an epoch and the run are; returns the callback."""
         self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
+        self.step = steps_done
+        # The epoch of that step: after the run's last one no epoch begins.
+        self.epoch = max(steps_done - 1, 0) // steps_per_epoch
         return self
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -48,12 +53,13 @@ class StepCallback(keras.callbacks.Callback):
     def on_step_end(self, step: int, logs: dict) -> None:
         """Called after a step with the step of the run and the running means of its epoch."""
 
+    def last_step_of_epoch(self) -> int:
+        """Returns the step of the run that ends the epoch; the run may end within it."""
+        return min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
+
     def is_due(self, every: int | None) -> bool:
         """Returns whether a multiple of `every` is among the steps of the last execution."""
         return bool(every) and self.step // every > self._previous // every
-
-    def catch_up(self) -> None:
-        """Does what a stop cut off at `self.step`; called when a run resumes within an epoch."""
 
     def get_state(self) -> dict:
         """Returns what a checkpoint must hold of this callback; JSON values."""

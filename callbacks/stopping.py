@@ -29,7 +29,7 @@ class StopOnBadLoss(StepCallback):
     not change. If the loss itself was not finite then, the epoch's metrics begin again.
 
     Args:
-        last_checkpoint: returns the name of the newest checkpoint, or None.
+        last_checkpoint: returns the name of the newest checkpoint, or None where there is none.
     """
 
     def __init__(self, last_checkpoint: Callable[[], str | None] = lambda: None):
@@ -61,15 +61,14 @@ class StopOnBadLoss(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Checks the validation: the last step may have spoiled the weights."""
-        for name, value in (logs or {}).items():
+        for name, value in logs.items():
             if name.startswith("val_") and not math.isfinite(float(value)):
                 self._raise(name, value)
 
     def _raise(self, name: str, value: float) -> None:
         rate = used_learning_rate(self.model.optimizer)
-        checkpoint = self.last_checkpoint()
         raise BadLoss(
-            f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); "
-            + (f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint yet")
-            + "; a lower --base-learning-rate or --clip-norm 1 may help"
+            f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); the last "
+            f"good checkpoint: {self.last_checkpoint() or 'none'}; a lower --base-learning-rate or "
+            "--clip-norm 1 may help"
         )

@@ -1,7 +1,6 @@
-"""Shows a run in TensorBoard, as one entry: its records, its options and what callbacks draw."""
+"""Shows a run in TensorBoard, as one entry: its records, options and what callbacks draw."""
 
 import contextlib
-import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +23,11 @@ class TensorBoard(StepCallback):
     Args:
         folder: where the files go: the run's folder, whose name TensorBoard then shows. None where
             this process writes nothing.
-        options: what the text `options` shows, by name.
     """
 
-    def __init__(self, folder: str | Path | None, options: dict | None = None):
+    def __init__(self, folder: Path | None):
         super().__init__()
-        self.folder = Path(folder) if folder is not None else None
-        self.options = options or {}
+        self.folder = folder
         self._writer: tf.summary.SummaryWriter | None = None
 
     @contextlib.contextmanager
@@ -49,7 +46,6 @@ class TensorBoard(StepCallback):
             return
         with self._saving():
             if self._writer is None:
-                self.folder.stat()  # TensorFlow would make a folder again that was removed
                 self._writer = tf.summary.create_file_writer(str(self.folder))
             with self._writer.as_default(step=step):
                 yield
@@ -57,13 +53,6 @@ class TensorBoard(StepCallback):
     def _saving(self):
         # TensorFlow says of a full disk that a resource is exhausted, as of memory.
         return saving(f"TensorBoard's files in {self.folder}", "", tf.errors.OpError)
-
-    def on_train_begin(self, logs=None):
-        """Shows the options of a run that begins."""
-        if self.options and self.step == 0:
-            rows = [[escape(name), escape(value)] for name, value in self.options.items()]
-            with self.writing(0):
-                tf.summary.text("options", table(["option", "value"], rows))
 
     def on_record(self, record: dict) -> None:
         """Writes a record's numbers."""
@@ -85,16 +74,12 @@ class TensorBoard(StepCallback):
         """
         from tensorboard.plugins.hparams import api
 
+        # TensorBoard shows the number 3 as 3.0000, and sorts the text "3" as a number.
+        shown = {
+            k: v if isinstance(v, float) else str(v) for k, v in hparams.items() if v is not None
+        }
         with self.writing(step):
-            api.hparams(
-                # TensorBoard shows the number 3 as 3.0000, and sorts the text "3" as a number.
-                {
-                    k: v if isinstance(v, float) else str(v)
-                    for k, v in hparams.items()
-                    if v is not None
-                },
-                trial_id=str(self.folder),
-            )
+            api.hparams(shown, trial_id=str(self.folder))
 
     def get_state(self) -> dict:
         """Returns how long each file is; all of it is on disk then."""
@@ -105,10 +90,8 @@ class TensorBoard(StepCallback):
         """Cuts off what was written after the checkpoint."""
         with self._saving():
             for path in self._files():
-                size = state["files"].get(path.name)
-                if size is None:
-                    path.unlink()
-                elif path.stat().st_size > size:
+                size = state["files"].get(path.name, 0)
+                if path.stat().st_size > size:
                     os.truncate(path, size)
 
     def _files(self) -> list[Path]:
@@ -120,17 +103,12 @@ class TensorBoard(StepCallback):
             with self._saving():
                 self._writer.flush()
 
-    def on_train_end(self, logs=None):
-        """Flushes."""
-        self.flush()
-
 
 def _tag(record: dict, name: str) -> str | None:
     """Returns the tag of a number; TensorBoard groups charts by what is before the slash."""
-    if name in ("event", "step", "epoch", "split"):
-        return None
     in_charts_of_steps = is_speed(name) or name in ("loss", "learning_rate")
-    if record["event"] == "epoch" and in_charts_of_steps:
+    no_chart = name in ("event", "step", "epoch", "split")
+    if no_chart or (record["event"] == "epoch" and in_charts_of_steps):
         return None
     if is_speed(name):
         return f"speed/{name}"
@@ -143,8 +121,8 @@ def _tag(record: dict, name: str) -> str | None:
 
 def escape(text: object) -> str:
     """Returns a text in which TensorBoard takes nothing for Markdown or HTML."""
-    escaped = html.escape(str(text).replace("\n", " "), quote=False)
-    return "".join(f"&#{ord(sign)};" if sign in "|*_`[]\\#~+-" else sign for sign in escaped)
+    words = " ".join(str(text).split())
+    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in words)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

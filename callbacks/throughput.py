@@ -77,13 +77,13 @@ class Throughput(StepCallback):
         return steps * self._seconds / self._steps if self._steps else None
 
     def _per_second(self, steps: int, seconds: float) -> dict[str, float]:
-        if not steps or not seconds:
+        if not seconds:
             return {}
         examples = steps * self.examples_per_step / seconds
         found = {"examples_per_second": examples}
         if self.tokens_per_example is not None:
             found["tokens_per_second"] = examples * self.tokens_per_example
-        if self._peak is not None and self.operations_per_example is not None:
+        if self._peak is not None:
             operations = steps * self.examples_per_step * self.operations_per_example
             found["mfu"] = mfu(operations, seconds, self._peak, self.devices)
         return found

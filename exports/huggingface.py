@@ -45,8 +45,12 @@ OTHERS = {
     "mlm_head/intermediate_layer_norm": "cls.predictions.transform.LayerNorm",
 }
 PARAMETERS = {
-    **{"kernel": "weight", "gamma": "weight", "embeddings": "weight"},
-    **{"bias": "bias", "beta": "bias", "output_bias": "bias"},
+    "kernel": "weight",
+    "gamma": "weight",
+    "embeddings": "weight",
+    "bias": "bias",
+    "beta": "bias",
+    "output_bias": "bias",
 }
 
 # What ends a word, and what is a word by itself, in KerasHub's WordPieceTokenizer.
@@ -84,17 +88,12 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
             "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
             "model_max_length": model.preprocessor.sequence_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            "do_lower_case": tokenizer.lowercase,
-            "strip_accents": tokenizer.strip_accents,
-            "tokenize_chinese_chars": tokenizer.split_on_cjk,
             **special,
         },
     }
     for name, content in files.items():
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
-    pieces = "".join(f"{piece}\n" for piece in tokenizer.get_vocabulary())
-    (folder / "vocab.txt").write_text(pieces, encoding="utf-8")
     kind = files["config.json"]["architectures"][0]
     lines = [f"model = transformers.{kind}.from_pretrained(FOLDER)"]
     if kind == "BertForMaskedLM":
@@ -148,7 +147,6 @@ def config(model: keras.Model, classes: Sequence[str]) -> dict:
         "max_position_embeddings": backbone.max_sequence_length,
         "type_vocab_size": backbone.num_segments,
         "pad_token_id": model.preprocessor.tokenizer.pad_token_id,
-        "tie_word_embeddings": True,
         "dtype": "float32",
     }
     if isinstance(model, keras_nlp.models.BertTextClassifier):

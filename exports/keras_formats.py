@@ -1,5 +1,6 @@
 """SavedModel, ONNX and LiteRT, as Keras writes them: the model's inputs and outputs."""
 
+import functools
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +16,6 @@ FORMATS = {
     "onnx": ("onnx", "model.onnx", {"opset_version": 18}),
     "litert": ("litert", "model.tflite", {}),
 }
-SQRT_2_PI = (2 / np.pi) ** 0.5
 TOLERANCE = 1e-4  # of the largest output
 
 
@@ -38,7 +38,7 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
     inputs = keras.tree.map_structure(_random, model.input) if known else None
     expected = keras.tree.flatten(model(inputs, training=False)) if known else []
     folder.mkdir()
-    with mock.patch.object(tf.nn, "gelu", _gelu):
+    with mock.patch.object(tf.nn, "gelu", functools.partial(_gelu, tf.nn.gelu)):
         model.export(str(folder / file), format=kind, verbose=False, **arguments)
     if not known:
         return "the outputs were not compared: the model does not tell its inputs"
@@ -54,10 +54,10 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
     return f"outputs for random inputs differ from the Keras model's by {difference:.1g}"
 
 
-def _gelu(features, approximate=False, name=None):
-    """Computes GELU by erf or tanh: onnxruntime has no `erfc`, which TensorFlow uses."""
-    if approximate:
-        return 0.5 * features * (1 + tf.tanh(SQRT_2_PI * (features + 0.044715 * features**3)))
+def _gelu(stock, features, approximate=False, name=None):
+    """Computes GELU by erf: onnxruntime has no `erfc`, which TensorFlow uses."""
+    if approximate:  # by tanh
+        return stock(features, approximate=True)
     return 0.5 * features * (1 + tf.math.erf(features * 0.5**0.5))
 
 
@@ -91,17 +91,8 @@ def outputs(folder: Path, name: str, inputs) -> list[np.ndarray]:
         names = [item.name for item in session.get_inputs()]
         found = session.run(None, dict(zip(names, values, strict=True)))
     else:
-        runner = interpreter(path).get_signature_runner()
+        runner = tf.lite.Interpreter(str(path)).get_signature_runner()
         names = runner.get_input_details()
         by_name = inputs if isinstance(inputs, dict) else dict(zip(names, values, strict=True))
         found = list(runner(**by_name).values())
     return [keras.ops.convert_to_numpy(value) for value in found]
-
-
-def interpreter(path: Path):
-    """Returns LiteRT's own interpreter where it is installed, else that of TensorFlow."""
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError:
-        Interpreter = tf.lite.Interpreter
-    return Interpreter(str(path))

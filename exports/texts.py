@@ -40,9 +40,7 @@ def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str])
 
 
 def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
-    tokenizer = keras_nlp.models.BertTokenizer.from_preset(
-        preset, special_tokens_in_strings=True, special_tokens=["[UNK]"]
-    )
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset, special_tokens_in_strings=True)
     length = model.preprocessor.sequence_length
     # Room for one token more tells a text that fills the model from one that is too long for it.
     packer = keras_nlp.layers.StartEndPacker(
@@ -54,8 +52,6 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
 
     @tf.function(input_signature=TEXTS)
     def serve(texts):
-        for _ in range(2):  # two that share a space are not found at once
-            texts = tf.strings.regex_replace(texts, r"(^|\s)<unk>(\s|$)", r"\1[UNK]\2")
         token_ids = packer(tokenizer(texts))
         is_token = tf.cast(token_ids != tokenizer.pad_token_id, tf.int32)
         message = f"a text has more than {length} tokens, [CLS] and [SEP] counted"

@@ -1,4 +1,4 @@
-"""What a BERT is built from: sizes, presets, tokenizer, weights; and how it fills in masks."""
+"""What a BERT is built from: sizes, presets, tokenizer, weights, optimizer; how it fills masks."""
 
 import math
 import os
@@ -29,7 +29,8 @@ def problems_of_sizes(options, taken_from: str | None = None) -> list[str]:
             own; None for a new model.
     """
     if taken_from is not None:
-        return [f"{flag}: {taken_from} has its own" for flag in given_sizes(options)]
+        flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
+        return [f"{flag}: {taken_from} has its own" for flag in flags]
     if options.num_heads > 0 and options.hidden_dim % options.num_heads:
         return [
             f"--hidden-dim {options.hidden_dim}: must be a multiple of --num-heads "
@@ -39,15 +40,9 @@ def problems_of_sizes(options, taken_from: str | None = None) -> list[str]:
 
 
 def given_sizes(options) -> list[str]:
-    """Returns the flags among `FROM_SCRATCH` that differ from the recipe's defaults."""
+    """Returns the names among `FROM_SCRATCH` that differ from the recipe's defaults."""
     default = type(options)()
-    return [
-        _flag(name) for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)
-    ]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return [name for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)]
 
 
 def choose_preset(
@@ -169,7 +164,7 @@ def load_masked_lm(preset: str, dropout: float | None, sequence_length: int):
     model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
     head = Path(preset) / "task.weights.h5"
     if head.is_file():
-        _load_weights(model.load_task_weights, head, f"preset {preset}")
+        model.load_task_weights(head)
     return model
 
 
@@ -206,14 +201,13 @@ def encoder_of(init_from: Path | None, preset: str, known: str | None = None) ->
     Raises:
         DataError: `init_from` is no finished run.
     """
-    if known is not None:
-        return None if known == "scratch" else known
-    if init_from is None:
+    preset = known or preset
+    if known is not None or init_from is None:
         return None if preset == "scratch" else preset
-    for folder in (init_from / "model", init_from):
-        if (folder / "config.json").is_file():
-            return str(folder)
-    raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
+    folder = init_from / "model"
+    if not (folder / "config.json").is_file():
+        raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
+    return str(folder)
 
 
 def load(kind, preset: str, **changes):
@@ -250,22 +244,42 @@ def load_weights(model, source: Path) -> None:
     problem = files.damage(found.parent)
     if problem:
         raise DataError(f"{what}: {found.parent} is damaged ({problem})")
-    if found.name == "task.weights.h5":  # the head alone
-        _load_weights(model.load_task_weights, found, what)
-        _load_weights(model.backbone.load_weights, found.with_name("model.weights.h5"), what)
-    else:
-        _load_weights(model.load_weights, found, what)
-
-
-def _load_weights(load, path: Path, what: str) -> None:
     try:
-        load(path)
+        if found.name == "task.weights.h5":  # the head alone
+            model.load_task_weights(found)
+            model.backbone.load_weights(found.with_name("model.weights.h5"))
+        else:
+            model.load_weights(found)
     except (ValueError, OSError, KeyError) as error:
         raise DataError(f"{what}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def adamw(options, schedule, beta_1: float = 0.9, beta_2: float = 0.999):
+    """AdamW that does not decay biases and layer norms.
+
+    Args:
+        options: with `weight_decay` and `clip_norm`.
+        schedule: learning rate by step.
+        beta_1: decay of the mean.
+        beta_2: decay of the variance.
+
+    Returns:
+        A `keras.optimizers.AdamW`.
+    """
+    optimizer = keras.optimizers.AdamW(
+        schedule,
+        weight_decay=options.weight_decay,
+        beta_1=beta_1,
+        beta_2=beta_2,
+        global_clipnorm=options.clip_norm,
+    )
+    # The patterns are matched against a variable's own name, not its path.
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return optimizer
 
 
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:

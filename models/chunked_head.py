@@ -17,6 +17,11 @@ from distribution.global_batch import GlobalMean, weight_sum
 
 # Logits of a chunk, at most: 80 MB in float32. Larger products are faster ones.
 LOGITS_AT_ONCE = 20_000_000
+# The metrics that the chunks give, by their column of the scores.
+COLUMNS = {
+    keras.metrics.SparseCategoricalCrossentropy: 0,
+    keras.metrics.SparseCategoricalAccuracy: 1,
+}
 # Half precision holds no number below 6e-8; shares of a large vocabulary are near that.
 HALF_PRECISION_SCALE = 1024.0
 
@@ -58,17 +63,23 @@ class ChunkedHead(keras.Model):
                 a metric neither `SparseCategoricalCrossentropy` nor `SparseCategoricalAccuracy`.
         """
         inner = getattr(loss, "loss", None)
+        metrics = weighted_metrics or []
         if (
             not isinstance(loss, GlobalMean)
             or not isinstance(inner, keras.losses.SparseCategoricalCrossentropy)
             or not inner.get_config()["from_logits"]
+            or any(type(metric) not in COLUMNS for metric in metrics)
         ):
             raise ValueError(
-                "a head in chunks has one loss, GlobalMean(keras.losses."
-                f"SparseCategoricalCrossentropy(from_logits=True)), not {loss!r}; any other "
-                "needs the stock head"
+                "a head in chunks has the loss GlobalMean(keras.losses."
+                "SparseCategoricalCrossentropy(from_logits=True)) and the metrics "
+                "SparseCategoricalCrossentropy and SparseCategoricalAccuracy; any other needs the "
+                "stock head"
             )
-        metrics = [_ScoreMean.instead_of(metric) for metric in weighted_metrics or []]
+        metrics = [
+            keras.metrics.MeanMetricWrapper(_column, metric.name, column=COLUMNS[type(metric)])
+            for metric in metrics
+        ]
         super().compile(*args, loss=loss, weighted_metrics=metrics, **kwargs)
         self.whole.optimizer = self.optimizer  # Keras saves it beside the weights
 
@@ -133,30 +144,8 @@ def chunked_masked_lm(masked_lm: keras_nlp.models.BertMaskedLM) -> ChunkedHead:
     return ChunkedHead(masked_lm, keras.Model(inputs, hidden), embeddings, bias)
 
 
-class _ScoreMean(keras.metrics.Mean):
-    """The weighted mean of one column of the scores."""
-
-    COLUMNS = (
-        keras.metrics.SparseCategoricalCrossentropy,
-        keras.metrics.SparseCategoricalAccuracy,
-    )
-
-    def __init__(self, name: str, column: int):
-        super().__init__(name)
-        self.column = column
-
-    @classmethod
-    def instead_of(cls, metric: keras.metrics.Metric) -> "_ScoreMean":
-        for column, known in enumerate(cls.COLUMNS):
-            if type(metric) is known:
-                return cls(metric.name, column)
-        raise ValueError(
-            f"a head in chunks measures SparseCategoricalCrossentropy and "
-            f"SparseCategoricalAccuracy, not {metric!r}; any other needs the stock head"
-        )
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        super().update_state(y_pred[..., self.column], sample_weight)
+def _column(labels, scores, column: int):
+    return scores[..., column]
 
 
 def weighted_cross_entropy(
@@ -165,9 +154,7 @@ def weighted_cross_entropy(
     bias: tf.Tensor,
     labels: tf.Tensor,
     weights: tf.Tensor,
-    *,
     gradients: bool = True,
-    rows_at_once: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The sum of weight x cross-entropy over all predictions, without a matrix of all logits.
 
@@ -183,46 +170,35 @@ def weighted_cross_entropy(
         labels: int32 of shape (predictions,).
         weights: of shape (predictions,), in the bias's dtype.
         gradients: whether the sum will be differentiated; without, half of the work is left out.
-        rows_at_once: predictions of a chunk; about `LOGITS_AT_ONCE` logits by default.
 
     Returns:
         The sum, scalar, which has gradients to `hidden`, `kernel` and `bias`; and, without
         gradients, each prediction's cross-entropy in nats and whether no word piece has a larger
         logit than the label (1 or 0), of shape (predictions,). All in the bias's dtype.
     """
-    most = rows_at_once or max(1, LOGITS_AT_ONCE // kernel.shape[0])
-    chunks = -(-tf.shape(hidden)[0] // most)
-    rows = -(-tf.shape(hidden)[0] // tf.maximum(chunks, 1))  # of about the same size
-
-    def forward(hidden, kernel, bias):
-        cast_kernel = tf.cast(kernel, hidden.dtype)
-        return _all_chunks(
-            hidden, cast_kernel, bias, labels, weights, chunks=chunks, rows=rows, grads=gradients
-        )
 
     @tf.custom_gradient
     def summed(hidden, kernel, bias):
-        cross_entropy, hit, *parts = forward(hidden, kernel, bias)
+        cross_entropy, hit, *parts = _all_chunks(hidden, kernel, bias, labels, weights, gradients)
 
         def gradient(d_sum, *_):
             return [
-                tf.cast(tf.cast(d_sum, p.dtype) * p, dtype)
-                for p, dtype in zip(parts, dtypes, strict=True)
+                tf.cast(tf.cast(d_sum, part.dtype) * part, of.dtype)
+                for part, of in zip(parts, (hidden, kernel, bias), strict=True)
             ]
 
-        dtypes = hidden.dtype, kernel.dtype, bias.dtype
         return (tf.reduce_sum(weights * cross_entropy), cross_entropy, hit), gradient
 
-    if not gradients:
-        cross_entropy, hit = forward(hidden, kernel, bias)
-        return tf.reduce_sum(weights * cross_entropy), cross_entropy, hit
-    total, cross_entropy, hit = summed(hidden, kernel, bias)
-    return total, tf.stop_gradient(cross_entropy), tf.stop_gradient(hit)
+    return summed(hidden, kernel, bias)
 
 
-def _all_chunks(hidden, kernel, bias, labels, weights, *, chunks, rows, grads) -> list[tf.Tensor]:
+def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.Tensor]:
     """Cross-entropies and hits, and with `grads` the sum's gradients to hidden, kernel and bias."""
-    count, (vocabulary_size, width) = tf.shape(hidden)[0], kernel.shape
+    vocabulary_size, width = kernel.shape
+    kernel = tf.cast(kernel, hidden.dtype)
+    count = tf.shape(hidden)[0]
+    chunks = -(-count // max(1, LOGITS_AT_ONCE // vocabulary_size))
+    rows = -(-count // tf.maximum(chunks, 1))  # of about the same size
     scale = HALF_PRECISION_SCALE if hidden.dtype == tf.float16 else 1.0
 
     def cut(values):

@@ -10,11 +10,10 @@ class MacroF1(keras.metrics.F1Score):
 
     Args:
         num_classes: number of classes.
-        name: name of the metric.
     """
 
-    def __init__(self, num_classes: int, name: str = "macro_f1"):
-        super().__init__(average="macro", name=name)
+    def __init__(self, num_classes: int):
+        super().__init__(average="macro", name="macro_f1")
         self.num_classes = num_classes
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -27,7 +26,3 @@ class MacroF1(keras.metrics.F1Score):
         """
         one_hot = keras.ops.one_hot(keras.ops.reshape(y_true, (-1,)), self.num_classes)
         super().update_state(one_hot, y_pred, sample_weight)
-
-    def get_config(self):
-        """Returns the arguments."""
-        return {"num_classes": self.num_classes, "name": self.name}

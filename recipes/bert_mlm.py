@@ -30,7 +30,6 @@ from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
-from models.optimizers import adamw
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
 from training.options import SharedOptions, option
@@ -175,7 +174,7 @@ def main(options: Options) -> dict:
             model = chunked_masked_lm(network) if options.head == "chunked" else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)
+            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),

@@ -30,7 +30,6 @@ from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import ChunkedHead
-from models.optimizers import adamw
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
 from training.options import SharedOptions, option
@@ -171,7 +170,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             learner.compile(
-                optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

@@ -27,7 +27,6 @@ from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.initial_weights import init_naive_bayes
 from models.metrics import MacroF1
-from models.optimizers import adamw
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
@@ -176,7 +175,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
-from callbacks.fingerprint import Fingerprint
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
@@ -276,32 +275,39 @@ def first_batch_sha256(train_data: tf.data.Dataset) -> str:
     return seen.pop()
 
 
-def require_same(info: CheckpointInfo | None, now: Fingerprint, global_batch_size: int) -> None:
+def require_same(
+    info: CheckpointInfo | None, model: keras.Model, first_batch: str, global_batch_size: int
+) -> dict:
     """Refuses to resume with another model, or with data that begin at the run's first batch.
 
     Args:
         info: the checkpoint, or None.
-        now: of the model and the data that the run would resume with.
+        model: that would be trained, built.
+        first_batch: checksum of the first batch of the data that it would be trained on.
         global_batch_size: tiny batches may be the same ones by chance.
+
+    Returns:
+        What the run's checkpoints keep for this comparison.
 
     Raises:
         RunError: says what has changed.
     """
+    weights = [list(weight.shape) for weight in model.weights]
     if info is None:
-        return
-    before = info.state["callbacks"]["fingerprint"]
-    if before["weights"] != now.weights:
+        return {"weights": weights, "first_batch": first_batch}
+    before = info.state["fingerprint"]
+    if before["weights"] != weights:
         was, new = (
-            sum(int(np.prod(shape)) for shape in shapes)
-            for shapes in (before["weights"], now.weights)
+            sum(int(np.prod(shape)) for shape in shapes) for shapes in (before["weights"], weights)
         )
         raise RunError(
             f"{info.folder}: cannot resume: the model has changed since (weights: {was:,} numbers "
-            f"in {len(before['weights'])} arrays, now {new:,} in {len(now.weights)}); restore "
+            f"in {len(before['weights'])} arrays, now {new:,} in {len(weights)}); restore "
             "build_model() and its options, or take another --run-dir"
         )
-    if before["first_batch"] == now.first_batch and global_batch_size >= SURELY_DIFFERENT:
+    if before["first_batch"] == first_batch and global_batch_size >= SURELY_DIFFERENT:
         raise RunError(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
             "whole run; hand **plan.batches to the pipeline, whose first_batch is the next one"
         )
+    return before

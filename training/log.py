@@ -9,7 +9,6 @@ import tqdm
 
 from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT
-from training.options import in_notebook
 
 log = logging.getLogger("recipes")
 # In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
@@ -17,22 +16,19 @@ tensorflow_log = logging.getLogger("tensorflow")
 
 
 class TerminalHandler(logging.Handler):
-    """Writes lines to the standard output of this moment, above a progress bar if there is one.
+    """Writes lines to the standard output of this moment, above the bar of a download.
 
     Args:
         quiet: only warnings and results are written.
-        progress_bar: lines that repeat the bar are left out.
     """
 
-    def __init__(self, quiet: bool, progress_bar: bool):
+    def __init__(self, quiet: bool):
         super().__init__(RESULT if quiet else logging.INFO)
-        self.progress_bar = progress_bar
 
     def emit(self, record):
         """Writes one line."""
-        if not (self.progress_bar and getattr(record, "shown_by_bar", False)):
-            tqdm.tqdm.write(self.format(record), file=sys.stdout)
-            sys.stdout.flush()
+        tqdm.tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
 
 
 class LogFile(logging.FileHandler):
@@ -64,17 +60,13 @@ class RunLogging:
 
     Args:
         quiet: the terminal gets warnings and results only.
-
-    Attributes:
-        progress_bar: whether standard output is a terminal or a notebook's cell, and not quiet.
     """
 
     def __init__(self, quiet: bool):
         self._before = (log.level, log.propagate, tensorflow_log.level)
         self._handlers: list[logging.Handler] = []
         log.setLevel(logging.INFO)
-        self.progress_bar = not quiet and (in_notebook() or sys.stdout.isatty())
-        self._add(TerminalHandler(quiet, self.progress_bar))
+        self._add(TerminalHandler(quiet))
         log.propagate = False
         tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
 

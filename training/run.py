@@ -21,8 +21,6 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import Stopped
-from callbacks.fingerprint import Fingerprint
-from callbacks.metrics_file import MetricsFile
 from callbacks.records import EvaluateEvery, Records
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopOnBadLoss
@@ -96,7 +94,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             run.folder.discard()
             raise
         except Stopped as stopped:
-            run.checkpoint.save_stopped(run.records.step)
+            run.checkpoint.save_stopped()
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
 
@@ -140,15 +138,14 @@ class Run:
         # What fit() gets; the others are made by TrainingPlan.fit_options().
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
-        self.metrics_file = MetricsFile(run_dir / "metrics.jsonl" if self.is_chief else None)
-        self.terminal = TerminalLog(self.throughput, self.is_chief and logging_.progress_bar)
+        self.terminal = TerminalLog(self.throughput)
         self.records = Records(
-            [self.tensorboard, self.metrics_file, self.terminal],
+            run_dir / "metrics.jsonl" if self.is_chief else None,
+            [self.tensorboard, self.terminal],
             self.throughput,
             options.log_every,
             workers=self.workers,
         )
-        self.fingerprint = Fingerprint()
         self.checkpoint: Checkpoint
 
     def _new_folder(self) -> Path:
@@ -176,9 +173,8 @@ class Run:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 
     def close(self) -> None:
-        """Releases the folder and the terminal, also after an error."""
+        """Releases the folder, also after an error."""
         self.folder.close()
-        self.terminal.close()
 
     @property
     def results(self) -> dict:
@@ -355,7 +351,8 @@ class Run:
         }
         names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
         came_to = {name: results[name] for name in names}
-        self.tensorboard.show_hparams(steps, self.tensorboard.options | came_to)
+        trained_by = shown(self.options) | self._plan.fixed()
+        self.tensorboard.show_hparams(steps, trained_by | came_to)
         self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path
@@ -447,10 +444,9 @@ class TrainingPlan(Plan):
         run = self.run
         info = run.folder.checkpoint
         checks.refuse_unwrapped(model, self.replicas)
-        run.fingerprint.first_batch = checks.first_batch_sha256(train_data)
+        first_batch = checks.first_batch_sha256(train_data)
         keras_compat.build(model, train_data)
-        run.fingerprint.weights = [list(weight.shape) for weight in model.weights]
-        checks.require_same(info, run.fingerprint, self.global_batch_size)
+        fingerprint = checks.require_same(info, model, first_batch, self.global_batch_size)
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
         if self._in_parts:
             with run.strategy.scope():
@@ -476,7 +472,7 @@ class TrainingPlan(Plan):
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
-        callbacks = self._callbacks(validation, test, extra)
+        callbacks = self._callbacks(validation, test, extra, fingerprint)
         epochs_done = 0
         if info is not None:
             epochs_done = info.epochs_done
@@ -493,7 +489,7 @@ class TrainingPlan(Plan):
             "shuffle": False,  # the data are shuffled already
         }
 
-    def _callbacks(self, validation, test, extra) -> list[keras.callbacks.Callback]:
+    def _callbacks(self, validation, test, extra, fingerprint) -> list[keras.callbacks.Callback]:
         """Returns what `fit()` gets, in the order that makes a resumed run identical."""
         run = self.run
         options = run.options
@@ -507,42 +503,28 @@ class TrainingPlan(Plan):
             best=options.keep_best,
             best_mode=options.keep_best_mode,
             patience=options.early_stopping,
+            fingerprint=fingerprint,
             restored=info,
         )
-        validator = EvaluateEvery(
-            run.records, validation, "validation", options.validate_every, [run.checkpoint]
-        )
-        tester = EvaluateEvery(run.records, test, "test", options.test_every, [run.checkpoint])
-        ours = {
-            "records": run.records,
-            "metrics_file": run.metrics_file,
-            "tensorboard": run.tensorboard,
-            "validator": validator,
-            "tester": tester,
-            "fingerprint": run.fingerprint,
-        }
+        ours = {"records": run.records, "tensorboard": run.tensorboard}
         stateful = checks.stateful(ours, extra, info)
         run.checkpoint.stateful_callbacks = stateful
-        run.tensorboard.options = shown(options) | self.fixed()
-        run.terminal.step = self.steps_done
         callbacks = [
             Restore(info, stateful),
             StopAtStep(),
             StopOnBadLoss(lambda: checkpoints.newest_name(run.checkpoint.folder)),
             run.throughput,  # before whatever evaluates, writes or saves
-            run.fingerprint,
             *extra,
             run.records,
             run.tensorboard,
-            run.metrics_file,
             run.terminal,
-            validator,
-            tester,
+            EvaluateEvery(run.records, validation, "validation", options.validate_every),
+            EvaluateEvery(run.records, test, "test", options.test_every),
             run.checkpoint,  # saves what the others have logged
         ]
         for callback in callbacks:
             if isinstance(callback, StepCallback):
-                callback.count_steps(self.steps_per_epoch, self.total_steps)
+                callback.count_steps(self.steps_per_epoch, self.total_steps, self.steps_done)
         return callbacks
 
     @property

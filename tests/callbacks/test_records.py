@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from callbacks.errors import CannotSave
 from callbacks.records import EvaluateEvery, Records, perplexity, used_learning_rate
 from callbacks.throughput import Throughput
 from tests.support import processes, tiny_recipe
@@ -20,7 +21,7 @@ def made(listener, fake_model):
     fake_model.optimizer = keras.optimizers.SGD(0.5)
 
     def make(steps_per_epoch=3, total_steps=5, **arguments):
-        made = Records([listener], Throughput(examples_per_step=8), **arguments)
+        made = Records(None, [listener], Throughput(examples_per_step=8), **arguments)
         made.count_steps(steps_per_epoch, total_steps)
         made.set_model(fake_model)
         return made
@@ -56,8 +57,7 @@ def train(records, losses, executions, resume_after=(), batches=1, skipped=()):
         if step in resume_after:
             state = json.loads(json.dumps(callback.get_state()))
             callback = records()
-            callback.step, callback.epoch = step, epoch  # as Restore does
-            callback.set_state(state)
+            callback.count_steps(length, callback.total_steps, step).set_state(state)
             if step % length:
                 callback.on_epoch_begin(epoch)
     return callback
@@ -146,8 +146,7 @@ def test_who_trained_which_steps(made):
     for workers, begin, end, kept in ((2, 1, 8, 4), (1, 5, 9, 9), (1, 10, 9, 9), (2, 10, 12, 12)):
         records = made(6, 20, workers=workers)
         if state is not None:
-            records.step = begin - 1
-            records.set_state(state)
+            records.count_steps(6, 20, begin - 1).set_state(state)
         for step in range(begin, end + 1):
             records.epoch = (step - 1) // 6
             records.on_train_batch_end((step - 1) % 6, {"loss": 1.0})
@@ -175,6 +174,39 @@ def test_the_rate_of_the_update_before():
     assert used_learning_rate(outer) == pytest.approx(0.8)
 
 
+class TestFile:
+    """metrics.jsonl."""
+
+    @pytest.fixture
+    def records(self, tmp_path):
+        return lambda name="metrics.jsonl": Records(tmp_path / name, [], Throughput())
+
+    def test_what_came_after_the_checkpoint_is_cut_off(self, records):
+        made = records()
+        state = made.get_state()
+        assert state["bytes"] == 0
+        made.record_evaluation("test", 1, {"loss": math.nan})
+        for step, keep in ((2, True), (3, False), (4, True)):
+            made.record_evaluation("test", step, {"loss": 0.5})
+            if keep:
+                state = made.get_state()
+            else:
+                made = records()
+                made.set_state(state)
+        found = [json.loads(line) for line in made.path.read_text().splitlines()]
+        # JSON has no NaN.
+        assert [(r["step"], r["loss"]) for r in found] == [(1, "nan"), (2, 0.5), (4, 0.5)]
+        made.set_state(state | {"bytes": 1000})  # the file is shorter: nothing is filled up
+        assert made.get_state() == state
+
+    @pytest.mark.parametrize(
+        "path, why", [("gone/a", "No such file"), ("/dev/full", "No space left")]
+    )
+    def test_what_cannot_be_written_is_named(self, records, path, why):
+        with pytest.raises(CannotSave, match=f"{path} cannot be written: {why}"):
+            records(path).record_evaluation("test", 1, {})
+
+
 class TestEvaluateEvery:
     @pytest.fixture
     def model(self):
@@ -188,9 +220,9 @@ class TestEvaluateEvery:
         x, y = np.full((6, 2), 3.0, "float32"), np.zeros((6, 1), "float32")
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)
 
-        def make(every, callbacks=()):
-            records = Records([listener], Throughput(examples_per_step=1))
-            made = EvaluateEvery(records, data, "test", every, callbacks).count_steps(5, 10)
+        def make(every):
+            records = Records(None, [listener], Throughput(examples_per_step=1))
+            made = EvaluateEvery(records, data, "test", every).count_steps(5, 10)
             made.set_model(model)
             return made
 
@@ -206,26 +238,8 @@ class TestEvaluateEvery:
         for batch in range(5):
             made.on_train_batch_end(batch, {})
             never.on_train_batch_end(batch, {})
-            never.catch_up()
         assert [(r["split"], r["step"]) for r in listener.records] == [("test", 2), ("test", 4)]
         assert self.metrics(model) == before
         found = model.evaluate(made.data, verbose=0, return_dict=True)
         assert {name: listener.records[0][name] for name in found} == pytest.approx(found)
         assert found != before
-
-    def test_one_that_is_cut_off_leaves_it_alone_and_is_repeated(self, evaluator, model, listener):
-        class Stop(keras.callbacks.Callback):
-            def on_test_batch_end(self, batch, logs=None):
-                raise KeyboardInterrupt
-
-        before, made = self.metrics(model), evaluator(2, [Stop()])
-        made.on_train_batch_end(0)
-        with pytest.raises(KeyboardInterrupt):
-            made.on_train_batch_end(1)
-        assert self.metrics(model) == before
-        again = evaluator(2)
-        again.set_state(made.get_state())
-        again.step = 2
-        again.catch_up()
-        again.catch_up()
-        assert [r["step"] for r in listener.records] == [2]

@@ -1,3 +1,5 @@
+import pytest
+
 from callbacks.steps import StepCallback
 
 
@@ -33,6 +35,12 @@ def test_no_step_lies_beyond_the_epoch_or_the_run():
     callback = Seen().count_steps(4, 7)
     run(callback, [2, 5], 2)  # Keras names the batch after the execution's last one
     assert [step for step, _ in callback.steps] == [3, 4, 7, 7]
+
+
+@pytest.mark.parametrize("step, epoch", [(0, 0), (5, 0), (6, 1), (10, 1)])
+def test_a_run_that_resumes_is_in_the_epoch_of_its_last_step(step, epoch):
+    callback = Seen().count_steps(5, 10, step)
+    assert (callback.step, callback.epoch) == (step, epoch)
 
 
 def test_never_is_never_due():

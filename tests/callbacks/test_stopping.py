@@ -36,7 +36,7 @@ def test_it_names_step_rate_and_checkpoint(callback, loss):
         callback.on_train_batch_end(1, {"loss": loss})
     said = str(caught.value)
     assert f"the loss is {loss} at step 2 (learning rate 0.5)" in said
-    assert "the last good checkpoint is the/last/checkpoint" in said and "--clip-norm" in said
+    assert "the last good checkpoint: the/last/checkpoint" in said and "--clip-norm" in said
 
 
 def test_it_checks_the_validation(callback):
@@ -62,7 +62,7 @@ class TestHalfPrecision:
         callback.on_train_batch_end(0, {"loss": math.inf})
         assert "the step was skipped" in caplog.text and fake_model.metrics_were_reset == 1
         callback.on_train_batch_end(1, {"loss": 1.0})
-        with pytest.raises(BadLoss, match="no checkpoint yet"):  # nothing was skipped
+        with pytest.raises(BadLoss, match="checkpoint: none"):  # nothing was skipped
             callback.on_train_batch_end(2, {"loss": math.nan})
 
     def test_a_scale_below_one_helps_nothing(self, callback, fake_model):

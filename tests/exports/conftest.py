@@ -15,7 +15,7 @@ TEXTS = [
     "the loss of a [MASK] is the mean over all replicas and batches",
     "a [MASK] the [MASK] of tokens",
     "no mask",
-    "<unk> <unk> the [MASK]",
+    "? ! ( ) ; the [MASK]",
 ]
 
 

@@ -1,7 +1,5 @@
 """The folder for `transformers`; what needs its packages runs in `make test-export`."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -129,17 +127,3 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
         if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
             ids = encode(model.preprocessor.tokenizer, line).tolist()
             assert tokenizer(line, truncation=False)["input_ids"] == ids, line
-
-
-@pytest.mark.export
-def test_keras_hub_reads_the_folder(classifier, tmp_path):
-    import keras_nlp
-
-    model = classifier().model
-    huggingface.write(model, tmp_path / "out", CLASSES)
-    there = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "out"))
-    for found, expected in zip(there.weights, model.backbone.weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    tokenizer = keras_nlp.models.BertTokenizer.from_preset(str(tmp_path / "out"))
-    assert tokenizer.get_vocabulary() == model.preprocessor.tokenizer.get_vocabulary()
-    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "bert"

@@ -27,14 +27,11 @@ class TestChoosePreset:
             ({}, True, None, bert.TINY),
             ({}, False, None, None),
             ({}, True, "scratch", None),
-            ({}, False, "first", "first"),
             ({"preset": "scratch"}, True, None, None),
             ({"preset": "hf://a/b"}, False, None, "hf://a/b"),
             ({"init_from": "a run"}, True, None, None),
             ({"vocabulary": "vocab.txt"}, True, None, None),
-            ({"vocabulary_size": 4096}, True, None, None),
             ({"num_layers": 4}, True, None, None),
-            ({"num_heads": 4}, True, None, None),
             ({"hidden_dim": 256}, True, None, None),
         ],
     )
@@ -60,7 +57,6 @@ class TestChoosePreset:
     ("options", "source"),
     [
         (bert_mlm.Options(preset="bert_base_en"), "the preset bert_base_en"),
-        (text_classification.Options(preset="bert_base_en"), "the preset bert_base_en"),
         (text_classification.Options(init_from="runs/first"), "--init-from"),
     ],
 )
@@ -122,7 +118,6 @@ class TestLoadWeights:
         ("source", "damaged"),
         [
             ("", "model/task.weights.h5"),
-            (CHECKPOINT, f"{CHECKPOINT}/model.weights.h5"),
             (f"{CHECKPOINT}/model.weights.h5", f"{CHECKPOINT}/model.weights.h5"),
         ],
     )
@@ -158,10 +153,8 @@ class TestLoadMaskedLM:
         assert not same(model.masked_lm_head, tiny_run.model.masked_lm_head)
 
     @pytest.mark.parametrize("name", ["model.weights.h5", "task.weights.h5", "config.json"])
-    @pytest.mark.parametrize("damage", ["flipped", "gone"])
-    def test_damage_is_refused(self, name, damage, folder):
-        path = folder / "model" / name
-        flip_a_bit(path) if damage == "flipped" else path.unlink()
+    def test_damage_is_refused(self, name, folder):
+        flip_a_bit(folder / "model" / name)
         with pytest.raises(DataError) as caught:
             bert.load_masked_lm(str(folder / "model"), None, 16)
         assert str(caught.value).startswith(f"preset {folder / 'model'}: damaged ({name}")

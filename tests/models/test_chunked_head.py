@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from distribution.global_batch import GlobalMean
+from models import chunked_head
 from models.chunked_head import chunked_masked_lm, weighted_cross_entropy
 
 VOCABULARY, WIDTH, PREDICTIONS = 37, 8, 23
@@ -41,7 +42,7 @@ def with_gradients(function, numbers, factor=1.0):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, PREDICTIONS, 100])
-def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit):
+def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit, monkeypatch):
     """The number of predictions is known while tracing for XLA, and not without it."""
     known = [PREDICTIONS] if jit else [None]
 
@@ -55,9 +56,9 @@ def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit):
     )
     def ours(hidden, labels, weights):
         some = numbers | {"hidden": hidden, "labels": labels, "weights": weights}
-        function = weighted_cross_entropy
-        return with_gradients(lambda **n: function(**n, rows_at_once=rows), some, 0.3)
+        return with_gradients(weighted_cross_entropy, some, 0.3)
 
+    monkeypatch.setattr(chunked_head, "LOGITS_AT_ONCE", rows * VOCABULARY)
     found = ours(numbers["hidden"], numbers["labels"], numbers["weights"])
     for ours_, whole in zip(found, with_gradients(stock, numbers, 0.3), strict=True):
         np.testing.assert_allclose(ours_, whole, rtol=1e-12, atol=1e-12)

@@ -4,30 +4,24 @@ import numpy as np
 import pytest
 
 from data.text import load_text
-from models.initial_weights import (
-    BERTS,
-    OFFSETS,
-    POSITIONS,
-    init_local_attention,
-    init_unigram_bias,
-)
+from models.initial_weights import BERTS, OFFSETS, init_local_attention, init_unigram_bias
 from recipes import bert_mlm, text_classification
 from tests.support.strategy_run import write_sentences
 
 
-def make_model(width, heads, num_layers=2, length=40, seed=3):
+def make_model(width, heads):
     keras.utils.set_random_seed(0)
     backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=50,
-        num_layers=num_layers,
+        num_layers=2,
         num_heads=heads,
         hidden_dim=width,
         intermediate_dim=4 * width,
         dropout=0.0,
-        max_sequence_length=length,
+        max_sequence_length=40,
     )
     model = keras_nlp.models.BertMaskedLM(backbone=backbone)
-    init_local_attention(model, seed=seed)
+    init_local_attention(model, seed=3)
     return model
 
 
@@ -59,15 +53,6 @@ def test_each_head_attends_to_its_neighbour(width, heads):
     assert (hits(model, 0) > 0.9).all() and (hits(model, 1) > 0.9).all()
 
 
-def test_the_seed_decides_the_frequencies():
-    first, same, other = (
-        weights_of(make_model(128, 2, seed=seed))["position_embedding/embeddings"]
-        for seed in (3, 3, 4)
-    )
-    np.testing.assert_array_equal(first, same)
-    assert np.abs(first - other).max() > POSITIONS
-
-
 @pytest.mark.parametrize(("width", "heads"), [(9, 3), (6, 2), (5, 1), (16, 8)])
 def test_any_width_and_number_of_heads(width, heads):
     """A column without a frequency keeps its random numbers: zeros would never be trained."""
@@ -75,18 +60,6 @@ def test_any_width_and_number_of_heads(width, heads):
         assert np.isfinite(value).all(), path
         if path.endswith(("query/kernel", "key/kernel")):
             assert np.sqrt((value**2).mean(axis=0)).min() > 0.3 * BERTS / np.sqrt(width), path
-
-
-def test_kernels_have_a_variance_of_one_over_their_inputs():
-    weights = weights_of(make_model(128, 2))
-    for path, inputs in (
-        ("transformer_layer_0/self_attention_layer/attention_output", 128),
-        ("transformer_layer_1/feedforward_output_dense", 512),
-        ("mlm_head/intermediate_dense", 128),
-    ):
-        # BERT cuts its normal distribution at two deviations, which takes an eighth of them.
-        deviation = np.std(weights[f"{path}/kernel"])
-        assert deviation == pytest.approx(0.88 * inputs**-0.5, rel=0.05)
 
 
 class Built(Exception):

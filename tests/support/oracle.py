@@ -24,19 +24,29 @@ from models import bert as bert_model
 from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
 
 
-def train(strategy, model, optimizer, dataset, options, rate, example_losses, weigh):
+def train(strategy, model, optimizer, dataset, options, example_losses, warmup_steps=0):
     """Trains; returns the loss and the gradient's norm before clipping of each step.
 
-    `rate(number)` is the learning rate of a step, `example_losses(y, prediction, weights)` gives a
-    sum of weighted losses an example, `weigh(weights)` the integer that the global batch's sum of
-    losses is divided by.
+    `example_losses(y, prediction)` gives the losses of examples, or of their predictions. The rate
+    rises linearly over `warmup_steps`, at most a tenth of the run, and falls linearly to zero.
     """
+    warmup = min(warmup_steps, options.max_steps // 10)
+
+    def rate(number):
+        if number < warmup:
+            return options.base_learning_rate * (number + 1) / warmup
+        left = 1 - (number - warmup) / (options.max_steps - warmup)
+        return options.base_learning_rate * left
+
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
     def replica_step(data, total):
         x, y, weights = data
         with tf.GradientTape() as tape:
-            losses = example_losses(y, model(x, training=True), weights)
+            losses = example_losses(y, model(x, training=True))
+            losses *= tf.cast(weights, losses.dtype)
+            losses = tf.reshape(losses, [tf.shape(losses)[0], -1])
+            losses = tf.reduce_sum(losses, axis=1)  # of an example
             loss = tf.nn.compute_average_loss(losses, global_batch_size=total)
             if model.losses:
                 loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
@@ -55,7 +65,7 @@ def train(strategy, model, optimizer, dataset, options, rate, example_losses, we
 
     @tf.function
     def step(data):
-        sums = strategy.run(lambda d: weigh(d[2]), args=(data,))
+        sums = strategy.run(lambda d: tf.cast(tf.reduce_sum(d[2]), tf.int32), args=(data,))
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
         losses, norms = strategy.run(replica_step, args=(data, total))
         return (
@@ -76,16 +86,7 @@ def batches(options) -> dict:
     return {"batch_size": options.global_batch_size * options.accumulate_steps}
 
 
-def warmed_up(options, warmup: int):
-    """Linear warm-up, then linear decay to zero."""
-    steps, peak = options.max_steps, options.base_learning_rate
-
-    def rate(number):
-        if number < warmup:
-            return peak * (number + 1) / warmup
-        return peak * (1 - (number - warmup) / (steps - warmup))
-
-    return rate
+CROSS_ENTROPY = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
 def bert(options, strategy):
@@ -97,13 +98,7 @@ def bert(options, strategy):
     with strategy.scope():
         model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)
         optimizer = adamw(options, model, options.beta_1, options.beta_2)
-
-    def example_losses(labels, logits, weights):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return tf.reduce_sum(losses * tf.cast(weights, losses.dtype), axis=1)
-
-    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
-    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+    return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
 def causal(options, strategy):
@@ -120,13 +115,7 @@ def causal(options, strategy):
     with strategy.scope():
         model = causal_lm.build_model(options, len(tokenizer.vocabulary), tokenizer.sep_token_id)
         optimizer = adamw(options, model, 0.9, 0.999)
-
-    def example_losses(labels, logits, weights):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return tf.reduce_sum(losses * tf.cast(weights, losses.dtype), axis=1)
-
-    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
-    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
+    return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
 def classification(options, strategy):
@@ -150,11 +139,7 @@ def classification(options, strategy):
         evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
         model = text_classification.build_model(options, evidence)
         optimizer = adamw(options, model, 0.9, 0.999)
-    return train(
-        *(strategy, model, optimizer, dataset, options),
-        *(warmed_up(options, min(options.warmup_steps, options.max_steps // 10)), class_losses),
-        weight_sum,
-    )
+    return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
 def adamw(options, model, beta_1, beta_2):
@@ -168,11 +153,6 @@ def adamw(options, model, beta_1, beta_2):
     return optimizer
 
 
-def class_losses(y, logits, weights):
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-    return losses * tf.cast(weights, losses.dtype)
-
-
 def mnist_(options, strategy):
     pixels, labels = images.load_images(options.dataset).splits["train"]
     dataset = arrays.training_data(pixels, labels, seed=options.seed, **batches(options))
@@ -180,9 +160,7 @@ def mnist_(options, strategy):
         model = mnist.build_model(options)
         optimizer = keras.optimizers.Adam(0.0)
     assert model.losses, "the L2 penalty is to be compared too"
-
-    rate = warmed_up(options, 0)
-    return train(strategy, model, optimizer, dataset, options, rate, class_losses, weight_sum)
+    return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY)
 
 
 def dna(options, strategy):
@@ -198,17 +176,11 @@ def dna(options, strategy):
         model = dna_melting.build_model(options, mean, deviation)
         optimizer = keras.optimizers.AdamW(0.0, weight_decay=options.weight_decay, beta_2=0.98)
 
-    def example_losses(y, predicted, weights):
+    def huber(y, predicted):
         error = tf.abs(predicted - y)
-        huber = tf.where(error <= 1, error**2 / 2, error - 0.5)[:, 0]
-        return huber * tf.cast(weights, huber.dtype)
+        return tf.where(error <= 1, error**2 / 2, error - 0.5)[:, 0]
 
-    rate = warmed_up(options, min(options.warmup_steps, options.max_steps // 10))
-    return train(strategy, model, optimizer, dataset, options, rate, example_losses, weight_sum)
-
-
-def weight_sum(weights):
-    return tf.cast(tf.reduce_sum(weights), tf.int32)
+    return train(strategy, model, optimizer, dataset, options, huber, options.warmup_steps)
 
 
 LOOPS = {

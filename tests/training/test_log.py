@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from callbacks.errors import CannotSave
-from callbacks.terminal_log import RESULT, SHOWN_BY_BAR
+from callbacks.terminal_log import RESULT
 from tests.support.launched import ROOT
 from training.log import RunLogging
 
@@ -22,8 +22,7 @@ TENSORFLOW = re.compile(r"oneDNN|cuInit|absl|cuda|cpu_feature|INFO:|WARNING|[IWE
 
 
 def write_a_line_of_each_kind():
-    log.info("of a step", extra=SHOWN_BY_BAR)
-    log.info("of an epoch")
+    log.info("of a step")
     log.log(RESULT, "a result")
     log.warning("a warning")
 
@@ -31,7 +30,7 @@ def write_a_line_of_each_kind():
 @pytest.mark.parametrize(
     ("quiet", "shown"),
     [
-        (False, ["of a step", "of an epoch", "a result", "a warning"]),
+        (False, ["of a step", "a result", "a warning"]),
         (True, ["a result", "a warning"]),
     ],
 )
@@ -42,17 +41,7 @@ def test_file_gets_all_and_the_terminal_what_is_asked_for(quiet, shown, tmp_path
     run.close()
     assert capsys.readouterr().out.splitlines() == shown
     lines = (tmp_path / "worker-0.log").read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in lines] == [
-        *("of a step", "of an epoch", "a result", "a warning")
-    ]
-
-
-def test_bar_takes_the_place_of_the_lines_of_steps(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    run = RunLogging(quiet=False)
-    write_a_line_of_each_kind()
-    run.close()
-    assert capsys.readouterr().out.splitlines() == ["of an epoch", "a result", "a warning"]
+    assert [line.split(" ", 2)[2] for line in lines] == ["of a step", "a result", "a warning"]
 
 
 def test_closed_log_is_as_it_was(tmp_path):
@@ -77,7 +66,7 @@ def environment():
 
 
 @pytest.mark.long
-def test_terminal_shows_a_bar_and_with_quiet_the_results_only(tmp_path):
+def test_a_terminal_shows_lines_and_with_quiet_the_results_only(tmp_path):
     # Two runs of one process, on the two replicas whose sum TensorFlow likes to talk about.
     program = f"""
 from recipes import mnist
@@ -90,11 +79,8 @@ mnist.main(mnist.Options(run_dir={str(tmp_path / "b")!r}, quiet=True, **shared))
     assert returncode == 0, shown
     assert not TENSORFLOW.search(shown)
     loud, quiet = shown.replace("\r\n", "\n").split("second run\n")
-    bar = r"\repoch \d: +\d+%\|.*\| \d+/30, loss [\d.]+ [\d,]+ examples/s \d+ s left"
-    assert re.search(bar, loud)
-    seen = [line.split("\r")[-1] for line in loud.split("\n")]
-    assert any(line.startswith("epoch 1") for line in seen)
-    assert not any(line.startswith("step 30/30") for line in seen)
+    assert re.search(r"^step 30/30  loss [\d.]+ .* examples/s  0 s left$", loud, re.M)
+    assert re.search(r"^epoch 1  ", loud, re.M)
     assert [line.split()[0] for line in quiet.splitlines()] == [
         *("step", "baseline", "verdict", "model", "logs", "results")
     ]

@@ -64,7 +64,7 @@ def newest(run_dir: Path) -> checkpoint_files.CheckpointInfo:
 def logged_after_the_checkpoint(run_dir: Path) -> tuple[int, int]:
     """Bytes of metrics.jsonl and of TensorBoard's files that the next run has to cut off."""
     state = newest(run_dir).state["callbacks"]
-    records = (run_dir / "metrics.jsonl").stat().st_size - state["metrics_file"]["bytes"]
+    records = (run_dir / "metrics.jsonl").stat().st_size - state["records"]["bytes"]
     remembered = state["tensorboard"]["files"]
     events = sum(path.stat().st_size for path in run_dir.glob("events*"))
     return records, events - sum(remembered.values())

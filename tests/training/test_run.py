@@ -135,7 +135,7 @@ class TestNumbers:
     def test_a_bad_loss_ends_it_at_once(self, tmp_path):
         data = tiny_recipe.splits()
         data["train"][0][:] = np.nan
-        with pytest.raises(BadLoss, match="the loss is nan at step 1 .*no checkpoint yet"):
+        with pytest.raises(BadLoss, match="the loss is nan at step 1 .*checkpoint: none"):
             start(tmp_path / "run", data=data)
 
 
@@ -148,7 +148,7 @@ class TestCheckpoints:
             path.write_bytes(path.read_bytes()[:-1])
         stopped(3, keep_checkpoints=2)
         assert "step-00000014 is damaged" in warnings.text
-        assert "it is now damaged-step-00000012" in warnings.text
+        assert (folder / "checkpoints" / "damaged-step-00000012").is_dir()
         assert steps_saved(folder) == [3]
         results = start(folder, keep_checkpoints=2)
         assert results["resumed_from_step"] == 3
@@ -167,13 +167,12 @@ class TestCheckpoints:
         guessed = keras.ops.convert_to_numpy(model(x)).argmax(axis=1)
         assert (guessed == y).mean() == pytest.approx(max(accuracies))
 
-    def test_another_metric_for_the_best_begins_anew(self, stopped, warnings):
+    def test_another_metric_for_the_best_begins_anew(self, stopped):
         """A loss of 0.5 is no accuracy that the next epochs would have to beat."""
         options = dict(epochs=4, base_learning_rate=1e-4, early_stopping=2)
         folder = stopped(20, keep_best="val_loss", **options)
         assert newest(folder).state["best_metric"] == "val_loss"
         found = start(folder, keep_best="val_accuracy", **options | dict(early_stopping=3))
-        assert "--keep-best: was val_loss, is now val_accuracy" in warnings.text
         best = newest(folder).state
         assert best["best_metric"] == "val_accuracy"
         assert best["best"] == max(found["history"]["val_accuracy"][2:])
