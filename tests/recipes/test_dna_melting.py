@@ -10,8 +10,8 @@ from callbacks.checkpoint import newest
 from data import melting
 from distribution.global_batch import GlobalMean
 from recipes import dna_melting
-from tests.recipes.test_mnist import records
 from tests.support.strategy_run import write_molecules
+from tests.support.tiny_recipe import records
 
 TINY = dict(
     strategy="none",
