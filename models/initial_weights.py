@@ -7,6 +7,7 @@ trained from there.
 """
 
 import keras
+import keras_nlp
 import numpy as np
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
@@ -14,6 +15,7 @@ BERTS = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its place to the others
 CONFIDENCE = 20.0  # what the logits make of a class's column
 EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERTS
+MEAN = 4.0  # what the mean over the tokens weighs beside [CLS] itself
 POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
 
 
@@ -122,6 +124,43 @@ def init_naive_bayes(model, evidence: np.ndarray) -> None:
         logits[column, column] = CONFIDENCE
     for weight in model.trainable_variables:
         weight.assign(values[weight.path])
+
+
+def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.BertBackbone:
+    """Returns the backbone with one more layer, in which [CLS] begins as the mean of all tokens.
+
+    Masked language modelling never trains [CLS] to stand for its sentence, and few labels do not
+    either. The layer's queries are zero, so that each token looks at all alike, its values are what
+    it reads, and its feed-forward part adds nothing; the pooler standardises what it finds, since
+    the means of two sentences have most in common. All of it is trained from there.
+
+    Args:
+        backbone: a `keras_nlp.models.BertBackbone` with weights; it stays as it is.
+        inputs: what it takes, of some hundred sentences.
+    """
+    config = backbone.get_config()
+    last = f"transformer_layer_{config['num_layers']}"
+    config["num_layers"] += 1
+    deeper = keras_nlp.models.BertBackbone.from_config(config)
+    known = {weight.path: weight for weight in backbone.weights}
+    heads, width = backbone.num_heads, backbone.hidden_dim
+    identity = np.eye(width)
+    new = {
+        f"{last}/self_attention_layer/query/kernel": np.zeros((width, heads, width // heads)),
+        f"{last}/self_attention_layer/value/kernel": identity.reshape(width, heads, -1),
+        f"{last}/self_attention_layer/attention_output/kernel": MEAN
+        * identity.reshape(heads, -1, width),
+        f"{last}/feedforward_output_dense/kernel": np.zeros((4 * width, width)),
+    }
+    for weight in deeper.weights:
+        if weight.path in new:
+            weight.assign(new[weight.path])
+        elif weight.path in known:
+            weight.assign(known[weight.path])
+    features = keras.ops.convert_to_numpy(deeper(inputs)["sequence_output"])[:, 0]
+    scale = 0.5 / (features.std(axis=0) + 1e-3)  # where tanh is nearly linear
+    deeper.get_layer("pooled_dense").set_weights([np.diag(scale), -scale * features.mean(axis=0)])
+    return deeper
 
 
 def _scale_kernels(model) -> None:

@@ -25,7 +25,7 @@ from callbacks.predictions import SentenceSamples
 from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
-from models.initial_weights import init_naive_bayes
+from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -83,7 +83,9 @@ class Options(SharedOptions):
         64, "Tokens of a sentence, including [CLS] and [SEP]; the rest is cut.", within="[4, 512]"
     )
     base_learning_rate: float | None = option(
-        None, "Peak learning rate for one replica (default: 5e-4 from scratch, 2e-4 otherwise)."
+        None,
+        "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 2e-4 "
+        "from a preset).",
     )
     warmup_steps: int = option(
         100, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
@@ -105,7 +107,10 @@ class Options(SharedOptions):
 
 
 def build_model(
-    options: Options, evidence: np.ndarray, preset: str | None = None
+    options: Options,
+    evidence: np.ndarray,
+    preset: str | None = None,
+    sample: dict[str, np.ndarray] | None = None,
 ) -> BertTextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
@@ -114,6 +119,8 @@ def build_model(
         evidence: what a new model knows of the word pieces at first, float of shape (word pieces,
             classes); see `sentences.naive_bayes_evidence`.
         preset: a name or folder to take the encoder from; None for a new one.
+        sample: inputs of some hundred training sentences, for the encoder of a run, whose [CLS]
+            is untrained.
 
     Returns:
         A model from token ids to logits.
@@ -121,6 +128,8 @@ def build_model(
     pieces, classes = evidence.shape
     if preset is not None:
         backbone = bert.load_backbone(preset, options.dropout, options.sequence_length)
+        if options.init_from is not None:
+            backbone = add_mean_layer(backbone, sample)
         return BertTextClassifier(backbone, classes, dropout=options.dropout)
     backbone = bert.new_backbone(options, pieces)
     model = BertTextClassifier(backbone, classes, dropout=options.dropout)
@@ -143,9 +152,12 @@ def main(options: Options) -> dict:
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
         inputs, labels = sentences.encode_splits(splits, preprocessor)
+        base_learning_rate = 2e-4 if preset else 5e-4
+        if options.init_from is not None:
+            base_learning_rate = 1e-3
         plan = run.plan(
             examples=len(labels["train"]),
-            base_learning_rate=2e-4 if preset else 5e-4,
+            base_learning_rate=base_learning_rate,
             batch_size_per_replica=64,
             tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
             about={"sentences": data.describe(), "model": bert.origin(options, preset)},
@@ -171,7 +183,8 @@ def main(options: Options) -> dict:
             evidence = sentences.naive_bayes_evidence(
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
-            model = build_model(options, evidence, preset)
+            sample = {name: rows[:: 1 + len(rows) // 500] for name, rows in inputs["train"].items()}
+            model = build_model(options, evidence, preset, sample)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(

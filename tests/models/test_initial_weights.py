@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from data.text import load_text
-from models.initial_weights import BERTS, OFFSETS, init_local_attention, init_unigram_bias
+from models.initial_weights import (
+    BERTS,
+    OFFSETS,
+    add_mean_layer,
+    init_local_attention,
+    init_unigram_bias,
+)
 from recipes import bert_mlm, text_classification
 from tests.support.strategy_run import write_sentences
 
@@ -131,3 +137,23 @@ def test_the_bias_alone_is_set():
     predicted = np.array(keras.ops.softmax(model(inputs, training=False)))
     divergence = (predicted * np.log(predicted / share)).sum(axis=-1)
     assert divergence.mean() < 0.1 < np.log(50) + (share * np.log(share)).sum()
+
+
+def test_cls_begins_as_the_standardised_mean_of_the_tokens():
+    backbone = make_model(width=32, heads=2).backbone
+    ids = np.random.default_rng(0).integers(5, 50, (60, 12)).astype(np.int32)
+    mask = (np.arange(12) < np.arange(60)[:, None] % 9 + 3).astype(np.int32)
+    inputs = {"token_ids": ids * mask, "segment_ids": 0 * ids, "padding_mask": mask}
+    tokens = keras.ops.convert_to_numpy(backbone(inputs)["sequence_output"])
+    means = (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+
+    deeper = add_mean_layer(backbone, inputs)
+    found = {name: keras.ops.convert_to_numpy(value) for name, value in deeper(inputs).items()}
+    for column in range(32):
+        assert np.corrcoef(means[:, column], found["sequence_output"][:, 0, column])[0, 1] > 0.7
+    pooled = found["pooled_output"]
+    assert np.abs(pooled.mean(0)).max() < 0.1 and 0.35 < pooled.std(0).min() < 0.5
+    # What the run has learned stays as it is.
+    for old, new in zip(backbone.transformer_layers, deeper.transformer_layers, strict=False):
+        for a, b in zip(old.get_weights(), new.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
