@@ -346,7 +346,7 @@ def metric_direction(model: keras.Model, name: str) -> str | None:
     for metric in sorted(metrics, key=lambda metric: len(metric.name), reverse=True):
         if f"_{name}".endswith(f"_{metric.name}"):  # the name of an output may stand before it
             marks = {"up": "max", "down": "min"}
-            return marks.get(getattr(metric, "_direction", None))
+            return marks.get(getattr(metric, "_direction", ""))
     return None
 
 
