@@ -409,6 +409,7 @@ def start_process(
             os.sched_setaffinity(0, cores)
 
     with open(log, "ab") as file:
+        start = file.tell()  # the process moves the same position
         process = subprocess.Popen(
             [sys.executable, *words],
             env=environment,
@@ -418,7 +419,7 @@ def start_process(
             start_new_session=True,  # so that a Ctrl-C reaches the launcher only
             preexec_fn=prepare,
         )
-        return Child(task, index, process, log, file.tell())
+        return Child(task, index, process, log, start)
 
 
 def read_log(log: Path, position: int, is_last: bool) -> bytes:
