@@ -81,7 +81,7 @@ def test_a_finished_run_is_told_again(kernel):
 def test_another_number_of_replicas_needs_another_kernel(kernel):
     cell = kernel.run("mnist.main(mnist.Options(dataset='digits', replicas=3))")
     assert cell.error == "DistributionError"
-    assert "TensorFlow already runs with 2 device(s) in this process" in cell.message
+    assert "TensorFlow already runs with another number of devices" in cell.message
     assert "restart the kernel" in cell.message
     assert not (kernel.folder / "runs").exists()
     assert kernel.run("print(changes())").out == "[]\n"
