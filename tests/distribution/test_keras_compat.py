@@ -1,5 +1,7 @@
 """Patches of Keras: in force within `patch_keras_for`, gone afterwards."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ PATCHED = [
     (keras_compat.tf_trainer, "reduce_per_replica"),
     (keras_compat.tf_trainer.TFEpochIterator, "__init__"),
     (keras_compat.tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
+    (keras_compat.loss_module, "scale_loss_for_distribution"),
     (keras_compat.Variable, "assign_add"),
     (keras_compat.Variable, "__init__"),
     (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
@@ -20,7 +23,7 @@ PATCHED = [
         "_initialize_local_devices",
     ),
 ]
-FOR_ALL = {"_maybe_symbolic_build", "_enumerate_iterator"}
+FOR_ALL = {"_maybe_symbolic_build", "_enumerate_iterator", "scale_loss_for_distribution"}
 ONE_COPY = FOR_ALL | {"Variable.__init__", "assign_add"}
 
 
@@ -129,3 +132,11 @@ def test_a_model_that_is_compiled_anew_is_built_anew():
                 keras_compat.build(model, data)
             model.fit(data, verbose=0, callbacks=[Note()])
     assert built == [True, True]
+
+
+def test_a_layer_s_loss_under_three_replicas(monkeypatch):
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    with keras_compat.share_losses():
+        monkeypatch.setattr(tf.distribute, "get_strategy", lambda: three)
+        share = keras_compat.loss_module.scale_loss_for_distribution(tf.constant(1.0, tf.float64))
+    assert float(share) == 1 / 3

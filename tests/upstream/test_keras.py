@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
+import unittest.mock
 
 import keras
 import numpy as np
@@ -326,6 +328,17 @@ model.set_weights([weight + 1 for weight in weights])
 model.load_weights(sys.argv[1])
 assert all((a == b).all() for a, b in zip(model.get_weights(), weights))
 """
+
+
+@repair("share_losses", "1 / replicas goes through float32")
+def test_a_layer_s_loss_under_three_replicas(repaired):
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    with only_if(repaired, keras_compat.share_losses()):
+        with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: three):
+            scale = keras_compat.loss_module.scale_loss_for_distribution
+            share = float(scale(tf.constant(1.0, tf.float64)))
+    with asking_keras():
+        assert share == 1 / 3
 
 
 @repair("write_weights_at_once", "h5py after a write that failed")
