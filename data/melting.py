@@ -6,8 +6,10 @@ hairpin's loop and a dangling end are all one column each, so stacked neighbours
 the array, in a duplex of two strands and in a hairpin alike.
 """
 
+import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -54,9 +56,7 @@ COLUMNS = (
     ("split", ""),
     ("id", "SEQID", ""),
 )
-NNN_SPLITS = {"train_ind": "train", "val_ind": "valid", "test_ind": "test"}
-
-VALID_COUNT = TEST_COUNT = 1_000  # of the formula's molecules
+HELD_OUT = 1_000  # molecules of the formula to test on, and as many to validate on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Molecule:
         sequence: bases from 5' to 3', two strands joined by "+".
         structure: dot-bracket, of the same length.
         sodium: mol/l.
-        strand_concentration: mol/l of all strands; a hairpin has none (nan).
+        strand_concentration: mol/l of all strands; without effect on a hairpin.
         tm: degrees C, or nan where it is asked for.
         dataset, id: where it was measured, and its name there.
     """
@@ -75,7 +75,7 @@ class Molecule:
     sequence: str
     structure: str
     sodium: float
-    strand_concentration: float = math.nan
+    strand_concentration: float = STRANDS
     tm: float = math.nan
     dataset: str = ""
     id: str = ""
@@ -91,19 +91,6 @@ class Molecule:
         return min(self.sequence, "+".join(reversed(self.sequence.split("+"))))
 
 
-@dataclasses.dataclass(frozen=True)
-class MeltingData:
-    """Molecules by split.
-
-    Attributes:
-        name: "nearest-neighbour", "nnn", or the path that was given.
-        splits: "train", "valid" and "test".
-    """
-
-    name: str
-    splits: dict[str, list[Molecule]]
-
-
 def plain_duplex(sequence: str, sodium: float, strand_concentration: float) -> Molecule:
     """Returns a strand with its perfect complement."""
     other = sequence.translate(COMPLEMENT)[::-1]
@@ -114,7 +101,7 @@ def plain_duplex(sequence: str, sodium: float, strand_concentration: float) -> M
 
 def load_melting(
     dataset: str, cache_dir: Path, *, seed: int, count: int, fold: int = 9
-) -> MeltingData:
+) -> dict[str, list[Molecule]]:
     """Loads measured molecules, or draws duplexes and computes their temperatures.
 
     Args:
@@ -129,16 +116,22 @@ def load_melting(
             name one; in a single file the tenth after it is the validation split. No sequence is
             in two splits.
 
+    Returns:
+        Molecules by split: "train", "valid" and "test".
+
     Raises:
         DataError: a file is missing or not what it should be; the line is named.
     """
     if dataset == FORMULA:
-        return MeltingData(dataset, _draw_splits(seed, count))
-    if dataset == NNN:
-        return MeltingData(dataset, _nnn(cache_dir))
+        return _draw(seed, count)
     path = Path(dataset).expanduser()
     splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
-    if path.is_dir():
+    if dataset == NNN:
+        split_of = _download(cache_dir)
+        for molecule, _ in _read_table(cache_dir / NNN / "combined_dataset.csv"):
+            if molecule.id in split_of:
+                splits[split_of[molecule.id]].append(molecule)
+    elif path.is_dir():
         for split in SPLITS:
             file = path / f"{split}.csv"
             if split != "test" or file.exists():
@@ -155,7 +148,7 @@ def load_melting(
     empty = [split for split, molecules in splits.items() if not molecules]
     if empty:
         raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
-    return MeltingData(dataset, splits)
+    return splits
 
 
 def _tenth(molecule: Molecule) -> int:
@@ -170,6 +163,8 @@ def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
         row = dict(zip((names[0] for names in COLUMNS), values, strict=True))
         if row["split"] not in ("", *SPLITS):
             raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
+        if not row["tm"]:
+            raise DataError(f"{where}: tm is missing")
         yield molecule_of(row, where), row["split"]
 
 
@@ -186,26 +181,23 @@ def molecule_of(row: dict, where: str) -> Molecule:
     """
 
     def number(name: str, default: float, lowest: float) -> float:
-        text = row.get(name, "")
         try:
-            value = float(text) if text else default
+            value = float(row.get(name) or default)
         except ValueError:
             value = -math.inf
         if value < lowest or value == math.inf:
             raise DataError(
-                f"{where}: {name} is {text[:40]!r}, expected a number of at least {lowest:g}"
+                f"{where}: {name} is {row[name][:40]!r}, expected a number of at least {lowest:g}"
             )
         return value
 
     sequence, structure = row["sequence"].strip().upper(), row.get("structure", "")
     sodium = number("sodium", 0.05, 1e-6)
-    strands = number("strand_concentration", math.nan, 1e-12)
+    strands = number("strand_concentration", STRANDS, 1e-12)
     tm = number("tm", math.nan, -273.15)
     if "+" not in sequence and not structure:
         duplex = plain_duplex(sequence, sodium, strands)
         sequence, structure = duplex.sequence, duplex.structure
-    if "+" in sequence and math.isnan(strands):
-        strands = STRANDS
     about = row.get("dataset", ""), row.get("id", "")
     molecule = Molecule(sequence, structure, sodium, strands, tm, *about)
     columns(molecule, where)
@@ -226,22 +218,17 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     sequence, structure = molecule.sequence, molecule.structure
     shown = f"{where}: {sequence[:80]!r} with {structure[:80]!r}"
     strange = sorted(set(sequence) - set("ACGT+"))
-    if strange or not sequence:
-        raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange) or 'none'}")
-    if len(structure) != len(sequence) or set(structure) - set("().+"):
-        raise DataError(f"{shown}: expected dot-bracket of the same length")
-    opened, partner = [], {}
-    for place, symbol in enumerate(structure):
-        if symbol == "(":
-            opened.append(place)
-        elif symbol == ")":
-            if not opened:
-                raise DataError(f"{shown}: a bracket closes that was not opened")
-            partner[opened.pop()] = place
-        elif (symbol == "+") != (sequence[place] == "+"):
-            raise DataError(f"{shown}: '+' at different places")
-    if opened or not partner:
-        raise DataError(f"{shown}: {'a bracket stays open' if opened else 'no pair'}")
+    if strange:
+        raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange)}")
+    nicks = [[symbol == "+" for symbol in text] for text in (sequence, structure)]
+    if nicks[0] != nicks[1] or set(structure) - set("().+"):
+        raise DataError(f"{shown}: expected dot-bracket of the same length, '+' at the same place")
+    opened = [place for place, symbol in enumerate(structure) if symbol == "("]
+    closed = [place for place, symbol in enumerate(structure) if symbol == ")"]
+    if not opened or len(opened) != len(closed):
+        raise DataError(f"{shown}: no pair, or a bracket without its partner")
+    if opened[-1] > closed[0]:
+        raise DataError(f"{shown}: structures with branches are not supported")
 
     found: list[tuple[str, str, int]] = []
 
@@ -250,9 +237,7 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
             found.append((left[place : place + 1] or "-", right[place : place + 1] or "-", kind))
 
     outside, inside = -1, len(sequence)
-    for left, right in sorted(partner.items()):
-        if right > inside:
-            raise DataError(f"{shown}: structures with branches are not supported")
+    for left, right in zip(opened, reversed(closed), strict=True):
         before, after = sequence[outside + 1 : left], sequence[right + 1 : inside][::-1]
         facing(before, after, INTERNAL if found else END)
         found.append((sequence[left], sequence[right], PAIR))
@@ -263,7 +248,7 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
         facing(left, right[::-1], END)
     else:
         facing(middle, "", LOOP)
-    if any("+" in column[:2] for column in found) or sequence.count("+") > 1:
+    if any("+" in column[:2] for column in found):
         raise DataError(f"{shown}: expected at most one '+', between the innermost bases")
     if len(found) > LONGEST:
         raise DataError(f"{shown}: {len(found)} columns, expected at most {LONGEST}")
@@ -295,15 +280,6 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
 def temperatures(molecules: list[Molecule]) -> np.ndarray:
     """Returns degrees C, float32 of shape (n, 1)."""
     return np.array([[molecule.tm] for molecule in molecules], np.float32)
-
-
-def by_dataset(
-    molecules: list[Molecule], width: int
-) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
-    """Yields name, inputs and temperatures of each dataset among the molecules."""
-    for name in sorted({molecule.dataset for molecule in molecules}):
-        part = [molecule for molecule in molecules if molecule.dataset == name]
-        yield name, encode(part, width), temperatures(part)
 
 
 def formula(molecule: Molecule) -> float:
@@ -342,26 +318,23 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     """
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
 
     def features(molecule: Molecule) -> dict[str, float]:
-        ends = [("", "", -1)]
-        read = ends + columns(molecule) + ends
-        length = len(read)
-        found = {"length": length, "1/length": 1 / length, "duplex": molecule.is_duplex}
+        read = [None, *columns(molecule), None]
+        counts = collections.Counter(map(str, itertools.pairwise(read)))
+        shares = {f"share {pair}": 10 * count / len(read) for pair, count in counts.items()}
+        found = {"length": len(read), "1/length": 1 / len(read), "duplex": molecule.is_duplex}
         found["log sodium"] = math.log(molecule.sodium)
         if molecule.is_duplex:
             found["log strands"] = math.log(molecule.strand_concentration)
-        for pair in zip(read, read[1:], strict=False):
-            for name, amount in ((f"{pair}", 1.0), (f"share {pair}", 10.0 / length)):
-                found[name] = found.get(name, 0.0) + amount
-        return found
+        return {**found, **counts, **shares}
 
     truth = temperatures(splits["test"])[:, 0].astype(np.float64)
     known = temperatures(splits["train"])[:, 0].astype(np.float64)
-    vectorizer = DictVectorizer()
-    rows = vectorizer.fit_transform(map(features, splits["train"]))
-    fit = Ridge(alpha=1.0, solver="lsqr").fit(rows, known)
-    fitted = fit.predict(vectorizer.transform(map(features, splits["test"])))
+    fit = make_pipeline(DictVectorizer(), Ridge(alpha=1.0, solver="lsqr"))
+    fit.fit([features(molecule) for molecule in splits["train"]], known)
+    fitted = fit.predict([features(molecule) for molecule in splits["test"]])
     found = {
         "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
         "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),
@@ -374,18 +347,12 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     return found
 
 
-def _draw_splits(seed: int, count: int) -> dict[str, list[Molecule]]:
-    """Draws test, validation and training duplexes in this order, and labels them."""
-    drawn = _draw(seed)
-    sizes = {"test": TEST_COUNT, "valid": VALID_COUNT, "train": count}
-    return {split: [next(drawn) for _ in range(size)] for split, size in sizes.items()}
-
-
-def _draw(seed: int) -> Iterator[Molecule]:
-    """Yields different perfect duplexes of 8 to 60 pairs without end."""
+def _draw(seed: int, count: int) -> dict[str, list[Molecule]]:
+    """Draws different perfect duplexes of 8 to 60 pairs: first the test split, training last."""
     rng = np.random.default_rng(seed)
     seen = set()
-    while True:
+    drawn: list[Molecule] = []
+    while len(drawn) < 2 * HELD_OUT + count:
         length, gc = rng.integers(8, 60, endpoint=True), rng.uniform(0.2, 0.8)
         weights = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         strand = "".join(rng.choice(list("ACGT"), size=length, p=weights))
@@ -393,21 +360,15 @@ def _draw(seed: int) -> Iterator[Molecule]:
         duplex = plain_duplex(strand, float(sodium), float(strands))
         if duplex.group not in seen:
             seen.add(duplex.group)
-            yield dataclasses.replace(duplex, tm=formula(duplex), dataset=FORMULA)
+            drawn.append(dataclasses.replace(duplex, tm=formula(duplex), dataset=FORMULA))
+    test, valid = drawn[:HELD_OUT], drawn[HELD_OUT : 2 * HELD_OUT]
+    return {"train": drawn[2 * HELD_OUT :], "valid": valid, "test": test}
 
 
-def _nnn(cache_dir: Path) -> dict[str, list[Molecule]]:
-    """Downloads the measured set, or takes it from the cache."""
+def _download(cache_dir: Path) -> dict[str, str]:
+    """Downloads the measured set, or takes it from the cache; returns the split of each id."""
     for name, sha256 in NNN_FILES.items():
-        fetch([NNN_URL + name], sha256, cache_dir / "nnn" / name, what=name)
-    table, parts = (cache_dir / "nnn" / name for name in NNN_FILES)
-    split_of = {
-        name: NNN_SPLITS[part]
-        for part, names in json.loads(parts.read_text()).items()
-        for name in names
-    }
-    splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
-    for molecule, _ in _read_table(table):
-        if molecule.id in split_of:
-            splits[split_of[molecule.id]].append(molecule)
-    return splits
+        fetch([NNN_URL + name], sha256, cache_dir / NNN / name, what=name)
+    parts = json.loads((cache_dir / NNN / "combined_data_split.json").read_text())
+    names = zip(SPLITS, ("train_ind", "val_ind", "test_ind"), strict=True)
+    return {molecule: split for split, part in names for molecule in parts[part]}

