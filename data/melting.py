@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +164,8 @@ def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
         row = dict(zip((names[0] for names in COLUMNS), values, strict=True))
         if row["split"] not in ("", *SPLITS):
             raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
+        # The measured set writes two strands as a list: "['ACG', 'CGT']".
+        row["sequence"] = "+".join(re.findall(r"[^\[\]', ]+", row["sequence"]))
         if not row["tm"]:
             raise DataError(f"{where}: tm is missing")
         yield molecule_of(row, where), row["split"]

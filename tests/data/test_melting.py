@@ -193,7 +193,7 @@ def test_baselines_know_only_the_training_split(tmp_path):
 def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
     rows = [
         {"dataset": "arr", "SEQID": "A1", "RefSeq": "ACGAAAGT", "TargetStruct": "((....))"},
-        {"dataset": "ov", "SEQID": "D1", "RefSeq": "ACG+CGT", "TargetStruct": "(((+)))"},
+        {"dataset": "ov", "SEQID": "D1", "RefSeq": "['ACG', 'CGT']", "TargetStruct": "(((+)))"},
         {"dataset": "arr", "SEQID": "A2", "RefSeq": "AGGAAACT", "TargetStruct": "((....))"},
     ]
     conditions = {"sodium": "0.063", "DNA_conc": "", "Tm": "40.5", "dH": "1", "dG_37": "1"}
@@ -211,4 +211,6 @@ def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
     monkeypatch.setattr(melting, "fetch", fetch)
     found = melting.load_melting("nnn", tmp_path, seed=0, count=1)
     assert [len(part) for part in found.values()] == [1, 1, 1]
-    assert found["valid"][0].strand_concentration == 2e-6 and found["valid"][0].tm == 40.5
+    (duplex,) = found["valid"]
+    assert (duplex.sequence, duplex.tm) == ("ACG+CGT", 40.5)
+    assert duplex.strand_concentration == 2e-6
