@@ -5,7 +5,7 @@ import time
 import keras
 
 from callbacks.steps import StepCallback
-from distribution.mfu import measure_peak, mfu
+from distribution.mfu import measure_peak
 
 MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
 
@@ -85,5 +85,5 @@ class Throughput(StepCallback):
             found["tokens_per_second"] = examples * self.tokens_per_example
         if self._peak is not None:
             operations = steps * self.examples_per_step * self.operations_per_example
-            found["mfu"] = mfu(operations, seconds, self._peak, self.devices)
+            found["mfu"] = operations / seconds / (self._peak * self.devices)
         return found

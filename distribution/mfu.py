@@ -1,6 +1,6 @@
-"""Computes the model FLOPs utilisation (`mfu`): how much of a device's rate training reaches.
+"""Measures the peak of the model FLOPs utilisation (`mfu`): what share of it training reaches.
 
-It is the operations that a step needs, over its time, over the device's peak (Chowdhery et al.,
+That is the operations that a step needs, over its time, over the devices' peak (Chowdhery et al.,
 "PaLM", arXiv 2204.02311, appendix B). The peak is no data sheet's: it is the rate of a large matrix
 product in the run's own precision, measured here and now.
 """
@@ -15,18 +15,6 @@ import tensorflow as tf
 # product, and only the last keeps the device busy.
 SIZES = {"CPU": ((512, 1), (2048, 1)), "GPU": ((2048, 4), (4096, 8), (8192, 20))}
 LONG_ENOUGH = 0.1  # seconds: no larger product is tried
-
-
-def mfu(operations: float, seconds: float, peak: float, devices: int) -> float:
-    """Returns the share of the devices' rate that training reaches.
-
-    Args:
-        operations: floating-point operations that the steps need.
-        seconds: their time.
-        peak: operations a second of one device.
-        devices: how many such devices work together.
-    """
-    return operations / seconds / (peak * devices)
 
 
 def measure_peak(dtype: str) -> float:

@@ -127,7 +127,13 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
             gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
         )
     with keras_compat.several_cpus_per_worker(len(devices)):
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        except RuntimeError as error:
+            raise DistributionError(
+                "--strategy multi_worker came too late: TensorFlow already runs in this process;"
+                " restart the kernel (or the process)"
+            ) from error
 
 
 # --- Devices ---
@@ -183,7 +189,13 @@ def _split(kind: str, count: int) -> None:
     if kind == "GPU":
         # Some 10 % stay for the CUDA context and cuDNN's workspace.
         query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
+        try:
+            listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DistributionError(
+                f"--replicas {count} splits the GPU by its memory, which nvidia-smi has to tell:"
+                f" {error}"
+            ) from error
         part = tf.config.LogicalDeviceConfiguration(
             memory_limit=int(int(listed.stdout) * 0.9 / count)
         )

@@ -36,11 +36,9 @@ def test_good_ones(text, workers, monkeypatch):
     [
         "worker",
         "[]",
-        config("a:1"),
         json.dumps({"cluster": TWO}),
-        config(index="one"),
         config({"worker": "a:1,b:1"}),
-        config({"worker": ["a:" + "1" * 1000]}),
+        config({"worker": ["a", "b"]}),
         config({"worker": ["a:1"], "ps": ["a:1"]}),
         config({"wroker": ["a:1", "b:1"]}, "wroker"),
         config(kind="chief"),

@@ -41,13 +41,11 @@ def test_report_of_a_worker():
         ([1000.0 + 5e-7, 1.0], True),  # relative to the largest of the tensor
         ([1000.0 + 5e-6, 1.0], False),
         ([1000.0, np.nan], False),
-        ([1000.0, 1.0, 1.0], False),
     ],
 )
 def test_differences(other, equal):
     one = {"a": np.array([1000.0, 1.0])}
     assert doctor.differences(one, {"a": np.array(other)}) == ([] if equal else ["a"])
-    assert doctor.differences(one, {}) == ["a"]
 
 
 def test_a_process_that_hangs_is_no_proof(monkeypatch, capsys):

@@ -68,13 +68,6 @@ class TestOneReplica:
             found = float(loss(y_true, y_pred, weights))
             assert found == pytest.approx((weights * expected).sum() / weights.sum(), rel=1e-5)
 
-    def test_float64_is_not_rounded(self):
-        keras.config.set_floatx("float64")
-        found = sparse()(LABELS, LOGITS.astype("float64"), WEIGHTS.astype("float64"))
-        assert found.dtype == "float64"
-        expected = (WEIGHTS * cross_entropies()).sum() / WEIGHTS.sum()
-        assert float(found) == pytest.approx(expected, rel=1e-14)
-
 
 # --- The order of a step ---
 

@@ -35,8 +35,8 @@ def read(*words, tmp_path):
     [
         (["--nproc-per-node", "0"], "--nproc-per-node: expected a whole number from 1 to 1024"),
         (["--max-restarts", "1" + "0" * 400], "found '1000"),
-        (["--hosts", "a,a", "--node-rank", "0"], "found 'a'"),
-        (["--hosts", "a,b:1", "--node-rank", "0"], "found 'b:1'"),
+        (["--hosts", "a,a", "--node-rank", "0"], "--hosts: expected different names"),
+        (["--hosts", "a,b:1", "--node-rank", "0"], "without ports"),
         (["--hosts", "a,b", "--node-rank", "2"], "--node-rank 2: --hosts has 2 names"),
         (["--nproc-per-node", "3"], "only 2 GPUs"),
     ],

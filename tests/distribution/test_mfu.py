@@ -1,15 +1,10 @@
-"""The model FLOPs utilisation, from given rates and clocks."""
+"""The peak of the model FLOPs utilisation, from given rates and clocks."""
 
 import pytest
 import tensorflow as tf
 
 from distribution import mfu as module
-from distribution.mfu import count_devices, measure_peak, mfu
-
-
-def test_mfu_of_given_rates():
-    # 6 x 10^14 operations in 2 s, where two devices do 10^15 a second each.
-    assert mfu(6e14, 2.0, 1e15, 2) == pytest.approx(0.15)
+from distribution.mfu import count_devices, measure_peak
 
 
 class Device:

@@ -62,23 +62,6 @@ def test_what_does_not_go_together(name, replicas, environ, words, set_environ):
     assert words in found
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(strategy="central_storage", replicas=2, jit="on"), "XLA"),
-        (dict(strategy="mirrored", replicas=3, global_batch_size=32), "cannot be shared"),
-        (dict(strategy="none", replicas=2), "mirrored"),
-    ],
-)
-def test_recipes_refuse_it_before_they_load_anything(options, words):
-    from training.checks import refuse_pairs
-    from training.errors import OptionsError
-    from training.options import SharedOptions
-
-    with pytest.raises(OptionsError, match=words):
-        refuse_pairs(SharedOptions(**options))
-
-
 PROCESS = """
 import json, sys
 from distribution import strategies
