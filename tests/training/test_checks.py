@@ -223,6 +223,7 @@ class TestOptions:
                 dict(strategy="central_storage", replicas=2, precision="mixed_float16"),
                 "--precision mixed_float16 does not go with central_storage",
             ),
+            (dict(strategy="none", replicas=2), "--replicas 2 needs mirrored"),
             (
                 dict(strategy="mirrored", replicas=3, global_batch_size=8),
                 "--global-batch-size 8 cannot be shared by 3 replicas",
