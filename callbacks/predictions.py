@@ -1,6 +1,5 @@
 """Shows in TensorBoard, after each epoch, what a model predicts for a few examples, as text."""
 
-import textwrap
 from collections.abc import Sequence
 
 import keras
@@ -9,11 +8,10 @@ import scipy.special
 import tensorflow as tf
 
 from callbacks.steps import StepCallback
-from callbacks.tensorboard import TensorBoard, escape, table
+from callbacks.tensorboard import TensorBoard, escape
 
 BATCH = 250  # examples of one call of the model
-CLASSIFIED, MASKED = 20, 4  # sentences that are shown, the first of the split
-LONGEST = 200  # letters of a sentence that are shown
+MASKED = 4  # sentences that are shown, the first of the split
 FILLS = 3  # of a mask, the likeliest ones
 NOT_SHOWN = ("[CLS]", "[SEP]", "[PAD]")
 
@@ -70,43 +68,6 @@ class Predictions(StepCallback):
         return np.concatenate(found)
 
 
-class SentenceSamples(Predictions):
-    """Writes sentences with their true and their predicted class, each epoch.
-
-    Args:
-        tensorboard: where the text goes.
-        inputs: what the model takes, a dict of arrays, the sentences first; 20 are shown.
-        sentences: the sentences themselves.
-        labels: their classes, integers of shape (n,).
-        classes: the names of the classes.
-    """
-
-    def __init__(
-        self,
-        tensorboard: TensorBoard,
-        inputs: dict[str, np.ndarray],
-        sentences: Sequence[str],
-        labels: np.ndarray,
-        classes: Sequence[str],
-    ):
-        super().__init__(tensorboard, {name: array[:CLASSIFIED] for name, array in inputs.items()})
-        self.labels = labels[:CLASSIFIED]
-        self.sentences = sentences[:CLASSIFIED]
-        self.classes = classes
-
-    def show(self, outputs):
-        """Writes one table, in which wrong predictions are bold."""
-        rows = []
-        shares = probabilities(outputs)
-        for sentence, label, row in zip(self.sentences, self.labels, shares, strict=True):
-            guess = int(np.argmax(row))
-            short = textwrap.shorten(sentence, LONGEST, placeholder="...")
-            predicted = bold_if(guess != label, self.classes[guess])
-            true = escape(self.classes[label])
-            rows.append([escape(short), true, f"{predicted} {row[guess]:.1%}"])
-        tf.summary.text("sentences", table(["sentence", "true", "predicted"], rows))
-
-
 class MaskedSamples(Predictions):
     """Writes sentences, their masked words and the likeliest fills, each epoch.
 
@@ -132,13 +93,15 @@ class MaskedSamples(Predictions):
 
     def show(self, outputs):
         """Writes a text for each sentence, so that its epochs stand below each other."""
-        for number, shares in enumerate(probabilities(outputs)):
+        every = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
+        for number, shares in enumerate(every):
             tf.summary.text(f"filled_masks/sentence_{number + 1}", self._format(number, shares))
 
     def _format(self, number: int, shares: np.ndarray) -> str:
         """Returns the sentence with its masked words in bold, and a row for each of them."""
         pieces = [self.vocabulary[i] for i in self.inputs["token_ids"][number]]
-        positions, rows, masked = self.inputs["mask_positions"][number], [], set()
+        positions, masked = self.inputs["mask_positions"][number], set()
+        rows = ["| word | the model sees | fills |", "| --- | --- | --- |"]
         for place in np.argsort(positions, kind="stable"):
             if self.weights[number, place] == 0:
                 continue
@@ -148,7 +111,7 @@ class MaskedSamples(Predictions):
                 fill = bold_if(i == label, f"“{self.vocabulary[i]}”")
                 fills.append(f"{fill} {shares[place, i]:.1%}")
             word, seen = self.vocabulary[label], pieces[position]
-            rows.append([escape(word), escape(seen), ", ".join(fills)])
+            rows.append(f"| {escape(word)} | {escape(seen)} | {', '.join(fills)} |")
             pieces[position] = word
             masked.add(position)
         text = ""
@@ -156,14 +119,9 @@ class MaskedSamples(Predictions):
             if piece not in NOT_SHOWN:
                 space = "" if piece.startswith("##") else " "
                 text += space + bold_if(position in masked, piece.removeprefix("##"))
-        return f"{text.strip()}\n\n{table(['word', 'the model sees', 'fills'], rows)}"
+        return "\n".join([text.strip(), "", *rows])
 
 
 def bold_if(condition: bool, text: str) -> str:
     """Returns a text as Markdown."""
     return f"**{escape(text)}**" if condition else escape(text)
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Returns the softmax over the last axis, in float64."""
-    return scipy.special.softmax(np.asarray(logits, np.float64), axis=-1)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -123,9 +122,3 @@ def escape(text: object) -> str:
     """Returns a text in which TensorBoard takes nothing for Markdown or HTML."""
     words = " ".join(str(text).split())
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in words)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table, whose cells are Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -51,8 +51,10 @@ class TerminalLog(StepCallback):
             log.info("%s", format_epoch(record))
         else:
             level = RESULT if self._trained else logging.INFO
-            metrics = "  ".join(f"{k} {format_number(v)}" for k, v in metrics_of(record).items())
-            log.log(level, "step %d  %s  %s", step, record["split"], metrics)
+            metrics = metrics_of(record)
+            names = sorted(metrics, key="loss".__ne__)
+            line = "  ".join(f"{name} {format_number(metrics[name])}" for name in names)
+            log.log(level, "step %d  %s  %s", step, record["split"], line)
 
     def on_train_end(self, logs=None):
         """Remembers that what follows are results."""
@@ -62,9 +64,6 @@ class TerminalLog(StepCallback):
 def format_epoch(record: dict) -> str:
     """Returns an epoch's metrics, training | validation, and the rate."""
     train, valid = metrics_of(record), metrics_of(record, "val_")
-    if "loss" in train | valid:  # of both, or of none
-        for part, name in ((train, "loss"), (valid, "val_loss")):
-            part.update({"loss": record[name]} if name in record else {})
     parts = [f"epoch {record['epoch']}"]
     for name in sorted(train | valid, key="loss".__ne__):
         numbers = [format_number(part.get(name)) for part in (train, valid) if part]
@@ -75,28 +74,26 @@ def format_epoch(record: dict) -> str:
 
 
 def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
-    """Returns the metrics of a record by name, those with a prefix; a loss comes first.
+    """Returns the metrics of a record by name, those with a prefix.
 
-    It is left out beside a cross-entropy that it equals but for the way in which Keras takes the
-    mean over batches; that of an evaluation, in which a short last batch counts like a full one,
-    beside any.
+    The loss is left out beside a training cross-entropy that it equals but for the way in which
+    Keras takes the mean over batches; that of an evaluation, in which a short last batch counts
+    like a full one, beside any.
     """
-    numbers = {
+    no_metric = ["learning_rate"]
+    cross_entropy = record.get("cross_entropy")
+    if cross_entropy is not None and (
+        record["event"] == "evaluation" or math.isclose(record["loss"], cross_entropy, rel_tol=0.02)
+    ):
+        no_metric.append(f"{prefix}loss")
+    return {
         name.removeprefix(prefix): value
         for name, value in record.items()
         if isinstance(value, float)
         and name.startswith("val_") == bool(prefix)
-        and name != "learning_rate"
+        and name not in no_metric
         and not is_speed(name)
     }
-    evaluated = prefix or record["event"] == "evaluation"
-    loss = numbers.pop("loss", None)
-    known = numbers.get("cross_entropy")
-    if loss is None:
-        return numbers
-    if known is not None and (evaluated or math.isclose(loss, known, rel_tol=0.02)):
-        return numbers
-    return {"loss": loss} | numbers
 
 
 def format_number(value: float | None) -> str:

@@ -21,7 +21,6 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-from callbacks.predictions import SentenceSamples
 from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
@@ -197,11 +196,8 @@ def main(options: Options) -> dict:
                 ],
                 **plan.compile_options,
             )
-        # Training and test; TensorBoard shows how some sentences are classified.
-        shown = SentenceSamples(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
-        fit_options = plan.fit_options(
-            model, train_data, validation=valid_data, test=test_data, extra=[shown]
-        )
+        # Training and test.
+        fit_options = plan.fit_options(model, train_data, validation=valid_data, test=test_data)
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(

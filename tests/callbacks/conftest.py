@@ -23,14 +23,10 @@ class FakeModel:
 
     def __init__(self):
         self.stop_training = False
-        self.metrics_result = {}
         self.optimizer = types.SimpleNamespace()
         self.non_trainable_variables = []
         self.metrics_were_reset = 0
         self.metrics = []
-
-    def get_metrics_result(self):
-        return self.metrics_result
 
     def reset_metrics(self):
         self.metrics_were_reset += 1

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from callbacks import predictions
 from callbacks.pictures import ImageSummaries, RegressionSummaries
-from callbacks.predictions import MaskedSamples, SentenceSamples, probabilities
+from callbacks.predictions import MaskedSamples
 from callbacks.tensorboard import TensorBoard
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "c", "d|"]
@@ -67,26 +67,6 @@ def test_masked_words_and_their_fills(tmp_path):
     assert other.startswith("a c**b**b\n") and other.count("&#8220;") == 3
 
 
-def test_sentences_with_their_classes(tmp_path):
-    inputs = {"token_ids": np.array([[0], [1], [1]])}
-    callback = SentenceSamples(
-        TensorBoard(tmp_path),
-        inputs,
-        ["dull", "a <b>fine</b> film", "x" * 300],
-        np.array([0, 1, 0]),
-        ["bad", "good"],
-    )
-    layers = [keras.Input((1,)), keras.layers.Dense(2, use_bias=False)]
-    model = keras.Sequential(layers)
-    model.set_weights([np.array([[-2.0, 2.0]])])
-    callback.set_model(keras.Model({"token_ids": model.inputs[0]}, model.outputs[0]))
-    callback.on_epoch_end(0)
-    lines = shown(callback)["sentences"][1].item().decode().splitlines()
-    assert lines[2] == "| dull | bad | bad 50.0% |"
-    assert lines[3] == "| a &#60;b&#62;fine&#60;&#47;b&#62; film | good | good 98.2% |"
-    assert lines[4].endswith("&#46;&#46;&#46; | bad | **good** 98.2% |") and len(lines[4]) < 250
-
-
 def test_predicted_against_true(tmp_path):
     truth = np.array([[10.0], [20.0], [30.0]])
     callback = RegressionSummaries(TensorBoard(tmp_path), truth, truth, "°C")
@@ -96,11 +76,6 @@ def test_predicted_against_true(tmp_path):
     ((tag, (step, (width, height, png))),) = shown(callback).items()
     assert (tag, step, png[:4]) == ("predicted_against_true", 3, b"\x89PNG")
     assert int(width) == int(height) == 500
-
-
-def test_probabilities_of_half_precision_are_exact():
-    found = probabilities(np.array([[20.0, 0.0, -1000.0]], "float16"))
-    assert found.dtype == np.float64 and found.sum() == pytest.approx(1, abs=1e-15)
 
 
 @pytest.fixture

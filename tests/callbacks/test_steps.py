@@ -9,7 +9,7 @@ class Seen(StepCallback):
         self.steps = []
 
     def on_step_end(self, step, logs):
-        self.steps.append((step, [n for n in (2, 3, 5) if self.is_due(n)]))
+        self.steps.append((step, [n for n in (2, 3, 5, None) if self.is_due(n)]))
 
 
 def run(callback, executions, epochs):
@@ -41,9 +41,3 @@ def test_no_step_lies_beyond_the_epoch_or_the_run():
 def test_a_run_that_resumes_is_in_the_epoch_of_its_last_step(step, epoch):
     callback = Seen().count_steps(5, 10, step)
     assert (callback.step, callback.epoch) == (step, epoch)
-
-
-def test_never_is_never_due():
-    callback = Seen().count_steps(3, 3)
-    callback.on_train_batch_end(0)
-    assert not callback.is_due(None) and callback.is_due(1)
