@@ -59,7 +59,7 @@ def make_way(name: str, data, vocabulary_size: int):
     model = chunked_masked_lm(bert) if head == "chunked" else bert
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
-        optimizer=reduce_before_clipping(adamw(options, 1e-3, beta_1=0.9, beta_2=0.98)),
+        optimizer=reduce_before_clipping(adamw(options, 1e-3, beta_2=0.98)),
         loss=GlobalMean(cross_entropy),
         weighted_metrics=[
             keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

@@ -8,7 +8,6 @@ the array, in a duplex of two strands and in a hairpin alike.
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ import numpy as np
 
 from data.download import fetch
 from data.errors import DataError
+from data.installed_docs import hash_of
 from data.tables import read_table
 
 FORMULA = "nearest-neighbour"
@@ -153,9 +153,7 @@ def load_melting(
 
 
 def _tenth(molecule: Molecule) -> int:
-    # Python's own hash of a string changes from process to process.
-    digest = hashlib.sha256(molecule.group.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % 10
+    return hash_of(molecule.group) % 10
 
 
 def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:

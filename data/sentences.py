@@ -12,10 +12,9 @@ import tensorflow as tf
 from data import batches, files, installed_docs
 from data.errors import DataError
 from data.tables import read_table
-from data.text import Text
+from data.text import SPLITS, Text
 from data.word_pieces import SPECIAL_TOKENS
 
-SPLITS = ("train", "valid", "test")
 INSTALLED_DOCS = "installed-docs"
 
 HELD_OUT = 0.1  # of a file without splits of its own, for validation and again for test

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import files, word_pieces
+from data.errors import DataError
 from data.text import Text
 from data.word_pieces import SpecialTokens
 
@@ -81,6 +82,9 @@ def sequences_once(
     Returns:
         By split, token ids of shape (sequences, length), uint16 or int32: files that are mapped
         into memory.
+
+    Raises:
+        DataError: A split gives no sequence.
     """
     settings = (tokenizer.lowercase, tokenizer.strip_accents, tokenizer.split_on_cjk)
     vocabulary = word_pieces.vocabulary_sha256(tokenizer.vocabulary)
@@ -100,7 +104,14 @@ def sequences_once(
             write(folder / f"{split}.bin", blocks, dtype)
 
     files.build_once(target, build, "sequences")
-    return {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
+    found = {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
+    for split, rows in found.items():
+        if not len(rows):
+            raise DataError(
+                f"{text.name}: the {split} split gives no sequence of {length} tokens; take more "
+                "text or a shorter --sequence-length"
+            )
+    return found
 
 
 def dtype_of(vocabulary_size: int) -> np.dtype:

@@ -258,13 +258,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def adamw(options, schedule, beta_1: float = 0.9, beta_2: float = 0.999):
+def adamw(options, schedule, beta_2: float = 0.999):
     """AdamW that does not decay biases and layer norms.
 
     Args:
         options: with `weight_decay` and `clip_norm`.
         schedule: learning rate by step.
-        beta_1: decay of the mean.
         beta_2: decay of the variance.
 
     Returns:
@@ -273,7 +272,6 @@ def adamw(options, schedule, beta_1: float = 0.9, beta_2: float = 0.999):
     optimizer = keras.optimizers.AdamW(
         schedule,
         weight_decay=options.weight_decay,
-        beta_1=beta_1,
         beta_2=beta_2,
         global_clipnorm=options.clip_norm,
     )

@@ -82,7 +82,6 @@ class Options(SharedOptions):
         "chunked", "Compute predictions in chunks, or all logits at once; the numbers are equal."
     )
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
-    whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
@@ -92,7 +91,6 @@ class Options(SharedOptions):
     weight_decay: float = option(
         0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
     )
-    beta_1: float = option(0.9, "AdamW's decay of the mean.", within="[0, 1)")
     beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
     epochs: int = 8
 
@@ -145,12 +143,14 @@ def main(options: Options) -> dict:
         run.note(text.note, why)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir)
-        words, tokens_per_example = describe(sequences["train"], masking)
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset or options.init_from else 1.5e-3,
-            tokens_per_example=tokens_per_example,
-            about={"text": f"{text.name}: {words}", "model": bert.origin(options, preset)},
+            tokens_per_example=masked_lm.tokens_per_sequence(sequences["train"], masking),
+            about={
+                "text": f"{text.name}: {len(sequences['train']):,} training sequences",
+                "model": bert.origin(options, preset),
+            },
             dataset=text.name,
             text_sha256=text.sha256,
             preset=preset or "scratch",
@@ -174,7 +174,7 @@ def main(options: Options) -> dict:
             model = chunked_masked_lm(network) if options.head == "chunked" else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_1, options.beta_2)
+            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
@@ -266,24 +266,23 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     return found
 
 
-def fills(text: str, probabilities: np.ndarray, pieces: list[str], most: int = 5) -> list[dict]:
-    """Returns the likeliest pieces for each [MASK] of a text, and the text with each of them.
+def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]:
+    """Returns the five likeliest pieces for each [MASK] of a text, and the text with each of them.
 
     Args:
         text: with as many [MASK]s as `probabilities` has rows; the other ones stay.
         probabilities: of shape (masks, word pieces).
         pieces: the vocabulary.
-        most: pieces for each [MASK]; pieces of probability zero are left out.
     """
     parts = text.split(bert.MASK)
     found = []
     for mask, row in enumerate(probabilities):
         before, after = bert.MASK.join(parts[: mask + 1]), bert.MASK.join(parts[mask + 1 :])
-        for answer in likeliest(row, pieces, most):
+        for answer in likeliest(row, pieces, most=5):
             piece = answer["class"]
             filled = {"piece": piece, "text": before + piece + after}
             found.append({"probability": answer["probability"]} | filled)
-    return [answer for answer in found if answer["probability"] > 0]
+    return found
 
 
 def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
@@ -299,34 +298,15 @@ def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
         text_mode=options.text_mode,
         length=options.sequence_length,
     )
-    for split, found in sequences.items():
-        if not len(found):
-            raise DataError(
-                f"{text.name}: the {split} split gives no sequence of {options.sequence_length} "
-                "tokens; take more text or a shorter --sequence-length"
-            )
-    if options.max_examples is not None:
-        sequences["train"] = sequences["train"][: options.max_examples]
+    sequences["train"] = sequences["train"][: options.max_examples]
     masking = masked_lm.Masking.of(
         tokenizer,
         options.mlm_probability,
         options.sequence_length,
         options.seed,
-        options.whole_word_masking,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking
-
-
-def describe(train: np.ndarray, masking: masked_lm.Masking) -> tuple[str, float]:
-    """The training sequences in words, and how many of a sequence's tokens carry text."""
-    padding = masked_lm.padding_share(train, masking)
-    count, length = train.shape
-    words = (
-        f"{count:,} training sequences of {length} tokens, {padding:.1%} padding, "
-        f"{masking.vocabulary_size:,} word pieces"
-    )
-    return words, length * (1 - padding)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from callbacks.pictures import RegressionSummaries
 from data import arrays, melting
 from data.errors import DataError
 from distribution.global_batch import GlobalMean, reduce_before_clipping
+from models import bert
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -61,13 +62,7 @@ class Options(SharedOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
-        if self.num_heads > 0 and self.hidden_dim % self.num_heads:
-            found.append(
-                f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
-                f"{self.num_heads}"
-            )
-        return found
+        return super().problems() + bert.problems_of_sizes(self)
 
 
 def build_model(options: Options, mean: float, deviation: float) -> keras.Model:

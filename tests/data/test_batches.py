@@ -52,15 +52,6 @@ class TestTraining:
         with pytest.raises(ValueError, match=f"{count} examples give no epoch"):
             training(count, 4, **more)
 
-    def test_each_epoch_is_a_permutation_of_its_own(self):
-        found = take(training(12, 4), 9)
-        epochs = [np.concatenate([b[0] for b in found[i : i + 3]]) for i in (0, 3, 6)]
-        for number, examples in enumerate(epochs):
-            assert sorted(examples) == list(range(12))
-            assert all((batch[1] == number).all() for batch in found[3 * number : 3 * number + 3])
-        assert len({tuple(examples) for examples in epochs}) == 3
-        assert tuple(epochs[0]) != tuple(range(12))
-
     @pytest.mark.parametrize("first", [1, 2, 5, 40])
     def test_any_batch_can_come_first(self, first):
         whole = take(training(11, 4), first + 3)

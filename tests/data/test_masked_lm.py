@@ -163,10 +163,10 @@ def test_a_split_without_a_token_to_predict_is_named():
         masked_lm.require_predictions(empty, MASKING)
 
 
-def test_padding_share():
+def test_tokens_per_sequence():
     sequences = cut("lines", random_lines(60, 40), 32)
-    found = masked_lm.padding_share(sequences, MASKING)
-    assert found == pytest.approx(1 - mask(sequences)[0]["padding_mask"].mean())
+    found = masked_lm.tokens_per_sequence(sequences, MASKING)
+    assert found == pytest.approx(mask(sequences)[0]["padding_mask"].sum(1).mean())
 
 
 class TestBaselines:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from data import batches, sequences, word_pieces
+from data.errors import DataError
 from data.text import Text
 from data.word_pieces import SpecialTokens
 from tests.support import forked
@@ -65,7 +66,7 @@ def test_no_text_gives_none(lines):
 
 class TestOnce:
     LINES = [f"the number {number} of the losses " + "and on " * 20 for number in range(9)]
-    TEXT = Text("x", {"train": LINES, "valid": ["short"], "test": LINES[:2]}, False)
+    TEXT = Text("x", {"train": LINES, "valid": LINES[:1], "test": LINES[:2]}, False)
 
     def once(
         self, folder, length=8, text_mode="packed", text=TEXT, words="the of and on number", **more
@@ -82,11 +83,16 @@ class TestOnce:
         first = [2, 5, 9, 1, 6, 5, 1, 7]  # [CLS] the number [UNK] of the [UNK] and
         assert found["train"][0].tolist() == first and found["train"].dtype == np.uint16
         counts = [len(found[split]) for split in ("train", "valid", "test")]
-        assert counts == [9 * 47 // 7, 0, 2 * 47 // 7]
+        assert counts == [9 * 47 // 7, 47 // 7, 2 * 47 // 7]
 
     def test_short_lines_are_left_out_of_lines(self, tmp_path):
-        found = self.once(tmp_path, text_mode="lines")
-        assert [len(found[split]) for split in ("train", "valid", "test")] == [9, 0, 2]
+        splits = {**self.TEXT.splits, "valid": ["short", *self.LINES[:1]]}
+        found = self.once(tmp_path, text_mode="lines", text=Text("x", splits, False))
+        assert [len(found[split]) for split in ("train", "valid", "test")] == [9, 1, 2]
+
+    def test_a_split_without_a_sequence_is_named(self, tmp_path):
+        with pytest.raises(DataError, match="x: the valid split gives no sequence of 60 tokens"):
+            self.once(tmp_path, length=60)
 
     def test_it_is_done_once_for_all_that_decides_it(self, tmp_path, monkeypatch):
         expected = np.array(self.once(tmp_path)["train"])

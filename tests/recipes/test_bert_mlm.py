@@ -7,13 +7,11 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from callbacks.terminal_log import WIDEST
 from data import masked_lm, word_pieces
 from data.text import load_text
 from models import bert
-from recipes import bert_mlm, evaluate
+from recipes import bert_mlm
 from tests.support import processes
-from training.errors import RunError
 
 KEYS = """
 recipe module dataset preset vocabulary_sha256 strategy replicas workers workers_by_step
@@ -88,17 +86,6 @@ class TestResults:
         assert np.mean(losses[:5]) == pytest.approx(unigram, abs=0.5)
 
 
-class TestLearningRate:
-    def test_half_in_the_middle_and_near_zero_at_the_end(self, tiny_run):
-        rates = [r["learning_rate"] for r in tiny_run.records if r["event"] == "step"]
-        assert len(rates) == 40
-        assert rates[0] == pytest.approx(0.005)  # two steps of warm-up
-        assert max(rates) == pytest.approx(0.01)
-        assert rates[20] == pytest.approx(0.005, rel=0.1)
-        assert 0 < rates[-1] < 0.0005
-        assert all(np.diff(rates[2:]) < 0)
-
-
 class TestModel:
     def test_the_pooler_is_frozen(self, tiny_run):
         pooler = tiny_run.model.backbone.pooled_dense
@@ -150,28 +137,7 @@ class TestRepeats:
             assert again.results[key] == tiny_run.results[key], key
 
 
-def test_its_lines_fit_a_terminal(tiny_run):
-    lines = [line.split(" ", 2)[2] for line in tiny_run.log.splitlines()]
-    assert any(line.startswith("text ") and "120 word pieces" not in line for line in lines)
-    assert [line for line in lines if "/" not in line and len(line) > WIDEST] == []
-
-
 class TestWays:
-    @pytest.mark.long
-    def test_whole_words_are_recorded_and_evaluated_alike(self, run_bert, tmp_path):
-        run = run_bert(tmp_path / "run", whole_word_masking=True, max_steps=1)
-        found = evaluate.main(evaluate.Options(run_dir=run.folder, batch_size=8))
-        assert found["test"] == run.results["test"]
-        assert "- `whole_word_masking`: True\n" in (run.folder / "model/README.md").read_text()
-        with pytest.raises(RunError, match="--whole-word-masking: was True, is now False"):
-            run_bert(run.folder, max_steps=1)
-        # Plain masks are others.
-        options = json.loads((run.folder / "options.json").read_text())
-        options["options"]["whole_word_masking"] = False
-        (run.folder / "options.json").write_text(json.dumps(options))
-        plain = evaluate.main(evaluate.Options(run_dir=run.folder, batch_size=8))
-        assert plain["test"]["cross_entropy"] != found["test"]["cross_entropy"]
-
     def test_init_from_begins_where_the_other_run_ended(self, tiny_run, run_bert, tmp_path):
         run = run_bert(
             tmp_path / "run",

@@ -8,7 +8,6 @@ import pytest
 
 from callbacks.checkpoint import newest
 from data import melting
-from distribution.global_batch import GlobalMean
 from recipes import dna_melting
 from tests.support.strategy_run import write_molecules
 from tests.support.tiny_recipe import records
@@ -95,16 +94,6 @@ def test_evaluations_in_mid_epoch_equal_separate_ones(run, molecules):
             mae, rmse = errors(model, molecules[split])
             assert found[name, step]["mae"] == pytest.approx(mae, rel=1e-5)
             assert found[name, step]["rmse"] == pytest.approx(rmse, rel=1e-5)
-
-
-def test_shape_trap():
-    """(batch,) against (batch, 1) must not become (batch, batch) in the loss."""
-    tm = np.array([10.0, 20.0, 30.0, 40.0], np.float32)
-    answers = tm[:, np.newaxis] + np.array([[0.5], [-0.5], [2.0], [0.0]], np.float32)
-    weights = np.array([1.0, 1.0, 1.0, 0.0], np.float32)
-    loss = GlobalMean(keras.losses.MeanAbsoluteError())
-    for targets in (tm, tm[:, np.newaxis]):
-        assert float(loss(targets, answers, weights)) == pytest.approx((0.5 + 0.5 + 2.0) / 3)
 
 
 def test_padding_changes_no_answer(molecules):

@@ -18,7 +18,7 @@ from models import bert
 from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
-from training.errors import OptionsError, RunError
+from training.errors import RunError
 from training.loaded_run import LoadedRun, load_run
 
 SHARED = dict(strategy="none", epochs=1, global_batch_size=16, quiet=True)
@@ -301,7 +301,7 @@ class TestPredict:
 
     def test_a_piece_that_continues_a_word_stays_a_piece(self, capsys):
         """As "thes", the text would hold a word that the model has not said."""
-        (fill,) = bert_mlm.fills("in the [MASK] of", np.array([[0.9, 0.0]]), ["##s", "x"])
+        (fill,) = bert_mlm.fills("in the [MASK] of", np.array([[0.9]]), ["##s"])
         assert fill["text"] == "in the ##s of"
         assert predict.format_value("piece", ",") == '","'
 
@@ -370,7 +370,3 @@ class TestRefused:
         monkeypatch.delattr(sys.modules["recipes.mnist"], "predict")
         with pytest.raises(RunError, match="its recipe, recipes.mnist, has no predict()"):
             predicted(copied("mnist"), "x.png")
-
-    def test_a_batch_that_is_too_large(self, tmp_path):
-        with pytest.raises(OptionsError, match="--batch-size 2,?000: must be at most 1,024"):
-            evaluated(tmp_path, batch_size=2000)

@@ -45,7 +45,7 @@ RUNS = {
     "tiny_half": ("tiny_recipe", TINY | dict(precision="mixed_float16")),
     "tiny_exact": ("tiny_recipe", TINY | EXACT),
     "bert": ("bert_mlm", BERT),
-    "bert_together": ("bert_mlm", BERT | TOGETHER | dict(whole_word_masking=True)),
+    "bert_together": ("bert_mlm", BERT | TOGETHER),
     "bert_half": ("bert_mlm", BERT | dict(precision="mixed_float16")),
     "bert_xla": ("bert_mlm", BERT | dict(jit="on")),
     "bert_exact": ("bert_mlm", BERT | EXACT),

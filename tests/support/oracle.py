@@ -97,7 +97,7 @@ def bert(options, strategy):
     frequency = masked_lm.log_frequency(rows["train"], masking)
     with strategy.scope():
         model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)
-        optimizer = adamw(options, model, options.beta_1, options.beta_2)
+        optimizer = adamw(options, model, options.beta_2)
     return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
@@ -114,7 +114,7 @@ def causal(options, strategy):
     )
     with strategy.scope():
         model = causal_lm.build_model(options, len(tokenizer.vocabulary), tokenizer.sep_token_id)
-        optimizer = adamw(options, model, 0.9, 0.999)
+        optimizer = adamw(options, model)
     return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
@@ -138,14 +138,12 @@ def classification(options, strategy):
     with strategy.scope():
         evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
         model = text_classification.build_model(options, evidence)
-        optimizer = adamw(options, model, 0.9, 0.999)
+        optimizer = adamw(options, model)
     return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 
 
-def adamw(options, model, beta_1, beta_2):
-    optimizer = keras.optimizers.AdamW(
-        0.0, weight_decay=options.weight_decay, beta_1=beta_1, beta_2=beta_2
-    )
+def adamw(options, model, beta_2=0.999):
+    optimizer = keras.optimizers.AdamW(0.0, weight_decay=options.weight_decay, beta_2=beta_2)
     undecayed = ("bias", "output_bias", "gamma", "beta")
     optimizer.exclude_from_weight_decay(
         var_list=[v for v in model.trainable_variables if v.name in undecayed]

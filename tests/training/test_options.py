@@ -161,7 +161,7 @@ class TestProblems:
         ]
 
     def test_zero_where_it_means_none(self):
-        assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_1=0.0)
+        assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_2=0.0)
 
     def test_what_is_not_utf8(self):
         (found,) = problems(run_dir="\udcff")
