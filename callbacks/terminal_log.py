@@ -8,7 +8,6 @@ from callbacks.throughput import Throughput, is_speed
 
 log = logging.getLogger("recipes")
 
-WIDEST = 110  # columns
 # The level of a run's results, which --quiet shows too.
 RESULT = logging.INFO + 5
 

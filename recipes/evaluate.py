@@ -99,7 +99,7 @@ def evaluate_pairs(run: LoadedRun, folder: Path) -> dict:
     accuracies = {name: float(part.mean()) for name, part in zip(pairs, parts, strict=True)}
     return {
         "run_dir": str(run.folder),
-        "recipe": run.recipe,
+        "recipe": run.results["recipe"],
         "steps": run.results["steps"],
         "dataset": str(folder),
         "test": accuracies | {"accuracy": float((good > bad).mean())},

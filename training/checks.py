@@ -2,12 +2,10 @@
 
 import contextlib
 import hashlib
-import logging
 import math
 from collections.abc import Iterator, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from callbacks.checkpoint import CheckpointInfo
@@ -17,10 +15,8 @@ from callbacks.steps import StepCallback
 from distribution import cluster, keras_compat, strategies
 from distribution.global_batch import GlobalMean, is_reduced
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions, short
+from training.options import SharedOptions
 from training.plan import Plan
-
-log = logging.getLogger("recipes")
 
 # Examples of a batch from which two batches are not the same by chance.
 SURELY_DIFFERENT = 4
@@ -61,8 +57,7 @@ def refuse_other_options(recipe: str, options) -> None:
     module = type(options).__module__
     of_another = module.startswith("recipes.") and module != f"recipes.{recipe}"
     if of_another or not isinstance(options, SharedOptions):
-        found = short(repr(options))
-        raise OptionsError(f"main() takes recipes.{recipe}.Options(...), found {found}")
+        raise OptionsError(f"main() takes recipes.{recipe}.Options(...), found {options!r}")
 
 
 def refuse_pairs(options: SharedOptions) -> None:
@@ -138,10 +133,9 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     numbers = (min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done)
     common = math.gcd(*numbers)
     if common % steps:
-        done = f", {plan.steps_done} of them done" if plan.steps_done else ""
         raise OptionsError(
             f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
-            f"run {plan.total_steps}{done}; it must divide {common}"
+            f"run {plan.total_steps}, {plan.steps_done} of them done; it must divide {common}"
         )
 
 
@@ -297,13 +291,9 @@ def require_same(
         return {"weights": weights, "first_batch": first_batch}
     before = info.state["fingerprint"]
     if before["weights"] != weights:
-        was, new = (
-            sum(int(np.prod(shape)) for shape in shapes) for shapes in (before["weights"], weights)
-        )
         raise RunError(
-            f"{info.folder}: cannot resume: the model has changed since (weights: {was:,} numbers "
-            f"in {len(before['weights'])} arrays, now {new:,} in {len(weights)}); restore "
-            "build_model() and its options, or take another --run-dir"
+            f"{info.folder}: cannot resume: the model has changed since, its weights have other "
+            "shapes; restore build_model() and its options, or take another --run-dir"
         )
     if before["first_batch"] == first_batch and global_batch_size >= SURELY_DIFFERENT:
         raise RunError(

@@ -35,9 +35,6 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         prog: the command that `--help` shows.
         description: text that `--help` begins with.
     """
-    own = vars(kind).get("__annotations__", {})
-    # The recipe's own come first in their group.
-    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
     hints = typing.get_type_hints(kind)
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -48,7 +45,7 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
     parser.add_argument("--version", action="version", version=version_line())
     parser.usage = prog
     groups: dict[str, Any] = {"options": parser}
-    for field in fields:
+    for field in dataclasses.fields(kind):
         about = metadata(kind, field.name)
         required = field.default is dataclasses.MISSING
         # What is not given is left to the dataclass; --help shows the defaults that say something.
@@ -156,8 +153,7 @@ def command_line(options_type: type, main: Callable) -> None:
     1 for anything else.
     """
     module = sys.modules[options_type.__module__]
-    name = module.__spec__.name if module.__spec__ else Path(module.__file__ or "").stem
-    recipe = name.split(".")[-1]
+    recipe = Path(str(module.__file__)).stem
 
     def work():
         given = parse(options_type, f"python -m recipes.{recipe}", module.__doc__ or "")
@@ -194,13 +190,10 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
     except (BadLoss, CannotSave) as error:
         _print_error(recipe, error)
         status = 1
-    except BrokenPipeError:  # `... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
     except OSError as error:
         if error.errno is None:
             raise
-        # A file that cannot be used, or standard output on a full disk.
+        # A file that cannot be used; standard output on a full disk, or `... | head -1`.
         where = f"{error.filename}: " if error.filename else ""
         _print_error(recipe, f"{where}{error.strerror}")
         status = 2 if where else 1

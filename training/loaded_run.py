@@ -43,11 +43,6 @@ class LoadedRun:
     metadata: dict
 
     @property
-    def recipe(self) -> str:
-        """The recipe's name."""
-        return self.results["recipe"]
-
-    @property
     def model_dir(self) -> Path:
         """Where the model is stored."""
         return self.folder / "model"
@@ -75,10 +70,8 @@ def load_run(folder: Path) -> LoadedRun:
     Raises:
         RunError: no finished run, a damaged one, or one whose recipe cannot be imported.
     """
-    if not (folder / "options.json").is_file():
-        raise RunError(f"{folder}: not a run directory; pass the folder of a finished run")
-    if not (folder / "results.json").is_file() or not (folder / "model").is_dir():
-        raise RunError(f"{folder}: the run is not finished, it has no model yet")
+    if not (folder / "results.json").is_file():
+        raise RunError(f"{folder}: not a run directory, or its run is not finished")
     problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
@@ -156,17 +149,13 @@ class EvaluatedRun:
         self.trained = trained
         self.options = options
         self.dataset = options.dataset
+        self.cache_dir = options.cache_dir or files.default_cache_dir()
         self.metadata = trained.metadata
         self.strategy = tf.distribute.get_strategy()
         self.tensorboard = TensorBoard(None)
         self.perplexity_of: str | None = None
         self._facts: dict = {}
         self._notes: list[str] = []
-
-    @property
-    def cache_dir(self) -> Path:
-        """Where downloads, vocabularies and tokens are kept."""
-        return self.options.cache_dir or files.default_cache_dir()
 
     def fact(self, name: str):
         """Returns what the run came to; its model is its own preset."""
@@ -200,7 +189,7 @@ class EvaluatedRun:
             test = test | {"perplexity": perplexity(test[self.perplexity_of])}
         return {
             "run_dir": str(self.trained.folder),
-            "recipe": self.trained.recipe,
+            "recipe": self.trained.results["recipe"],
             "steps": self.trained.results["steps"],
             "dataset": self._facts.get("dataset"),
             "test": test,

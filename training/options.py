@@ -234,7 +234,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
     types, ranges = [], []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        given = f"{flag(field.name)} {short(value)}"
+        given = f"{flag(field.name)} {value}"
         if not _fits(value, hints[field.name]):
             hint = hints[field.name]
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
@@ -259,12 +259,6 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def short(value) -> str:
-    """Returns a value as text of at most 200 characters that any terminal can print."""
-    text = str(value).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def to_json(options) -> dict:
     """Returns the options as JSON values."""
     return {
@@ -283,12 +277,11 @@ def shown(options, resolved: dict | None = None) -> dict:
     """
     known = to_json(options) | (resolved or {})
     given = {name for name, value in known.items() if value not in (None, "auto", "scratch")}
-    values = {field.name: known[field.name] for field in dataclasses.fields(options)}
-    about = {name: metadata(type(options), name) for name in values}
+    about = {name: metadata(type(options), name) for name in to_json(options)}
     return {
-        name: value
-        for name, value in values.items()
-        if about[name]["shown"] and not given.intersection(about[name]["unless"])
+        name: known[name]
+        for name, found in about.items()
+        if found["shown"] and not given.intersection(found["unless"])
     }
 
 
@@ -325,7 +318,7 @@ def from_json(kind: type, path: Path):
     values = values.get("options", values)
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
     if unknown:
-        raise OptionsError(f"--options {path}: unknown options {short(', '.join(unknown))}")
+        raise OptionsError(f"--options {path}: unknown options {', '.join(unknown)}")
     return kind(**{k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")})
 
 
@@ -390,8 +383,6 @@ def _range_problem(value, within: str | None) -> str | None:
     if within is None or value is None:
         return None
     low, high = map(float, within[1:-1].split(","))
-    if not (value > low or (value == low and within[0] == "[")):  # NaN is not larger either
-        return f"must be {'at least' if within[0] == '[' else 'greater than'} {low:,.12g}"
-    if value > high or (value == high and within[-1] == ")"):
-        return f"must be {'at most' if within[-1] == ']' else 'less than'} {high:,.12g}"
-    return None
+    above = value > low or (value == low and within[0] == "[")  # NaN is not
+    below = value < high or (value == high and within[-1] == "]")
+    return None if above and below else f"must be in {within}"

@@ -114,18 +114,15 @@ def make_plan(
         factors = {"linear": planned, "sqrt": math.sqrt(planned), "none": 1}
         learning_rate = base * factors[options.lr_scaling]
     if batch % replicas:
-        lower = batch // replicas * replicas
-        fits = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
         raise OptionsError(
             f"--global-batch-size {batch} cannot be shared by {replicas} replicas: "
-            f"it must be a multiple of {replicas}, for instance {fits}"
+            f"it must be a multiple of {replicas}"
         )
     per_step = batch * options.accumulate_steps
     if examples < per_step:
-        several = f" x {options.accumulate_steps}" if options.accumulate_steps > 1 else ""
         raise OptionsError(
-            f"one step takes {per_step} examples (global batch {batch}{several}) and the training "
-            f"split has {examples}: take a smaller batch or more data"
+            f"one step takes {per_step} examples and the training split has {examples}: take a "
+            "smaller batch or more data"
         )
     steps_per_epoch = examples // per_step
     total_steps = steps_per_epoch * options.epochs

@@ -20,7 +20,6 @@ BASELINES = {
 }
 # A gain of less than this is none: 0.01 of an accuracy, 1 % of a loss.
 MARGIN = 0.01
-FEW_STEPS = 50
 
 CARD = string.Template("""\
 # $recipe: $title
@@ -45,8 +44,6 @@ $metrics
 
 ## Options
 
-Seed $seed; the recipe's defaults except:
-
 $options
 
 ## Limits
@@ -70,8 +67,6 @@ model.summary()
 def verdict(
     test: dict[str, float],
     baseline: dict[str, float],
-    *,
-    steps: int,
     history: dict[str, list[float]],
 ) -> list[str]:
     """Compares the metrics of the test split with the baselines.
@@ -80,7 +75,6 @@ def verdict(
         test: metrics by name.
         baseline: numbers by name; one that ends in the name of a test metric is compared with it
             (`unigram_cross_entropy` with `cross_entropy`).
-        steps: updates of the weights.
         history: one list per metric, a number per epoch; validation metrics begin with `val_`.
 
     Returns:
@@ -101,16 +95,11 @@ def verdict(
     if others:
         lines.append("does not beat " + ", ".join(others))
         losses = history.get("val_loss", [])
-        best = losses.index(min(losses)) + 1 if losses else 0
-        advice = []
-        if steps < FEW_STEPS:
-            advice.append(f"more --epochs or more data: {steps} steps are few")
-        if losses and losses[-1] > losses[best - 1] * 1.02:
-            overfits = f"validation was best after epoch {best} of {len(losses)}"
-            advice.append(f"more data or more --dropout: {overfits}")
-        elif losses and best == len(losses) and not advice:
-            advice.append("more --epochs: the validation loss was still falling")
-        lines.append("try " + "; ".join(advice or ["more data, more --epochs, or a larger model"]))
+        if losses and losses[-1] > min(losses) * 1.02:
+            best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"
+            lines.append(f"try more data or more --dropout: validation was best {best}")
+        else:
+            lines.append("try more data, more --epochs, or a larger model")
     return lines
 
 
@@ -123,12 +112,8 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         options: the recipe's options.
     """
     kind = type(options)
-    given = {
-        # Names, not paths: a card is passed on.
-        name: Path(value).name if isinstance(value, str) else value
-        for name, value in shown(options).items()
-        if name not in ("dataset", "seed") and value != getattr(kind(), name)
-    }
+    # A card is passed on: it names no path.
+    values = {name: value for name, value in shown(options).items() if "/" not in str(value)}
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load = 'keras.saving.load_model("model.keras")'
@@ -144,8 +129,7 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         model=type(model).__name__,
         parameters=f"{model.count_params():,}",
         metrics="\n".join(rows),
-        seed=options.seed,
-        options="\n".join(f"- `{name}`: {value}" for name, value in given.items()),
+        options="\n".join(f"- `{name}`: {value}" for name, value in values.items()),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
         load=load,
     )

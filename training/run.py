@@ -6,11 +6,9 @@ A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluate
 
 import contextlib
 import dataclasses
-import datetime
 import logging
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ from callbacks.records import EvaluateEvery, Records
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
-from callbacks.terminal_log import RESULT, WIDEST, TerminalLog
+from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
@@ -85,7 +83,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         stack.enter_context(keras_compat.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy, logging_)
-        stack.callback(run.close)
+        stack.callback(run.folder.close)
         try:
             run.open()
             yield run
@@ -105,6 +103,7 @@ class Run:
     Attributes:
         strategy: for `with run.strategy.scope():`.
         tensorboard: where a callback of the recipe's own writes images or texts.
+        cache_dir: the folder of downloads, vocabularies and tokens.
         results: what a finished run left; empty before.
         metadata: what the recipe stored beside the model, where a trained run is evaluated; empty
             where one is trained.
@@ -128,6 +127,7 @@ class Run:
         run_dir = options.run_dir or self._new_folder()
         self.options = dataclasses.replace(options, run_dir=run_dir)
         self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
+        self.cache_dir = options.cache_dir or default_cache_dir()
         self.metadata: dict = {}
         self.adam_bound: float | None = None
         self._logging = logging_
@@ -150,8 +150,8 @@ class Run:
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
-        now = datetime.datetime.fromtimestamp(self.agreement.broadcast_from_chief(int(time.time())))
-        folder = Path("runs") / self.recipe / now.strftime("%Y%m%d-%H%M%S")
+        now = time.localtime(self.agreement.broadcast_from_chief(int(time.time())))
+        folder = Path("runs") / self.recipe / time.strftime("%Y%m%d-%H%M%S", now)
         if self.workers == 1 and folder.exists():  # another run began in the same second
             time.sleep(1)
             return self._new_folder()
@@ -172,10 +172,6 @@ class Run:
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 
-    def close(self) -> None:
-        """Releases the folder, also after an error."""
-        self.folder.close()
-
     @property
     def results(self) -> dict:
         """Returns the results of a finished run; empty in one that is not finished."""
@@ -190,11 +186,6 @@ class Run:
     def dataset(self) -> str:
         """Returns `--dataset`; a run that resumes keeps the one that `auto` stood for."""
         return self.folder.facts.get("dataset", self.options.dataset)
-
-    @property
-    def cache_dir(self) -> Path:
-        """Returns the folder of downloads, vocabularies and tokens."""
-        return self.options.cache_dir or default_cache_dir()
 
     @property
     def resumes(self) -> bool:
@@ -274,11 +265,7 @@ class Run:
         replicas = f"{plan.replicas} in {self.workers} worker(s): {name}"
         lines = {"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines()
         for title, line in lines.items():
-            for part in textwrap.wrap(
-                line, WIDEST - 15, break_long_words=False, break_on_hyphens=False
-            ):
-                log.info("%-14s %s", title, part)
-                title = ""
+            log.info("%-14s %s", title, line)
         info = self.folder.checkpoint
         if info is not None:
             log.info("resumes at step %d from %s", info.step, info.folder)
@@ -316,7 +303,7 @@ class Run:
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             log.log(RESULT, "%-14s %s", "baseline", simpler)
-            for line in verdict(test, baseline, steps=steps, history=self.records.history):
+            for line in verdict(test, baseline, self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         spec = sys.modules[type(self.options).__module__].__spec__
         # The seconds are those of this process, from the beginning of the run to now.

@@ -95,10 +95,9 @@ class RunFolder:
             problem = files.damage(self.path / "model", ())
             if self.options.resume != "extend" and problem is None:
                 self.results = results
-            elif self.options.resume != "extend" and self.checkpoint is not None:
+            elif self.options.resume != "extend":
                 log.warning(
-                    "%s: the run is finished but its model/ is damaged (%s); rewriting it from the "
-                    "last checkpoint",
+                    "%s: the run is finished but its model/ is damaged (%s); rewriting it",
                     self.path,
                     problem,
                 )

@@ -25,14 +25,3 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         warm = keras.ops.cast(self.after(0), dtype) * (step + 1.0) / max(self.warmup_steps, 1)
         later = self.after(keras.ops.maximum(step - self.warmup_steps, 0.0))
         return keras.ops.where(step < self.warmup_steps, warm, keras.ops.cast(later, dtype))
-
-    def get_config(self):
-        """Returns the arguments, `after` serialised."""
-        after = keras.optimizers.schedules.serialize(self.after)
-        return {"warmup_steps": self.warmup_steps, "after": after}
-
-    @classmethod
-    def from_config(cls, config):
-        """Rebuilds the schedule from `get_config()`."""
-        after = keras.optimizers.schedules.deserialize(config["after"])
-        return cls(config["warmup_steps"], after)

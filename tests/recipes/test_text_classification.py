@@ -115,7 +115,7 @@ def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     [
         (dict(init_from="a", preset="b"), "--init-from and --preset: pass only one of them"),
         (dict(hidden_dim=15), "--hidden-dim 15: must be a multiple of --num-heads 2"),
-        (dict(token_dropout=1.0), "--token-dropout 1.0: must be less than 1"),
+        (dict(token_dropout=1.0), "--token-dropout 1.0: must be in [0, 1)"),
     ],
 )
 def test_what_is_wrong_ends_in_a_line(folder, tmp_path, changes, expected):

@@ -31,16 +31,10 @@ class TestGlobalBatch:
         assert [each.global_batch_size for each in found] == [32, 32, 32]
         assert [each.batch_size_per_replica for each in found] == [32, 16, 4]
 
-    @pytest.mark.parametrize(
-        "replicas, batch, fits", [(3, 32, "30 or 33"), (8, 4, "8"), (4, 6, "4 or 8")]
-    )
-    def test_what_cannot_be_shared_names_what_can(self, replicas, batch, fits):
-        with pytest.raises(OptionsError) as caught:
+    @pytest.mark.parametrize("replicas, batch", [(3, 32), (8, 4)])
+    def test_what_cannot_be_shared(self, replicas, batch):
+        with pytest.raises(OptionsError, match=f"it must be a multiple of {replicas}$"):
             plan(replicas, global_batch_size=batch)
-        assert str(caught.value) == (
-            f"--global-batch-size {batch} cannot be shared by {replicas} replicas: it must be a "
-            f"multiple of {replicas}, for instance {fits}"
-        )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +78,7 @@ class TestPlan:
         assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
 
     def test_too_few_examples(self):
-        with pytest.raises(OptionsError, match="one step takes 128 .*batch 32 x 4.* has 100: take"):
+        with pytest.raises(OptionsError, match="one step takes 128 .* has 100: take"):
             plan(examples=100, accumulate_steps=4)
         assert plan(examples=32).steps_per_epoch == 1
 

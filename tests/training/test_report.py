@@ -9,12 +9,11 @@ import pytest
 from recipes import mnist
 from training.report import model_card, verdict
 
-USUAL = {"steps": 1000, "history": {}}
 BASELINE = {"unigram_cross_entropy": 6.0, "most_frequent_accuracy": 0.08}
 
 
 def test_all_baselines_are_beaten():
-    lines = verdict({"cross_entropy": 4.0, "accuracy": 0.3}, BASELINE, **USUAL)
+    lines = verdict({"cross_entropy": 4.0, "accuracy": 0.3}, BASELINE, {})
     assert lines == [
         "beats the unigram model in cross_entropy, the most frequent class in accuracy"
     ]
@@ -22,7 +21,7 @@ def test_all_baselines_are_beaten():
 
 @pytest.mark.parametrize("cross_entropy", [5.95, 6.0, 7.0])
 def test_hardly_better_is_not_better(cross_entropy):
-    lines = verdict({"cross_entropy": cross_entropy, "accuracy": 0.3}, BASELINE, **USUAL)
+    lines = verdict({"cross_entropy": cross_entropy, "accuracy": 0.3}, BASELINE, {})
     assert lines[:2] == [
         "beats the most frequent class in accuracy",
         "does not beat the unigram model in cross_entropy",
@@ -32,29 +31,27 @@ def test_hardly_better_is_not_better(cross_entropy):
 
 def test_baselines_of_a_recipe_of_ones_own():
     baseline = {"tfidf_accuracy": 0.8}
-    lines = verdict({"accuracy": 0.9, "macro_f1": 0.9}, baseline, **USUAL)
+    lines = verdict({"accuracy": 0.9, "macro_f1": 0.9}, baseline, {})
     assert lines == ["beats TF-IDF with logistic regression in accuracy"]
     baseline = {"the_old_model_rmse": 2.0, "rmse": 1.5, "age": 3.0}
-    assert verdict({"rmse": 1.0}, baseline, **USUAL) == [
+    assert verdict({"rmse": 1.0}, baseline, {}) == [
         "beats the old model in rmse, the baseline in rmse"
     ]
     # Nothing is said of a metric whose direction is not known.
-    assert verdict({"wingspan": 1.0}, {"mean_wingspan": 2.0}, **USUAL) == []
+    assert verdict({"wingspan": 1.0}, {"mean_wingspan": 2.0}, {}) == []
 
 
 @pytest.mark.parametrize(
-    "changes, advice",
+    "losses, advice",
     [
-        ({"steps": 18}, "more --epochs or more data: 18 steps are few"),
-        ({"history": {"val_loss": [3.0, 2.0, 2.5]}}, "best after epoch 2 of 3"),
-        ({"history": {"val_loss": [3.0, 2.5, 2.0]}}, "the validation loss was still falling"),
-        ({"history": {"val_loss": [3.0, 2.0, 2.01]}}, "or a larger model"),
-        ({}, "try more data, more --epochs"),
+        ([3.0, 2.0, 2.5], "more --dropout: validation was best after epoch 2 of 3"),
+        ([3.0, 2.0, 2.01], "or a larger model"),
+        ([], "try more data, more --epochs"),
     ],
 )
-def test_advice(changes, advice):
-    lines = verdict({"accuracy": 0.1}, {"accuracy": 0.1}, **(USUAL | changes))
-    assert advice in lines[-1] and ";" not in lines[-1]
+def test_advice(losses, advice):
+    lines = verdict({"accuracy": 0.1}, {"accuracy": 0.1}, {"val_loss": losses})
+    assert advice in lines[-1]
 
 
 def test_a_card_names_no_path_and_all_numbers():
@@ -80,7 +77,8 @@ def test_a_card_names_no_path_and_all_numbers():
         "digits are used instead",
         "`Sequential`, 9 parameters.",
         "| accuracy | 0.9000 | |\n| most_frequent_accuracy | | 0.1000 |",
-        "Seed 3; the recipe's defaults except:\n\n- `dropout`: 0.2\n",
+        "- `seed`: 3\n",
+        "- `dropout`: 0.2\n",
         'model = keras.saving.load_model("model.keras")',
     ):
         assert part in card

@@ -31,9 +31,3 @@ def test_float64_is_not_rounded():
         rate = keras.ops.convert_to_numpy(WarmUp(3, to_zero(8, np.float64(0.1)))(step))
         assert rate.dtype == np.float64
         assert rate == pytest.approx(expected, rel=1e-14)
-
-
-def test_serialises():
-    schedule = WarmUp(3, to_zero(8, peak=0.5))
-    again = WarmUp.from_config(schedule.get_config())
-    assert rates(again, 12) == rates(schedule, 12)
