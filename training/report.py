@@ -112,8 +112,7 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         options: the recipe's options.
     """
     kind = type(options)
-    # A card is passed on: it names no path.
-    values = {name: value for name, value in shown(options).items() if "/" not in str(value)}
+    given = {name: value for name, value in shown(options).items() if value is not None}
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load = 'keras.saving.load_model("model.keras")'
@@ -129,7 +128,11 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         model=type(model).__name__,
         parameters=f"{model.count_params():,}",
         metrics="\n".join(rows),
-        options="\n".join(f"- `{name}`: {value}" for name, value in values.items()),
+        options="\n".join(
+            f"- `{name}`: {value}"
+            for name, value in given.items()
+            if "/" not in str(value)  # a card is passed on: it names no path
+        ),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
         load=load,
     )
