@@ -231,7 +231,7 @@ class Checkpoint(StepCallback):
 
     def _is_better(self, value: float) -> bool:
         before = self.best_value
-        highest = direction(self.best, self.model, self.best_mode) == "max"
+        highest = direction(str(self.best), self.model, self.best_mode) == "max"
         if before is None or (value > before if highest else value < before):
             self.best_value, self.best_epoch = value, self.epochs_done
             return True

@@ -26,9 +26,10 @@ def saving(what: object, hint: str = "", *others: type[Exception]) -> Iterator[N
         hint: appended to the message.
         *others: exceptions that mean the same as `OSError`.
     """
+    caught: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except (OSError, *others) as error:
+    except caught as error:
         # HDF5 and TensorFlow write several lines, and name a node or a path before the reason.
         lines = str(getattr(error, "message", error)).splitlines() or [type(error).__name__]
         number = getattr(error, "errno", None)

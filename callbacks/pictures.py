@@ -96,7 +96,7 @@ class RegressionSummaries(Predictions):
         unit: of the values, for the axes.
     """
 
-    def __init__(self, tensorboard: TensorBoard, inputs: np.ndarray, truth: np.ndarray, unit: str):
+    def __init__(self, tensorboard: TensorBoard, inputs, truth: np.ndarray, unit: str):
         super().__init__(tensorboard, keras.tree.map_structure(lambda x: x[:POINTS], inputs))
         self.truth = np.asarray(truth, np.float64).reshape(-1)[:POINTS]
         self.unit = unit

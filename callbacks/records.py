@@ -69,7 +69,7 @@ class Records(StepCallback):
         self.history = state["history"]
         vars(self._loss).update(state["loss"])
         self.workers_by_step = state["workers_by_step"]
-        if self.get_state()["bytes"] > state["bytes"]:
+        if self.path and self.get_state()["bytes"] > state["bytes"]:
             with saving(self.path):
                 os.truncate(self.path, state["bytes"])
 
@@ -111,18 +111,18 @@ class Records(StepCallback):
     def _record(self, event: str, step: int, numbers: dict) -> None:
         record = {"event": event, "step": step, "epoch": self.epoch + 1, **numbers}
         if self.path is not None:
-            self._write(record)
+            self._write(self.path, record)
         for listener in self.listeners:
             listener.on_record(record)
 
-    def _write(self, record: dict) -> None:
+    def _write(self, path: Path, record: dict) -> None:
         # JSON has no NaN and no infinity.
         finite = {
             name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
             for name, value in record.items()
         }
         # In one write: a reader never sees half a line while the process lives.
-        with saving(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
 
     def with_perplexity(self, logs: dict[str, float]) -> dict[str, float]:

@@ -59,7 +59,7 @@ class StepCallback(keras.callbacks.Callback):
 
     def is_due(self, every: int | None) -> bool:
         """Returns whether a multiple of `every` is among the steps of the last execution."""
-        return bool(every) and self.step // every > self._previous // every
+        return every is not None and self.step // every > self._previous // every
 
     def get_state(self) -> dict:
         """Returns what a checkpoint must hold of this callback; JSON values."""

@@ -83,7 +83,7 @@ class Throughput(StepCallback):
         found = {"examples_per_second": examples}
         if self.tokens_per_example is not None:
             found["tokens_per_second"] = examples * self.tokens_per_example
-        if self._peak is not None:
+        if self._peak is not None and self.operations_per_example is not None:
             operations = steps * self.examples_per_step * self.operations_per_example
             found["mfu"] = operations / seconds / (self._peak * self.devices)
         return found

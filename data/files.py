@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from data.errors import DataError
 
@@ -39,7 +39,7 @@ def expand(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def open_bytes(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
     """Opens a file for `with`, unpacking `.gz`; every error of reading becomes a `DataError`.
 
     Args:

@@ -71,7 +71,7 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
     folder = Path(cache_dir) / f"installed-docs-{fingerprint}"
 
     def build(temporary: Path) -> None:
-        roots = {package: Path(module.__file__).parent for package, module in modules.items()}
+        roots = {package: Path(str(module.__file__)).parent for package, module in modules.items()}
         temporary.mkdir()
         (temporary / "prose.json").write_text(json.dumps(extract_prose(roots)))
 

@@ -245,8 +245,8 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
         outside, inside = left, right
     middle = sequence[outside + 1 : inside]
     if "+" in middle:
-        left, _, right = middle.partition("+")
-        facing(left, right[::-1], END)
+        first, _, second = middle.partition("+")
+        facing(first, second[::-1], END)
     else:
         facing(middle, "", LOOP)
     if any("+" in column[:2] for column in found):

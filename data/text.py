@@ -170,9 +170,9 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
             is_wikitext = "wiki." in found[0]
     if len(splits) == len(SPLITS):
         return _not_empty(Text(name, splits, is_wikitext))
-    found = ", ".join(sorted(sources)[:5]) or "nothing"
+    there = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
-        f"{name}: found {found}; expected one train, one valid and one test file called "
+        f"{name}: found {there}; expected one train, one valid and one test file called "
         "wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
     )
 

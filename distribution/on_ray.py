@@ -109,7 +109,7 @@ class RayRun(launch.Requests):
         request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
         while self.gather():
             before = self.checkpoint()
-            status = self.start() or self.supervise(before)
+            status = self.start() or self.supervise(before)  # type: ignore[assignment]
             self.release()
             if self.request or status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS):
                 break

@@ -219,7 +219,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     """
     model = run.load_model("float32")
     tokenizer = bert.load(
-        keras_nlp.models.BertTokenizer, run.preset, special_tokens_in_strings=True
+        keras_nlp.models.BertTokenizer, str(run.preset), special_tokens_in_strings=True
     )
     longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
     answers = []
@@ -244,7 +244,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
         texts: as many tokens as a sequence of the run has, at most.
     """
     model = run.load_model("float32")
-    tokenizer = bert.load(keras_nlp.models.BertTokenizer, run.preset)
+    tokenizer = bert.load(keras_nlp.models.BertTokenizer, str(run.preset))
     longest = model.preprocessor.sequence_length
     found = []
     for text in texts:

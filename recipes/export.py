@@ -69,7 +69,7 @@ def main(options: Options) -> Path:
             if options.to == "huggingface":
                 said = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and is_bert:
-                said = texts.write(model, temporary, run.preset, classes)
+                said = texts.write(model, temporary, str(run.preset), classes)
             else:
                 said = keras_formats.write(model, temporary, options.to)
             files.write_checksums(temporary)

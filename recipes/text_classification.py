@@ -127,7 +127,7 @@ def build_model(
     pieces, classes = evidence.shape
     if preset is not None:
         backbone = bert.load_backbone(preset, options.dropout, options.sequence_length)
-        if options.init_from is not None:
+        if sample is not None:
             backbone = add_mean_layer(backbone, sample)
         return BertTextClassifier(backbone, classes, dropout=options.dropout)
     backbone = bert.new_backbone(options, pieces)
@@ -182,7 +182,10 @@ def main(options: Options) -> dict:
             evidence = sentences.naive_bayes_evidence(
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
-            sample = {name: rows[:: 1 + len(rows) // 500] for name, rows in inputs["train"].items()}
+            sample = None
+            if options.init_from is not None:
+                every = 1 + len(labels["train"]) // 500
+                sample = {name: rows[::every] for name, rows in inputs["train"].items()}
             model = build_model(options, evidence, preset, sample)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)

@@ -204,7 +204,7 @@ def stateful(
             raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
         found[name] = callback
     missing = sorted(info.state["callbacks"].keys() - found.keys()) if info is not None else []
-    if missing:
+    if info is not None and missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
             "to plan.fit_options(extra=[...]) as the run began with"

@@ -6,6 +6,7 @@ import importlib
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from callbacks.tensorboard import TensorBoard
 from data import files
 from training import artifacts
 from training.errors import RunError
-from training.options import SharedOptions, from_json, read_json
+from training.options import from_json, read_json
 from training.plan import Plan, make_plan
 
 
@@ -37,7 +38,7 @@ class LoadedRun:
 
     folder: Path
     module: types.ModuleType
-    options: SharedOptions
+    options: Any
     resolved: dict
     results: dict
     metadata: dict

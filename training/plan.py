@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Plan:
     steps_done: int = 0
 
     @property
-    def batches(self) -> dict[str, int]:
+    def batches(self) -> dict[str, Any]:
         """Returns batch size, batches of an epoch, and the first one, for a training pipeline.
 
         With accumulation a step takes several batches; a resumed run begins at its next one.

@@ -80,7 +80,8 @@ def verdict(
     Returns:
         Lines: which baselines are beaten, which are not, and then what to try.
     """
-    beaten, others = [], []
+    beaten: list[str] = []
+    others: list[str] = []
     for name, number in baseline.items():
         metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), "")
         way = direction(metric)

@@ -67,7 +67,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     trained = loaded_run.requested()
     if trained is not None:
         with checks.precision(options.precision):
-            yield loaded_run.EvaluatedRun(trained, options)
+            yield loaded_run.EvaluatedRun(trained, options)  # type: ignore[misc]
         return
     checks.refuse_pairs(options)
     with contextlib.ExitStack() as stack:

@@ -103,8 +103,8 @@ class RunFolder:
                 )
         if self.checkpoint is None and self.results is None and self.is_chief:
             # Stopped before its first checkpoint: what it logged will be logged again.
-            for path in ("metrics.jsonl", *self.path.glob(tensorboard.FILES)):
-                (self.path / path).unlink(missing_ok=True)
+            for path in (self.path / "metrics.jsonl", *self.path.glob(tensorboard.FILES)):
+                path.unlink(missing_ok=True)
 
     def _refuse_differences(self, saved: dict) -> None:
         now = json.loads(json.dumps(to_json(self.options)))
