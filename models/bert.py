@@ -1,4 +1,4 @@
-"""What a BERT is built from: sizes, presets, tokenizer, weights, optimizer; how it fills masks."""
+"""Builds BERTs: sizes, presets, tokenizer, weights, optimizer; fills in masked words."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What the pages show must work: commands parse, Python's imports exist, links lead somewhere."""
+"""The documentation's commands parse, its imports exist, its links lead somewhere."""
 
 import ast
 import importlib

@@ -1,1 +1,1 @@
-"""What every recipe shares, and a recipe of yours: from options to a finished run."""
+"""Runs recipes, ours and yours: options, plan, callbacks, run folder, results."""

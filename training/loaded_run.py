@@ -141,7 +141,7 @@ def requested() -> LoadedRun | None:
 
 
 class EvaluatedRun:
-    """What a recipe's `main` gets instead of a `Run` where a trained run is evaluated."""
+    """Takes the place of a `Run` in a recipe's `main` while a trained run is evaluated."""
 
     finished = False
     resumes = True  # the weights come from the run

@@ -387,7 +387,7 @@ class TrainingPlan(Plan):
 
     @property
     def _in_parts(self) -> bool:
-        """Whether gradients are computed on each replica, and reduced apart from that."""
+        """Returns whether `compute_per_replica` replaces Keras's training function."""
         if self.run.strategy_name == "parameter_server":
             return False
         several = self.replicas > 1 and (self.jit is True or self.steps_per_execution > 1)

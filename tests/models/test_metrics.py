@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 from sklearn.metrics import f1_score
 
+from distribution import keras_compat
 from models.metrics import MacroF1
+from tests.support import forked
 
 
 @pytest.fixture
@@ -30,3 +33,29 @@ def test_examples_of_weight_zero_do_not_count(counted):
     expected = f1_score(labels[:30], predicted[:30], average="macro")
     assert float(metric.result()) == pytest.approx(expected)
     assert expected != pytest.approx(f1_score(labels, predicted, average="macro"))
+
+
+def count_on_two_replicas(labels, logits):
+    """Each replica counts half of the examples, in one copy of the variables."""
+    strategy = tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"
+    )
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        metric = MacroF1(4)
+        parts = strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices((labels, logits)).batch(len(labels) // 5)
+        )
+
+        @tf.function
+        def count(part):
+            strategy.run(metric.update_state, args=part)
+
+        for part in parts:
+            count(part)
+        return float(metric.result())
+
+
+def test_replicas_that_share_one_copy_add_up(counted):
+    labels, logits, predicted = counted
+    found = forked.run(count_on_two_replicas, labels, logits)
+    assert found == pytest.approx(f1_score(labels, predicted, average="macro"))

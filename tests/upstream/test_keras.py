@@ -1,4 +1,4 @@
-"""What stock Keras gets wrong under tf.distribute, and the repair of it: `make check-upstream`.
+"""Bugs of stock Keras under tf.distribute, and their repairs: `make check-upstream`.
 
 Each test runs twice, in processes of its own: with stock Keras it must fail, with the repair it
 must pass. Where stock Keras passes, the strict xfail fails and names the repair to remove.
