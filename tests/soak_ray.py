@@ -50,7 +50,8 @@ def one_round(folder: Path, whole: Path, seed: str) -> str:
             step = ray_runs.step_of(run) if choice.random() < 0.7 else -1
             moment = time.monotonic() + choice.uniform(1, 8)
             while process.poll() is None and time.monotonic() < end:
-                if ray_runs.step_of(run) > step and time.monotonic() > moment:
+                steps = ray_runs.step_of(run) > step or not nodes  # without nodes there are none
+                if steps and time.monotonic() > moment:
                     break
                 time.sleep(0.1)
             deeds = ["a node comes"] * (len(nodes) < 3)
