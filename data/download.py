@@ -38,7 +38,7 @@ def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") ->
         what: What is downloaded, for messages.
 
     Raises:
-        DataError: No mirror delivered; the message says why for each.
+        DataError: No mirror delivered; the message says why.
     """
 
     def build(temporary: Path) -> None:
@@ -50,8 +50,9 @@ def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") ->
                 return
             failures[url] = failure
         reasons = "; ".join(f"{url} {failure}" for url, failure in failures.items())
-        short = NO_NETWORK if set(failures.values()) == {NO_NETWORK} else reasons
-        raise DataError(f"{what} could not be downloaded: {reasons}", short)
+        if set(failures.values()) == {NO_NETWORK}:
+            reasons = NO_NETWORK
+        raise DataError(f"{what}: {reasons}")
 
     files.build_once(target, build, f"downloading {what}", sha256)
 

@@ -6,11 +6,4 @@ class DataError(Exception):
 
     The message is one line for a person: it names the thing, what was found and what was expected.
     Recipes print it and end with exit status 2.
-
-    Attributes:
-        short: the reason in a few words, for a line that says what is used instead.
     """
-
-    def __init__(self, message: str, short: str | None = None):
-        super().__init__(message)
-        self.short = short or message

@@ -91,7 +91,7 @@ def load_images(dataset: str) -> Images:
         try:
             return _mnist()
         except DataError as error:
-            note = f"mnist: {error.short}; scikit-learn's digits are used instead"
+            note = f"{error}; scikit-learn's digits are used instead"
             return dataclasses.replace(_digits(), note=note)
     named = {"mnist": _mnist, "fashion_mnist": _fashion_mnist, "digits": _digits}
     return named[dataset]() if dataset in named else _folder(dataset)

@@ -221,8 +221,8 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     strange = sorted(set(sequence) - set("ACGT+"))
     if strange:
         raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange)}")
-    nicks = [[symbol == "+" for symbol in text] for text in (sequence, structure)]
-    if nicks[0] != nicks[1] or set(structure) - set("().+"):
+    nicks, same = (re.sub("[^+]", ".", text) for text in (sequence, structure))
+    if nicks != same or set(structure) - set("().+"):
         raise DataError(f"{shown}: expected dot-bracket of the same length, '+' at the same place")
     opened = [place for place, symbol in enumerate(structure) if symbol == "("]
     closed = [place for place, symbol in enumerate(structure) if symbol == ")"]
@@ -234,8 +234,8 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     found: list[tuple[str, str, int]] = []
 
     def facing(left: str, right: str, kind: int) -> None:
-        for place in range(max(len(left), len(right))):
-            found.append((left[place : place + 1] or "-", right[place : place + 1] or "-", kind))
+        for pair in itertools.zip_longest(left, right, fillvalue="-"):
+            found.append((*pair, kind))
 
     outside, inside = -1, len(sequence)
     for left, right in zip(opened, reversed(closed), strict=True):
@@ -243,12 +243,8 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
         facing(before, after, INTERNAL if found else END)
         found.append((sequence[left], sequence[right], PAIR))
         outside, inside = left, right
-    middle = sequence[outside + 1 : inside]
-    if "+" in middle:
-        first, _, second = middle.partition("+")
-        facing(first, second[::-1], END)
-    else:
-        facing(middle, "", LOOP)
+    first, nick, second = sequence[outside + 1 : inside].partition("+")
+    facing(first, second[::-1], END if nick else LOOP)
     if any("+" in column[:2] for column in found):
         raise DataError(f"{shown}: expected at most one '+', between the innermost bases")
     if len(found) > LONGEST:

@@ -13,7 +13,7 @@ from data import batches, files, installed_docs
 from data.errors import DataError
 from data.tables import read_table
 from data.text import SPLITS, Text
-from data.word_pieces import SPECIAL_TOKENS
+from data.word_pieces import special_ids
 
 INSTALLED_DOCS = "installed-docs"
 
@@ -182,12 +182,12 @@ def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:
 
 def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None:
     """Says in one line what `repeated_in_test` counts, or None where it counts nothing."""
-    repeated, count = repeated_in_test(splits), len(splits["test"][0])
+    repeated = repeated_in_test(splits)
     if not repeated:
         return None
     return (
-        f"{repeated:,} of {count:,} test sentences are training sentences too (case and spaces "
-        "ignored)"
+        f"{repeated:,} of {len(splits['test'][0]):,} test sentences are training sentences too "
+        "(case and spaces ignored)"
     )
 
 
@@ -276,17 +276,6 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
 
-def encode_splits(splits: dict, preprocessor) -> tuple[dict, dict]:
-    """Encodes each split's sentences; returns what `encode` makes, and the labels, by split.
-
-    Args:
-        splits: as in `Sentences.splits`.
-        preprocessor: as for `encode`.
-    """
-    inputs = {name: encode(texts, preprocessor) for name, (texts, _) in splits.items()}
-    return inputs, {name: labels for name, (_, labels) in splits.items()}
-
-
 def naive_bayes_evidence(
     inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
 ) -> np.ndarray:
@@ -302,7 +291,7 @@ def naive_bayes_evidence(
         Logarithms of the pieces' shares in each class, less their mean over the classes; float64 of
         shape (vocabulary size, classes).
     """
-    special = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    special = special_ids(tokenizer)
     counts = np.ones((tokenizer.vocabulary_size(), num_classes))
     for ids, label in zip(inputs["token_ids"], labels, strict=True):
         counts[np.unique(ids), label] += 1

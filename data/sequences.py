@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tqdm import tqdm
 
 from data import files, word_pieces
 from data.errors import DataError
@@ -96,7 +97,7 @@ def sequences_once(
     def build(folder: Path) -> None:
         folder.mkdir()
         for split, found in text.splits.items():
-            found = word_pieces.with_progress(found, f"tokenising {split}")
+            found = tqdm(found, f"tokenising {split}", disable=None)
             if text_mode == "lines":
                 found = (line for line in found if len(line.encode()) > SHORT_LINE)
             tokens = word_pieces.tokenize(found, tokenizer)

@@ -114,7 +114,7 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
         try:
             return _load_wikitext("wikitext-2", cache_dir)
         except DataError as error:
-            note = f"wikitext-2: {error.short}; the installed packages' docstrings are used instead"
+            note = f"{error}; the installed packages' docstrings are used instead"
             return dataclasses.replace(load_text("installed-docs", cache_dir), note=note)
     if dataset == "installed-docs":
         found = installed_docs.load_labelled_docs(cache_dir)

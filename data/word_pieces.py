@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import tqdm
+from tqdm import tqdm
 
 from data import files
 from data.errors import DataError
@@ -29,6 +29,11 @@ LINES_AT_ONCE = 1000
 KNOWN_WORDS = 1_000_000
 
 
+def special_ids(tokenizer) -> list[int]:
+    """Returns the ids of BERT's special tokens, of a `keras_nlp.models.BertTokenizer`."""
+    return [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+
+
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
     """The ids of BERT's special tokens, which are never masked and never predicted."""
@@ -42,7 +47,7 @@ class SpecialTokens:
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":
         """Returns those of a `keras_nlp.models.BertTokenizer`."""
-        return cls(*(tokenizer.token_to_id(token) for token in SPECIAL_TOKENS))
+        return cls(*special_ids(tokenizer))
 
     def all(self) -> tuple[int, ...]:
         """Returns the five ids."""
@@ -126,7 +131,7 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-{size}"
 
     def build(folder: Path) -> None:
-        lines = with_progress(text.splits["train"], "learning the vocabulary")
+        lines = tqdm(text.splits["train"], "learning the vocabulary", disable=None)
         content = "".join(f"{piece}\n" for piece in learn_vocabulary(lines, size))
         folder.mkdir()
         (folder / "vocabulary.txt").write_text(content, encoding="utf-8")
@@ -152,9 +157,9 @@ def read_vocabulary(path: str | Path) -> list[str]:
             f"--vocabulary {path}: lacks {', '.join(missing)}; a BERT vocabulary has one piece a "
             f"line and holds {', '.join(SPECIAL_TOKENS)}"
         )
-    if len(set(pieces)) != len(pieces):
-        twice = next(p for p, n in collections.Counter(pieces).items() if n > 1)
-        raise DataError(f"--vocabulary {path}: the piece {twice!r} is repeated")
+    ((piece, count),) = collections.Counter(pieces).most_common(1)
+    if count > 1:
+        raise DataError(f"--vocabulary {path}: the piece {piece!r} is repeated")
     return pieces
 
 
@@ -195,8 +200,3 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
                 ids.extend(known[word])
             ends.append(len(ids))
         yield np.array(ids, np.int32), np.diff(ends)
-
-
-def with_progress(lines: Iterable[str], what: str) -> Iterable[str]:
-    """Shows how many lines were taken; without a terminal nothing."""
-    return tqdm.tqdm(lines, desc=what, unit=" lines", disable=None)

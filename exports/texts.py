@@ -8,7 +8,7 @@ import keras_nlp
 import tensorflow as tf
 import tensorflow_text  # noqa: F401 (its ops are in the graph)
 
-from models import bert
+from data.word_pieces import special_ids
 
 FILLS = 5
 TEXTS = [tf.TensorSpec([None], tf.string, name="texts")]
@@ -47,7 +47,7 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
         length + 1, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
     )
     pieces = tf.constant(tokenizer.get_vocabulary())
-    special = tf.one_hot(bert.special_ids(tokenizer), tokenizer.vocabulary_size())
+    special = tf.one_hot(special_ids(tokenizer), tokenizer.vocabulary_size())
     never = -1e9 * tf.reduce_sum(special, axis=0)
 
     @tf.function(input_signature=TEXTS)

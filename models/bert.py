@@ -20,23 +20,16 @@ FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "voc
 MASK = "[MASK]"
 
 
-def problems_of_sizes(options, taken_from: str | None = None) -> list[str]:
-    """Returns what is wrong with the sizes of a BERT, a line each.
+def problems_of_sizes(options, taken_from: str) -> list[str]:
+    """Returns a line for each given size of a new BERT.
 
     Args:
         options: with `FROM_SCRATCH`.
         taken_from: the option that names an existing model, which has sizes and word pieces of its
-            own; None for a new model.
+            own.
     """
-    if taken_from is not None:
-        flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
-        return [f"{flag}: {taken_from} has its own" for flag in flags]
-    if options.num_heads > 0 and options.hidden_dim % options.num_heads:
-        return [
-            f"--hidden-dim {options.hidden_dim}: must be a multiple of --num-heads "
-            f"{options.num_heads}"
-        ]
-    return []
+    flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
+    return [f"{flag}: {taken_from} has its own" for flag in flags]
 
 
 def given_sizes(options) -> list[str]:
@@ -121,22 +114,6 @@ def tokenizer_of(pieces: list[str]):
     )
 
 
-def preprocessor(tokenizer, masking, sequence_length: int):
-    """Makes what completes a `BertMaskedLM` to a preset.
-
-    Args:
-        tokenizer: a `keras_nlp.models.BertTokenizer`.
-        masking: a `data.masked_lm.Masking`.
-        sequence_length: tokens of a sequence.
-    """
-    return keras_nlp.models.BertMaskedLMPreprocessor(
-        tokenizer,
-        sequence_length=sequence_length,
-        mask_selection_rate=masking.probability,
-        mask_selection_length=masking.max_predictions,
-    )
-
-
 def new_backbone(options, vocabulary_size: int):
     """Makes a `BertBackbone`; its feed-forward layers are four times as wide as the model.
 
@@ -190,23 +167,24 @@ def load_backbone(preset: str, dropout: float | None, sequence_length: int):
     return backbone
 
 
-def encoder_of(init_from: Path | None, preset: str, known: str | None = None) -> str | None:
+def encoder_of(options, known: str | None) -> str | None:
     """Returns the preset to take an encoder from: a run's model, a named one, or None for none.
 
     Args:
-        init_from: a finished run, or None.
-        preset: "scratch", or a preset's name or folder.
+        options: with `preset` and `init_from`.
         known: the preset of an earlier part of this run, or None.
 
     Raises:
         DataError: `init_from` is no finished run.
     """
-    preset = known or preset
-    if known is not None or init_from is None:
+    preset = known or options.preset
+    if known is not None or options.init_from is None:
         return None if preset == "scratch" else preset
-    folder = init_from / "model"
+    folder = options.init_from / "model"
     if not (folder / "config.json").is_file():
-        raise DataError(f"--init-from {init_from}: holds no model; pass a finished run of bert_mlm")
+        raise DataError(
+            f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
+        )
     return str(folder)
 
 
@@ -301,17 +279,28 @@ def training_operations(backbone, sequence_length: int, predictions: int) -> int
     return 3 * 2 * (sequence_length * token + predictions * prediction)
 
 
-def encode(tokenizer, text: str) -> np.ndarray:
+def encode(tokenizer, text: str, longest: int) -> np.ndarray:
     """Encodes a text as [CLS], its pieces, [SEP]; WikiText's `<unk>` becomes [UNK].
+
+    Args:
+        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        text: the text.
+        longest: tokens that the model takes.
 
     Returns:
         int32 of shape (tokens,).
+
+    Raises:
+        DataError: the text has more tokens.
     """
     parts = re.split(r"(?<!\S)<unk>(?!\S)", text)
     ids = [tokenizer.cls_token_id, *tokenizer(parts[0])]
     for part in parts[1:]:
         ids += [tokenizer.token_to_id("[UNK]"), *tokenizer(part)]
-    return np.asarray([*ids, tokenizer.sep_token_id], np.int32)
+    ids.append(tokenizer.sep_token_id)
+    if len(ids) > longest:
+        raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
+    return np.asarray(ids, np.int32)
 
 
 def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
@@ -326,15 +315,29 @@ def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
         float64 of shape (masks, vocabulary size); special tokens have probability 0.
     """
     positions = np.flatnonzero(token_ids == tokenizer.mask_token_id).astype(np.int32)
-    inputs = {
-        "token_ids": token_ids[None],
-        "segment_ids": np.zeros_like(token_ids)[None],
-        "padding_mask": np.ones_like(token_ids)[None],
-        "mask_positions": positions[None],
-    }
-    logits = keras.ops.convert_to_numpy(model(inputs, training=False))[0].astype(np.float64)
-    logits[:, special_ids(tokenizer)] = -np.inf
+    logits = masked_logits(model, token_ids[None], positions[None])[0].astype(np.float64)
+    logits[:, word_pieces.special_ids(tokenizer)] = -np.inf
     return keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+
+
+def masked_logits(model, token_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Computes the logits of masked words.
+
+    Args:
+        model: a `BertMaskedLM`.
+        token_ids: int32 of shape (texts, tokens), without padding.
+        positions: int32 of shape (texts, masks).
+
+    Returns:
+        float of shape (texts, masks, vocabulary size).
+    """
+    inputs = {
+        "token_ids": token_ids,
+        "segment_ids": np.zeros_like(token_ids),
+        "padding_mask": np.ones_like(token_ids),
+        "mask_positions": positions,
+    }
+    return keras.ops.convert_to_numpy(model(inputs, training=False))
 
 
 def sum_of_log_shares(logits, pieces: np.ndarray) -> float:
@@ -346,8 +349,3 @@ def sum_of_log_shares(logits, pieces: np.ndarray) -> float:
     """
     log_shares = keras.ops.convert_to_numpy(keras.ops.log_softmax(logits))
     return math.fsum(log_shares[np.arange(len(pieces)), pieces].tolist())
-
-
-def special_ids(tokenizer) -> list[int]:
-    """Returns the ids that are never a fill."""
-    return [tokenizer.token_to_id(token) for token in word_pieces.SPECIAL_TOKENS]

@@ -19,7 +19,6 @@ from typing import ClassVar, Literal
 import keras
 import keras_nlp
 import numpy as np
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import masked_lm, word_pieces
@@ -32,13 +31,13 @@ from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
-from training.options import SharedOptions, option
+from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import warm_up_and_decay
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(SharedOptions):
+class Options(TextOptions):
     """Options of `recipes.bert_mlm`."""
 
     # On 2 cores compiling took 5 s more, and a step 0.1 s less (`make bench`).
@@ -52,24 +51,6 @@ class Options(SharedOptions):
     )
     init_from: Path | None = option(
         None, "A run's folder or a weights file to start from, with a new schedule."
-    )
-    vocabulary: Path | None = option(
-        None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
-    )
-    vocabulary_size: int = option(
-        8192, "Word pieces to learn.", within="[1, 1e6]", unless=("vocabulary", "preset")
-    )
-    num_layers: int = option(
-        2, "Transformer layers, from scratch.", within="[1, 1000]", unless=("preset",)
-    )
-    num_heads: int = option(
-        2, "Attention heads, from scratch.", within="[1, 1000]", unless=("preset",)
-    )
-    hidden_dim: int = option(
-        128,
-        "Width of the model, from scratch; feed-forward layers are four times as wide.",
-        within="[1, 1e5]",
-        unless=("preset",),
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
@@ -85,21 +66,14 @@ class Options(SharedOptions):
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
-    warmup_steps: int = option(
-        200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
-    )
-    weight_decay: float = option(
-        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
-    )
     beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
     epochs: int = 8
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         found = super().problems()
-        found += bert.problems_of_sizes(
-            self, None if self.preset in ("auto", "scratch") else f"the preset {self.preset}"
-        )
+        if self.preset not in ("auto", "scratch"):
+            found += bert.problems_of_sizes(self, f"the preset {self.preset}")
         return found
 
 
@@ -172,9 +146,8 @@ def main(options: Options) -> dict:
             if options.init_from is not None and not run.resumes:
                 bert.load_weights(network, options.init_from)
             model = chunked_masked_lm(network) if options.head == "chunked" else network
-            warmup = plan.warmup_steps(options.warmup_steps)
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
+            schedule = warm_up_and_decay(plan, options.warmup_steps)
+            optimizer = bert.adamw(options, schedule, options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
@@ -206,7 +179,12 @@ def main(options: Options) -> dict:
             network,
             test={"cross_entropy": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline=baseline,
-            preprocessor=bert.preprocessor(tokenizer, masking, options.sequence_length),
+            preprocessor=keras_nlp.models.BertMaskedLMPreprocessor(
+                tokenizer,
+                sequence_length=options.sequence_length,
+                mask_selection_rate=masking.probability,
+                mask_selection_length=masking.max_predictions,
+            ),
         )
 
 
@@ -224,11 +202,9 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
     answers = []
     for text in inputs:
-        token_ids = bert.encode(tokenizer, text)
         if bert.MASK not in text:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
-        if len(token_ids) > longest:
-            raise DataError(f"{len(token_ids)} tokens, the model takes {longest}: {text[:60]!r}")
+        token_ids = bert.encode(tokenizer, text, longest)
         probabilities = bert.fill_masks(model, tokenizer, token_ids)
         answers.append(fills(text, probabilities, tokenizer.get_vocabulary()))
     return answers
@@ -248,20 +224,12 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     longest = model.preprocessor.sequence_length
     found = []
     for text in texts:
-        token_ids = bert.encode(tokenizer, text)
-        if len(token_ids) > longest:
-            raise DataError(f"{len(token_ids)} tokens, the model takes {longest}: {text[:60]!r}")
+        token_ids = bert.encode(tokenizer, text, longest)
         pieces = token_ids[1:-1]
         positions = np.arange(1, len(pieces) + 1, dtype=np.int32)
         masked = np.tile(token_ids, (len(pieces), 1))
         masked[positions - 1, positions] = tokenizer.mask_token_id
-        inputs = {
-            "token_ids": masked,
-            "segment_ids": np.zeros_like(masked),
-            "padding_mask": np.ones_like(masked),
-            "mask_positions": positions[:, None],
-        }
-        logits = model(inputs, training=False)[:, 0]
+        logits = bert.masked_logits(model, masked, positions[:, None])[:, 0]
         found.append(bert.sum_of_log_shares(logits, pieces))
     return found
 

@@ -13,18 +13,15 @@ vocabularies, per byte of the text (case and words that the vocabulary lacks are
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import batches, kneser_ney, word_pieces
-from data.errors import DataError
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
@@ -32,45 +29,24 @@ from models import bert
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
-from training.options import SharedOptions, option
+from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import warm_up_and_decay
 
 CHOICES = 40  # a continuation is drawn from so many of the likeliest tokens
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(SharedOptions):
+class Options(TextOptions):
     """Options of `recipes.causal_lm`."""
 
     dataset: str = option(
         "auto", "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."
     )
-    vocabulary: Path | None = option(
-        None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
-    )
-    vocabulary_size: int = option(
-        8192, "Word pieces to learn.", within="[1, 1e6]", unless=("vocabulary",)
-    )
-    num_layers: int = option(2, "Transformer layers.", within="[1, 1000]")
-    num_heads: int = option(2, "Attention heads.", within="[1, 1000]")
-    hidden_dim: int = option(
-        128, "Width of the model; feed-forward layers are four times as wide.", within="[1, 1e5]"
-    )
     dropout: float = option(0.0, "Dropout.", within="[0, 1)")
     sequence_length: int = option(128, "Tokens of a sequence.", within="[4, 1e5]")
     base_learning_rate: float = option(2e-3, "Peak learning rate for one replica.")
-    warmup_steps: int = option(
-        200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
-    )
-    weight_decay: float = option(
-        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
-    )
     epochs: int = 4
-
-    def problems(self) -> list[str]:
-        """Returns a line for each pair of options that do not work together."""
-        return super().problems() + bert.problems_of_sizes(self)
 
 
 def build_model(options: Options, vocabulary_size: int, separator: int) -> keras.Model:
@@ -160,10 +136,9 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             model = build_model(options, len(pieces), tokenizer.sep_token_id)
             learner = in_chunks(model)
-            warmup = plan.warmup_steps(options.warmup_steps)
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = warm_up_and_decay(plan, options.warmup_steps)
             learner.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(bert.adamw(options, schedule)),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -269,7 +244,7 @@ def continued(model, tokenizer, prompt: list[int], length: int, seed: int) -> li
     """
     rng = np.random.default_rng(seed)
     ids = [tokenizer.cls_token_id, tokenizer.sep_token_id, *prompt]
-    never = set(bert.special_ids(tokenizer)) - {tokenizer.sep_token_id}
+    never = set(word_pieces.special_ids(tokenizer)) - {tokenizer.sep_token_id}
     while len(ids) < length:
         logits = keras.ops.convert_to_numpy(model(np.array([ids], np.int32), training=False))
         logits = logits[0, -1].astype(np.float64)
@@ -294,9 +269,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
     answers = []
     for text in inputs:
-        prompt = [int(number) for number in tokenizer(text)]
-        if len(prompt) > length - 3:
-            raise DataError(f"{len(prompt)} tokens, the model takes {length - 3}: {text[:60]!r}")
+        prompt = bert.encode(tokenizer, text, length - 1)[1:-1].tolist()
         ids = continued(model, tokenizer, prompt, length, run.options.seed)
         answers.append([{"text": tokenizer.detokenize(ids)}])
     return answers
@@ -313,10 +286,8 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
     found = []
     for text in texts:
-        pieces = bert.encode(tokenizer, text)[1:-1]
+        pieces = bert.encode(tokenizer, text, length)[1:-1]
         ids = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id, *pieces], np.int32)
-        if len(ids) > length:
-            raise DataError(f"{len(ids)} tokens, the model takes {length}: {text[:60]!r}")
         logits = model(ids[None, :-1], training=False)[0, 1:]
         found.append(bert.sum_of_log_shares(logits, pieces))
     return found

@@ -20,23 +20,20 @@ from collections.abc import Sequence
 import keras
 import keras_nlp
 import numpy as np
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from data import arrays, melting
-from data.errors import DataError
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
-from training.options import SharedOptions, option
+from training.options import TransformerOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import warm_up_and_decay
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(SharedOptions):
+class Options(TransformerOptions):
     """Options of `recipes.dna_melting`."""
 
     dataset: str = option(
@@ -47,22 +44,12 @@ class Options(SharedOptions):
         9, "Tenth of the sequences to test on where no test split is given.", within="[0, 9]"
     )
     oligos: int = option(12_000, "Training duplexes to draw for the formula.", within="[1, 1e7]")
-    num_layers: int = option(2, "Transformer layers.", within="[1, 1000]")
-    num_heads: int = option(4, "Attention heads.", within="[1, 1000]")
-    hidden_dim: int = option(
-        128, "Width of the model; feed-forward layers are twice as wide.", within="[1, 1e5]"
-    )
+    num_heads: int = 4
+    hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.1, "Dropout of the Transformer and before the end.", within="[0, 1)")
-    weight_decay: float = option(0.01, "Weight decay of AdamW.", within="[0, inf)")
-    base_learning_rate: float | None = option(
-        None, "Peak learning rate for one replica (default: 1e-3)."
-    )
-    warmup_steps: int = option(200, "Steps of linear warm-up.", within="[0, 1e9]")
+    weight_decay: float = option(0.01, "AdamW's weight decay.")
+    base_learning_rate: float = 1e-3
     epochs: int = 30
-
-    def problems(self) -> list[str]:
-        """Returns a line for each pair of options that do not work together."""
-        return super().problems() + bert.problems_of_sizes(self)
 
 
 def build_model(options: Options, mean: float, deviation: float) -> keras.Model:
@@ -132,20 +119,15 @@ def main(options: Options) -> dict:
         )
         molecules["train"] = molecules["train"][: options.max_examples]
         width = max(len(melting.columns(m)) for split in molecules.values() for m in split)
-        splits = {
-            name: (melting.encode(split, width), melting.temperatures(split))
-            for name, split in molecules.items()
-        }
+        splits = {name: to_arrays(split, width) for name, split in molecules.items()}
         train_inputs, train_tm = splits["train"]
         # A trained run that is evaluated keeps its own scale.
         mean = run.metadata.get("mean", float(np.mean(train_tm, dtype=np.float64)))
         deviation = run.metadata.get("deviation", float(np.std(train_tm, dtype=np.float64)))
-        if not deviation > 0:
-            raise DataError(f"{run.dataset}: all training molecules melt at {mean:g} degrees C")
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
         plan = run.plan(
             examples=len(train_tm),
-            base_learning_rate=1e-3,
+            base_learning_rate=options.base_learning_rate,
             batch_size_per_replica=128,
             tokens_per_example=float((train_inputs["columns"] > 0).sum(axis=1).mean()),
             about={"molecules": f"{run.dataset}: {counts}; {mean:.1f} ± {deviation:.1f} °C"},
@@ -160,10 +142,9 @@ def main(options: Options) -> dict:
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             model = build_model(options, mean, deviation)
-            warmup = plan.warmup_steps(options.warmup_steps)
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = warm_up_and_decay(plan, options.warmup_steps)
             optimizer = keras.optimizers.AdamW(
-                WarmUp(warmup, decay),
+                schedule,
                 weight_decay=options.weight_decay,
                 beta_2=0.98,
                 global_clipnorm=options.clip_norm,
@@ -185,22 +166,25 @@ def main(options: Options) -> dict:
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
-        inputs, tm = splits["test"]
-        names = np.array([molecule.dataset for molecule in molecules["test"]])
         by_dataset = {}
-        for name in sorted(set(names)):
-            here = names == name
-            inputs_here = {key: array[here] for key, array in inputs.items()}
-            part = arrays.evaluation_data(inputs_here, tm[here], batch_size=batch_size)
+        for name in sorted({molecule.dataset for molecule in molecules["test"]}):
+            here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
+            inputs, tm = to_arrays(here, width)
+            part = arrays.evaluation_data(inputs, tm, batch_size=batch_size)
             found = model.evaluate(part, return_dict=True, **plan.evaluate_options)
-            by_dataset[str(name)] = with_r2(found, tm[here])
+            by_dataset[name] = with_r2(found, tm)
         return run.finish(
             model,
-            test=with_r2(test, tm),
+            test=with_r2(test, splits["test"][1]),
             baseline=baseline,
             test_by_dataset=by_dataset,
             metadata={"mean": mean, "deviation": deviation},
         )
+
+
+def to_arrays(molecules: list[melting.Molecule], width: int) -> tuple[dict, np.ndarray]:
+    """Returns a model's inputs and its answers."""
+    return melting.encode(molecules, width), melting.temperatures(molecules)
 
 
 def predict(

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
@@ -29,13 +28,13 @@ from models.metrics import MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
-from training.options import SharedOptions, option
+from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import warm_up_and_decay
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(SharedOptions):
+class Options(TextOptions):
     """Options of `recipes.text_classification`."""
 
     dataset: str = option(
@@ -48,28 +47,10 @@ class Options(SharedOptions):
     init_from: Path | None = option(
         None, "A finished run of bert_mlm, whose word pieces and encoder are used."
     )
-    vocabulary: Path | None = option(
-        None,
-        "A WordPiece vocabulary, one piece per line (default: learned from training sentences).",
-    )
-    vocabulary_size: int = option(
-        8192,
-        "Word pieces to learn.",
-        within="[1, 1e6]",
-        unless=("vocabulary", "preset", "init_from"),
-    )
-    num_layers: int = option(
-        1, "Transformer layers, from scratch.", within="[1, 1000]", unless=("preset", "init_from")
-    )
-    num_heads: int = option(
-        2, "Attention heads, from scratch.", within="[1, 1000]", unless=("preset", "init_from")
-    )
-    hidden_dim: int = option(
-        64,
-        "Width of the model, from scratch; feed-forward layers are four times as wide.",
-        within="[1, 1e5]",
-        unless=("preset", "init_from"),
-    )
+    vocabulary_size: int = option(8192, unless=("vocabulary", "preset", "init_from"))
+    num_layers: int = option(1, unless=("preset", "init_from"))
+    num_heads: int = option(2, unless=("preset", "init_from"))
+    hidden_dim: int = option(64, unless=("preset", "init_from"))
     dropout: float = option(
         0.3, "Dropout in the encoder (not a preset's) and before the last layer.", within="[0, 1)"
     )
@@ -86,22 +67,18 @@ class Options(SharedOptions):
         "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 2e-4 "
         "from a preset).",
     )
-    warmup_steps: int = option(
-        100, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
-    )
-    weight_decay: float = option(
-        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
-    )
+    warmup_steps: int = 100
     epochs: int = 2
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         found = super().problems()
-        taken_from = "--init-from" if self.init_from else f"the preset {self.preset}"
-        new = self.init_from is None and self.preset == "scratch"
-        found += bert.problems_of_sizes(self, None if new else taken_from)
-        if self.init_from is not None and self.preset != "scratch":
-            found.append("--init-from and --preset: pass only one of them")
+        if self.preset != "scratch":
+            found += bert.problems_of_sizes(self, f"the preset {self.preset}")
+            if self.init_from is not None:
+                found.append("--init-from and --preset: pass only one of them")
+        elif self.init_from is not None:
+            found += bert.problems_of_sizes(self, "--init-from")
         return found
 
 
@@ -147,10 +124,13 @@ def main(options: Options) -> dict:
             data = data.with_classes(run.metadata["classes"])
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         run.note(data.note, sentences.repeated_note(splits))
-        preset = bert.encoder_of(options.init_from, options.preset, run.fact("preset"))
+        preset = bert.encoder_of(options, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
-        inputs, labels = sentences.encode_splits(splits, preprocessor)
+        inputs = {
+            name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
+        }
+        labels = {n: found for n, (_, found) in splits.items()}
         base_learning_rate = 2e-4 if preset else 5e-4
         if options.init_from is not None:
             base_learning_rate = 1e-3
@@ -187,10 +167,9 @@ def main(options: Options) -> dict:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
             model = build_model(options, evidence, preset, sample)
-            warmup = plan.warmup_steps(options.warmup_steps)
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = warm_up_and_decay(plan, options.warmup_steps)
             model.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(bert.adamw(options, schedule)),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[

@@ -227,6 +227,52 @@ class SharedOptions(ProgramOptions):
         return found
 
 
+@dataclasses.dataclass(kw_only=True)
+class TransformerOptions(SharedOptions):
+    """Adds the sizes, the warm-up and the weight decay of a Transformer."""
+
+    num_layers: int = option(
+        2, "Transformer layers of a new model.", within="[1, 1000]", unless=("preset",)
+    )
+    num_heads: int = option(
+        2, "Attention heads of a new model.", within="[1, 1000]", unless=("preset",)
+    )
+    hidden_dim: int = option(
+        128,
+        "Width of a new model; feed-forward layers are four times as wide.",
+        within="[1, 1e5]",
+        unless=("preset",),
+    )
+    warmup_steps: int = option(
+        200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
+    )
+    weight_decay: float = option(
+        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
+    )
+
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        found = super().problems()
+        if self.num_heads > 0 and self.hidden_dim % self.num_heads:
+            found.append(
+                f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
+                f"{self.num_heads}"
+            )
+        return found
+
+
+@dataclasses.dataclass(kw_only=True)
+class TextOptions(TransformerOptions):
+    """Adds the vocabulary of a Transformer that reads word pieces."""
+
+    vocabulary: Path | None = option(
+        None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
+    )
+    vocabulary_size: int = option(
+        8192, "Word pieces to learn.", within="[1, 1e6]", unless=("vocabulary", "preset")
+    )
+
+
 def all_problems(options: ProgramOptions) -> list[str]:
     """Returns what is wrong with the options, a line each; wrong types alone, if there are any."""
     kind = type(options)

@@ -113,9 +113,8 @@ def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
         raise requests.ConnectionError(f"{url}: [Errno -2] Name or service not known")
 
     monkeypatch.setattr(requests, "get", get)
-    with pytest.raises(DataError, match="https://a.b/c no network") as error:
+    with pytest.raises(DataError, match="^it: no network$"):
         download.fetch(["https://a.b/c", "https://d.e/f"], SHA256, tmp_path / "file", what="it")
-    assert error.value.short == "no network"
 
 
 def test_a_name_that_cannot_be_looked_up_in_time(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def fetched(monkeypatch, tmp_path):
     def fetch(urls, sha256, target, what):
         calls.append((urls, sha256))
         if not (tmp_path / "a.zip").exists():
-            raise DataError(f"{what} could not be downloaded", "no network")
+            raise DataError(f"{what}: no network")
         target.parent.mkdir(exist_ok=True)
         shutil.copy(tmp_path / "a.zip", target)
 
@@ -69,7 +69,7 @@ def fetched(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", text.WIKITEXT)
 def test_wikitext_by_name_is_used_or_refused(name, fetched, tmp_path, fake_docs):
-    with pytest.raises(DataError, match=f"{name} could not be downloaded"):
+    with pytest.raises(DataError, match=f"{name}: no network"):
         text.load_text(name, tmp_path / "cache")
     make_wikitext_zip(tmp_path / "a.zip", kind="raw" if "raw" in name else "tokens")
     loaded = text.load_text(name, tmp_path / "cache")

@@ -94,7 +94,7 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     )
     pieces = tokenizer.get_vocabulary()
     for row, text in enumerate(TEXTS):
-        expected = bert.fill_masks(given.model, tokenizer, bert.encode(tokenizer, text))
+        expected = bert.fill_masks(given.model, tokenizer, bert.encode(tokenizer, text, 512))
         for mask, probabilities in enumerate(expected):
             best = np.argsort(-probabilities)[:5]
             np.testing.assert_allclose(found["scores"][row, mask], probabilities[best], rtol=1e-3)
@@ -114,7 +114,7 @@ def test_classes_of_texts_of_different_lengths(classifier, tmp_path):
     found = {name: value.numpy() for name, value in serve(texts=tf.constant(TEXTS)).items()}
     tokenizer = model.preprocessor.tokenizer
     for row, text in enumerate(TEXTS):
-        ids = bert.encode(tokenizer, text)[None][:, :16]
+        ids = bert.encode(tokenizer, text, 512)[None][:, :16]
         ones = np.ones_like(ids)
         inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ones}
         expected = np.array(keras.ops.softmax(model(inputs, training=False)))[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data.errors import DataError
+from data.word_pieces import special_ids
 from models import bert
 from recipes import bert_mlm, text_classification
 from tests.conftest import TINY_RUN
@@ -169,7 +170,7 @@ def test_fills_are_read_at_each_mask(tiny_run):
     kind = keras_nlp.models.BertTokenizer
     folder = str(tiny_run.folder / "model")
     tokenizer = bert.load(kind, folder, special_tokens_in_strings=True)
-    ids = bert.encode(tokenizer, "the [MASK] of <unk> a [MASK]")
+    ids = bert.encode(tokenizer, "the [MASK] of <unk> a [MASK]", 512)
     assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert (ids == tokenizer.token_to_id("[UNK]")).sum() == 1
     found = bert.fill_masks(tiny_run.model, tokenizer, ids)
@@ -178,7 +179,7 @@ def test_fills_are_read_at_each_mask(tiny_run):
     every = {"token_ids": ids[None], "segment_ids": 0 * ones, "padding_mask": ones}
     every["mask_positions"] = np.arange(len(ids), dtype=np.int32)[None]
     logits = np.array(tiny_run.model(every, training=False), np.float64)[0][places]
-    logits[:, bert.special_ids(tokenizer)] = -np.inf
+    logits[:, special_ids(tokenizer)] = -np.inf
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert np.abs(found[0] - found[1]).max() > 1e-4

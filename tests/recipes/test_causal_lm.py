@@ -130,7 +130,7 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert loss.strip().startswith("the loss of ") and step.strip().startswith("a step ")
     assert command_line(predict, moved, "the loss of", "a step")[1] == out
     status, _, err = command_line(predict, moved, "the " * 14)
-    assert status == 2 and "14 tokens, the model takes 13" in err
+    assert status == 2 and "16 tokens, the model takes 15" in err
 
 
 def test_log_likelihoods_are_those_of_each_next_token(finished):

@@ -117,22 +117,8 @@ def test_every_input_has_an_effect(change):
     assert not math.isclose(float(one[0]), float(two[0]), rel_tol=1e-6)
 
 
-def test_hidden_dim_is_a_multiple_of_the_heads():
-    said = "--hidden-dim 9: must be a multiple of --num-heads 4"
-    assert dna_melting.Options(hidden_dim=9).problems() == [said]
-
-
 def test_a_bad_table_exits_with_2(tmp_path, command_line):
     (tmp_path / "t.csv").write_text("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n")
     arguments = ("--dataset", tmp_path / "t.csv", "--run-dir", tmp_path / "run")
     status, _, err = command_line(dna_melting, *arguments)
     assert status == 2 and "line 3" in err and "Traceback" not in err
-
-
-def test_equal_temperatures_are_refused(table, tmp_path, command_line):
-    head, *rows = table.read_text().splitlines()
-    flat = [head, *(row.rpartition(",")[0] + ",50" for row in rows)]
-    (tmp_path / "flat.csv").write_text("\n".join(flat))
-    arguments = ("--dataset", tmp_path / "flat.csv", "--run-dir", tmp_path / "run")
-    status, _, err = command_line(dna_melting, *arguments)
-    assert status == 2 and "all training molecules melt at 50 degrees C" in err

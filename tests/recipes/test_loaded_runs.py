@@ -14,6 +14,7 @@ from PIL import Image
 
 from data import melting
 from data.images import load_images
+from data.word_pieces import special_ids
 from models import bert
 from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
@@ -200,7 +201,7 @@ class TestPairs:
         model, words, expected = load_run(folder).load_model(), "the loss of a step".split(), 0.0
         for place, word in enumerate(words):
             text = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
-            ids = bert.encode(tokenizer, text)[None]
+            ids = bert.encode(tokenizer, text, 512)[None]
             inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
             inputs["mask_positions"] = np.array([[place + 1]])
             (piece,) = tokenizer(word).tolist()
@@ -278,7 +279,7 @@ class TestPredict:
         tokenizer = keras_nlp.models.BertTokenizer.from_preset(
             str(folder / "model"), special_tokens_in_strings=True
         )
-        ids = bert.encode(tokenizer, text)[None]
+        ids = bert.encode(tokenizer, text, 512)[None]
         model = load_run(folder).load_model()
         inputs = {
             "token_ids": ids,
@@ -291,7 +292,7 @@ class TestPredict:
         found = predicted(folder, text)[0]
         for mask, row in enumerate(logits):
             fills = found[5 * mask : 5 * mask + 5]
-            row[bert.special_ids(tokenizer)] = -np.inf
+            row[special_ids(tokenizer)] = -np.inf
             expected = np.exp(row) / np.exp(row).sum()
             for fill, place in zip(fills, np.argsort(-row), strict=False):
                 assert fill["piece"] == tokenizer.id_to_token(int(place))
