@@ -11,7 +11,7 @@ import keras_nlp
 import numpy as np
 
 from data import files, word_pieces
-from data.errors import DataError
+from data.errors import DataError, first_line
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
@@ -75,7 +75,7 @@ def _unreachable(name: str) -> str | None:
     try:
         keras_nlp.models.BertTokenizer.from_preset(name)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        return re.sub(r"\S*://\S+", "...", _first_line(error))[:80]
+        return re.sub(r"\S*://\S+", "...", first_line(error))[:80]
     return None
 
 
@@ -205,7 +205,7 @@ def load(kind, preset: str, **changes):
     try:
         return kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        raise DataError(f"preset {preset}: cannot be loaded ({_first_line(error)})") from error
+        raise DataError(f"preset {preset}: cannot be loaded ({first_line(error)})") from error
 
 
 def load_weights(model, source: Path) -> None:
@@ -229,11 +229,7 @@ def load_weights(model, source: Path) -> None:
         else:
             model.load_weights(found)
     except (ValueError, OSError, KeyError) as error:
-        raise DataError(f"{what}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise DataError(f"{what}: {first_line(error)}") from error
 
 
 def adamw(options, schedule, beta_2: float = 0.999):

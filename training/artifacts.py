@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from data import files
+from data.errors import first_line
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -107,7 +108,7 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
         except Exception as error:  # whatever the model's own get_config() or from_config() raise
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: "
-                f"{_first_line(error)}; a class of your own needs get_config() with all arguments "
+                f"{first_line(error)}; a class of your own needs get_config() with all arguments "
                 "of its constructor"
             ) from error
 
@@ -136,11 +137,7 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
             model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
             return model if dtype is None else _with_dtype(model, dtype)
     except Exception as error:  # whatever the archive, its JSON or its weights give rise to
-        raise RunError(f"{folder}: cannot be loaded ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 
 
 def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:

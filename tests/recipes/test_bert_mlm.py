@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import keras
 import keras_nlp
@@ -20,18 +18,6 @@ precision seed steps epochs history test baseline notes adam_bound
 examples_per_second tokens_per_second mfu seconds
 time_to_first_step resumed_from_step weights_sha256 versions git
 """.split()
-
-PREDICT = """
-import sys
-import keras_nlp
-import numpy as np
-inputs = dict(np.load(sys.argv[2]))
-model = keras_nlp.models.BertMaskedLM.from_preset(sys.argv[1])
-np.save(sys.argv[3], model(inputs, training=False).numpy())
-ours = {"recipes", "models", "training", "callbacks", "distribution", "data"}
-assert not ours & set(sys.modules)
-assert model.preprocessor.tokenizer.lowercase and model.preprocessor.tokenizer.strip_accents
-"""
 
 
 def to_numpy(value):
@@ -92,23 +78,6 @@ class TestModel:
         assert not pooler.trainable
         trained = {id(v) for v in tiny_run.model.trainable_variables}
         assert not trained & {id(v) for v in pooler.variables}
-
-    @pytest.mark.long
-    def test_loads_elsewhere_and_predicts_the_same(self, tiny_run, tmp_path):
-        generator = np.random.default_rng(0)
-        inputs = {
-            "token_ids": generator.integers(0, 100, (3, 16), "int32"),
-            "segment_ids": np.zeros((3, 16), "int32"),
-            "padding_mask": np.tile(np.arange(16) < 13, (3, 1)).astype("int32"),
-            "mask_positions": generator.integers(0, 13, (3, 2), "int32"),
-        }
-        np.savez(tmp_path / "inputs.npz", **inputs)
-        files = [tiny_run.folder / "model", tmp_path / "inputs.npz", tmp_path / "logits.npy"]
-        arguments = [sys.executable, "-c", PREDICT, *map(str, files)]
-        subprocess.run(arguments, cwd=tmp_path, check=True, timeout=300)
-        logits = to_numpy(tiny_run.model(inputs, training=False))
-        assert logits.shape == (3, 2, tiny_run.model.backbone.vocabulary_size)
-        np.testing.assert_allclose(np.load(files[2]), logits, atol=1e-6)
 
     def test_the_optimizer_does_not_lie_beside_the_head(self, tiny_run):
         """It is twice the size of the weights."""

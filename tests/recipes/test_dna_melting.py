@@ -6,11 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from callbacks.checkpoint import newest
 from data import melting
 from recipes import dna_melting
 from tests.support.strategy_run import write_molecules
-from tests.support.tiny_recipe import records
 
 TINY = dict(
     strategy="none",
@@ -38,9 +36,8 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dna") / "run"
-    options = dict(dataset=str(table), validate_every=1, test_every=3, checkpoint_every=3)
-    results = dna_melting.main(dna_melting.Options(**(TINY | options | dict(run_dir=folder))))
-    return folder, results
+    options = TINY | dict(dataset=str(table), run_dir=folder)
+    return folder, dna_melting.main(dna_melting.Options(**options))
 
 
 @pytest.fixture(scope="module")
@@ -78,24 +75,6 @@ def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
         assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
-def test_evaluations_in_mid_epoch_equal_separate_ones(run, molecules):
-    folder, _ = run
-    found = {
-        (record["split"], record["step"]): record
-        for record in records(folder)
-        if record["event"] == "evaluation"
-    }
-    tm = melting.temperatures(molecules["train"][:64]).astype(np.float64)
-    model = dna_melting.build_model(dna_melting.Options(**TINY), float(tm.mean()), float(tm.std()))
-    saved = newest(folder / "checkpoints")
-    for step in (3, 6):
-        model.load_weights(saved.folder.with_name(f"step-{step:08d}") / "model.weights.h5")
-        for split, name in (("valid", "validation"), ("test", "test")):
-            mae, rmse = errors(model, molecules[split])
-            assert found[name, step]["mae"] == pytest.approx(mae, rel=1e-5)
-            assert found[name, step]["rmse"] == pytest.approx(rmse, rel=1e-5)
-
-
 def test_padding_changes_no_answer(molecules):
     model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
     several = molecules["test"][:5]
@@ -115,10 +94,3 @@ def test_every_input_has_an_effect(change):
     }[change]
     one, two = model(melting.encode([duplex, other]), training=False)
     assert not math.isclose(float(one[0]), float(two[0]), rel_tol=1e-6)
-
-
-def test_a_bad_table_exits_with_2(tmp_path, command_line):
-    (tmp_path / "t.csv").write_text("sequence,tm\nACGTACGT,20\nACGTNCGT,20\n")
-    arguments = ("--dataset", tmp_path / "t.csv", "--run-dir", tmp_path / "run")
-    status, _, err = command_line(dna_melting, *arguments)
-    assert status == 2 and "line 3" in err and "Traceback" not in err

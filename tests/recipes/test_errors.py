@@ -1,9 +1,7 @@
 from pathlib import Path
 
-import keras_nlp
 import pytest
 
-from data import word_pieces
 from recipes import bert_mlm, mnist
 from training.errors import OptionsError
 
@@ -30,12 +28,6 @@ def refused(command_line, tmp_path):
 
 
 class TestFiles:
-    def test_a_file_that_is_no_text(self, refused, tmp_path):
-        path = tmp_path / "text.txt"
-        path.write_bytes(b"good\nb\xe9d\n")
-        errors = refused("--dataset", path)
-        assert errors.count("\n") == 1 and f"{path}, line 2: not UTF-8 text" in errors
-
     @pytest.mark.parametrize(
         "option, value, expected",
         [
@@ -63,24 +55,6 @@ class TestFiles:
             "--dataset", tiny_text, "--init-from", tiny_run.folder, "--hidden-dim", "32"
         )
         assert f"--init-from {tiny_run.folder}" in errors
-
-
-class TestLimits:
-    def test_a_sequence_longer_than_a_preset_takes(self, refused, tiny_text, tmp_path):
-        preset = tmp_path / "preset"
-        pieces = word_pieces.learn_vocabulary(tiny_text.read_text().splitlines(), 120)
-        keras_nlp.models.BertBackbone(
-            vocabulary_size=len(pieces),
-            num_layers=1,
-            num_heads=1,
-            hidden_dim=8,
-            intermediate_dim=8,
-            max_sequence_length=15,
-        ).save_to_preset(str(preset))
-        keras_nlp.models.BertTokenizer(vocabulary=pieces).save_to_preset(str(preset))
-        line = ("--dataset", tiny_text, "--preset", preset, "--sequence-length", "16")
-        errors = refused(*line, small=())
-        assert f"--sequence-length 16: the preset {preset} takes at most 15 tokens" in errors
 
 
 @pytest.mark.parametrize("options", [mnist.Options(), bert_mlm.Options, {"epochs": 1}])
