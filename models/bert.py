@@ -20,16 +20,19 @@ FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "voc
 MASK = "[MASK]"
 
 
-def problems_of_sizes(options, taken_from: str) -> list[str]:
-    """Returns a line for each given size of a new BERT.
+def problems_of_presets(options) -> list[str]:
+    """Returns what is wrong with `--preset`, `--init-from` and sizes beside them, a line each.
 
     Args:
-        options: with `FROM_SCRATCH`.
-        taken_from: the option that names an existing model, which has sizes and word pieces of its
-            own.
+        options: with `preset`, `init_from` and `FROM_SCRATCH`.
     """
+    named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
+    if options.init_from is not None:
+        named.append("--init-from")
+    if len(named) > 1:
+        return ["--init-from and --preset: pass only one of them"]
     flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
-    return [f"{flag}: {taken_from} has its own" for flag in flags]
+    return [f"{flag}: {source} has its own" for source in named for flag in flags]
 
 
 def given_sizes(options) -> list[str]:
@@ -39,23 +42,32 @@ def given_sizes(options) -> list[str]:
 
 
 def choose_preset(
-    options, english_wikitext: bool, known: str | None
+    options, known: str | None, english_wikitext: bool = False
 ) -> tuple[str | None, str | None]:
-    """Chooses the preset: the named one; for `auto` the tiny one where the text and sizes suit it.
+    """Chooses the preset: a run's, the named one; for `auto` the tiny one where it suits.
 
     Args:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
-        english_wikitext: whether the text is what the tiny preset was trained on.
         known: the preset of an earlier part of this run, or None.
+        english_wikitext: whether the text is what the tiny preset was trained on.
 
     Returns:
         The preset, or None for a model from scratch; and a line that says what is used instead of
         the first choice, and why, or None.
+
+    Raises:
+        DataError: `init_from` is no finished run.
     """
     asked = known or options.preset
+    if known is None and options.init_from is not None:
+        asked = str(options.init_from / "model")
+        if not (options.init_from / "model" / "config.json").is_file():
+            raise DataError(
+                f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
+            )
     if asked != "auto":
         return (None if asked == "scratch" else asked), None
-    if not english_wikitext or options.init_from is not None or given_sizes(options):
+    if not english_wikitext or given_sizes(options):
         return None, None
     reason = _unreachable(TINY)
     if reason is None:
@@ -87,14 +99,11 @@ def origin(options, preset: str | None) -> str:
 
 
 def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
-    """Loads the tokenizer of a preset or run, or makes one of a given or learned vocabulary.
+    """Loads the tokenizer of a preset, or makes one of a given or learned vocabulary.
 
     Raises:
         DataError: the preset or the vocabulary cannot be loaded.
     """
-    if preset is None and options.init_from is not None and options.vocabulary is None:
-        folder = options.init_from / "model"
-        preset = str(folder) if folder.is_dir() else None
     if preset is not None:
         return load(keras_nlp.models.BertTokenizer, preset)
     return tokenizer_of(vocabulary(options, text, cache_dir))
@@ -141,7 +150,10 @@ def load_masked_lm(preset: str, dropout: float | None, sequence_length: int):
     model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
     head = Path(preset) / "task.weights.h5"
     if head.is_file():
-        model.load_task_weights(head)
+        try:
+            model.load_task_weights(head)
+        except (ValueError, KeyError) as error:
+            raise DataError(f"preset {preset}: no masked LM ({first_line(error)})") from error
     return model
 
 
@@ -167,27 +179,6 @@ def load_backbone(preset: str, dropout: float | None, sequence_length: int):
     return backbone
 
 
-def encoder_of(options, known: str | None) -> str | None:
-    """Returns the preset to take an encoder from: a run's model, a named one, or None for none.
-
-    Args:
-        options: with `preset` and `init_from`.
-        known: the preset of an earlier part of this run, or None.
-
-    Raises:
-        DataError: `init_from` is no finished run.
-    """
-    preset = known or options.preset
-    if known is not None or options.init_from is None:
-        return None if preset == "scratch" else preset
-    folder = options.init_from / "model"
-    if not (folder / "config.json").is_file():
-        raise DataError(
-            f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
-        )
-    return str(folder)
-
-
 def load(kind, preset: str, **changes):
     """Calls `kind.from_preset(preset, **changes)`, whose errors become one line.
 
@@ -206,30 +197,6 @@ def load(kind, preset: str, **changes):
         return kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
         raise DataError(f"preset {preset}: cannot be loaded ({first_line(error)})") from error
-
-
-def load_weights(model, source: Path) -> None:
-    """Loads the weights of a run, of a checkpoint, or of a weights file into a `BertMaskedLM`.
-
-    Raises:
-        DataError: `source` has no weights, does not match its checksums, or is of another model.
-    """
-    what = f"--init-from {source}"
-    candidates = [source / "model" / "task.weights.h5", source / "model.weights.h5", source]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
-        raise DataError(f"{what}: neither a run's folder with model/ nor a weights file")
-    problem = files.damage(found.parent)
-    if problem:
-        raise DataError(f"{what}: {found.parent} is damaged ({problem})")
-    try:
-        if found.name == "task.weights.h5":  # the head alone
-            model.load_task_weights(found)
-            model.backbone.load_weights(found.with_name("model.weights.h5"))
-        else:
-            model.load_weights(found)
-    except (ValueError, OSError, KeyError) as error:
-        raise DataError(f"{what}: {first_line(error)}") from error
 
 
 def adamw(options, schedule, beta_2: float = 0.999):

@@ -50,7 +50,7 @@ class Options(TextOptions):
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."
     )
     init_from: Path | None = option(
-        None, "A run's folder or a weights file to start from, with a new schedule."
+        None, "A finished run, whose word pieces, sizes and weights are used, with a new schedule."
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
@@ -71,10 +71,7 @@ class Options(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
-        if self.preset not in ("auto", "scratch"):
-            found += bert.problems_of_sizes(self, f"the preset {self.preset}")
-        return found
+        return super().problems() + bert.problems_of_presets(self)
 
 
 def build_model(
@@ -113,13 +110,13 @@ def main(options: Options) -> dict:
             return run.results
         # Text: word pieces by split, and the sequences that are cut from them.
         text = load_text(run.dataset, run.cache_dir)
-        preset, why = bert.choose_preset(options, text.english_wikitext, run.fact("preset"))
+        preset, why = bert.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir)
         plan = run.plan(
             examples=len(sequences["train"]),
-            base_learning_rate=1e-4 if preset or options.init_from else 1.5e-3,
+            base_learning_rate=1e-4 if preset else 1.5e-3,
             tokens_per_example=masked_lm.tokens_per_sequence(sequences["train"], masking),
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
@@ -143,8 +140,6 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
-            if options.init_from is not None and not run.resumes:
-                bert.load_weights(network, options.init_from)
             model = chunked_masked_lm(network) if options.head == "chunked" else network
             schedule = warm_up_and_decay(plan, options.warmup_steps)
             optimizer = bert.adamw(options, schedule, options.beta_2)

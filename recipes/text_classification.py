@@ -47,10 +47,8 @@ class Options(TextOptions):
     init_from: Path | None = option(
         None, "A finished run of bert_mlm, whose word pieces and encoder are used."
     )
-    vocabulary_size: int = option(8192, unless=("vocabulary", "preset", "init_from"))
-    num_layers: int = option(1, unless=("preset", "init_from"))
-    num_heads: int = option(2, unless=("preset", "init_from"))
-    hidden_dim: int = option(64, unless=("preset", "init_from"))
+    num_layers: int = 1
+    hidden_dim: int = 64
     dropout: float = option(
         0.3, "Dropout in the encoder (not a preset's) and before the last layer.", within="[0, 1)"
     )
@@ -72,14 +70,7 @@ class Options(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
-        if self.preset != "scratch":
-            found += bert.problems_of_sizes(self, f"the preset {self.preset}")
-            if self.init_from is not None:
-                found.append("--init-from and --preset: pass only one of them")
-        elif self.init_from is not None:
-            found += bert.problems_of_sizes(self, "--init-from")
-        return found
+        return super().problems() + bert.problems_of_presets(self)
 
 
 def build_model(
@@ -124,7 +115,7 @@ def main(options: Options) -> dict:
             data = data.with_classes(run.metadata["classes"])
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         run.note(data.note, sentences.repeated_note(splits))
-        preset = bert.encoder_of(options, run.fact("preset"))
+        preset, _ = bert.choose_preset(options, run.fact("preset"))
         tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
         preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
         inputs = {

@@ -232,16 +232,16 @@ class TransformerOptions(SharedOptions):
     """Adds the sizes, the warm-up and the weight decay of a Transformer."""
 
     num_layers: int = option(
-        2, "Transformer layers of a new model.", within="[1, 1000]", unless=("preset",)
+        2, "Transformer layers of a new model.", within="[1, 1000]", unless=("preset", "init_from")
     )
     num_heads: int = option(
-        2, "Attention heads of a new model.", within="[1, 1000]", unless=("preset",)
+        2, "Attention heads of a new model.", within="[1, 1000]", unless=("preset", "init_from")
     )
     hidden_dim: int = option(
         128,
         "Width of a new model; feed-forward layers are four times as wide.",
         within="[1, 1e5]",
-        unless=("preset",),
+        unless=("preset", "init_from"),
     )
     warmup_steps: int = option(
         200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
@@ -269,7 +269,10 @@ class TextOptions(TransformerOptions):
         None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
     )
     vocabulary_size: int = option(
-        8192, "Word pieces to learn.", within="[1, 1e6]", unless=("vocabulary", "preset")
+        8192,
+        "Word pieces to learn.",
+        within="[1, 1e6]",
+        unless=("vocabulary", "preset", "init_from"),
     )
 
 

@@ -30,7 +30,7 @@ class TestChoosePreset:
             ({}, True, "scratch", None),
             ({"preset": "scratch"}, True, None, None),
             ({"preset": "hf://a/b"}, False, None, "hf://a/b"),
-            ({"init_from": "a run"}, True, None, None),
+            ({"init_from": "a run"}, True, "a run/model", "a run/model"),
             ({"vocabulary": "vocab.txt"}, True, None, None),
             ({"num_layers": 4}, True, None, None),
             ({"hidden_dim": 256}, True, None, None),
@@ -38,7 +38,7 @@ class TestChoosePreset:
     )
     def test_sizes_mean_from_scratch(self, changes, english_wikitext, known, chosen):
         options = bert_mlm.Options(**changes)
-        assert bert.choose_preset(options, english_wikitext, known) == (chosen, None)
+        assert bert.choose_preset(options, known, english_wikitext) == (chosen, None)
 
     def test_without_a_network_a_line_says_so(self, monkeypatch):
         def create_connection(*arguments, **more):
@@ -47,7 +47,7 @@ class TestChoosePreset:
         monkeypatch.undo()
         monkeypatch.setattr(socket, "create_connection", create_connection)
         monkeypatch.setenv("KAGGLEHUB_CACHE", "/nowhere")
-        assert bert.choose_preset(bert_mlm.Options(), True, None) == (
+        assert bert.choose_preset(bert_mlm.Options(), None, True) == (
             None,
             "preset bert_tiny_en_uncased: no network; the same architecture from scratch is used "
             "instead",
@@ -58,6 +58,7 @@ class TestChoosePreset:
     ("options", "source"),
     [
         (bert_mlm.Options(preset="bert_base_en"), "the preset bert_base_en"),
+        (bert_mlm.Options(init_from="runs/first"), "--init-from"),
         (text_classification.Options(init_from="runs/first"), "--init-from"),
     ],
 )
@@ -104,41 +105,6 @@ def same(first, second):
     return all((a == b).all() for a, b in zip(values(first), values(second), strict=True))
 
 
-CHECKPOINT = "checkpoints/step-00000040"
-
-
-class TestLoadWeights:
-    @pytest.mark.parametrize("source", ["", CHECKPOINT, f"{CHECKPOINT}/model.weights.h5"])
-    def test_a_run_a_checkpoint_and_a_file(self, source, folder, make_model, tiny_run):
-        model = make_model()
-        assert not same(model, tiny_run.model)
-        bert.load_weights(model, folder / source)
-        assert same(model, tiny_run.model)
-
-    @pytest.mark.parametrize(
-        ("source", "damaged"),
-        [
-            ("", "model/task.weights.h5"),
-            (f"{CHECKPOINT}/model.weights.h5", f"{CHECKPOINT}/model.weights.h5"),
-        ],
-    )
-    def test_a_flipped_bit_is_refused(self, source, damaged, folder, make_model):
-        flip_a_bit(folder / damaged)
-        model, unchanged = make_model(), make_model()
-        with pytest.raises(DataError) as caught:
-            bert.load_weights(model, folder / source)
-        text = str(caught.value)
-        assert text.startswith(f"--init-from {folder / source}: ") and "\n" not in text
-        assert f"{(folder / damaged).name} does not match its checksum" in text
-        assert same(model, unchanged)
-
-    def test_what_has_no_weights_or_those_of_another_model(self, folder, tmp_path, make_model):
-        with pytest.raises(DataError, match="neither a run's folder with model/ nor a weights"):
-            bert.load_weights(make_model(), tmp_path)
-        with pytest.raises(DataError, match="^--init-from [^\n]*$"):
-            bert.load_weights(make_model(hidden_dim=8), folder)
-
-
 class TestLoadMaskedLM:
     def test_backbone_and_head_are_the_runs(self, tiny_run):
         model = bert.load_masked_lm(str(tiny_run.folder / "model"), None, 16)
@@ -159,6 +125,12 @@ class TestLoadMaskedLM:
         with pytest.raises(DataError) as caught:
             bert.load_masked_lm(str(folder / "model"), None, 16)
         assert str(caught.value).startswith(f"preset {folder / 'model'}: damaged ({name}")
+
+    def test_a_classifier_is_no_masked_lm(self, tmp_path, tiny_run):
+        classifier = keras_nlp.models.BertTextClassifier(tiny_run.model.backbone, 3)
+        classifier.save_to_preset(str(tmp_path / "classifier"))
+        with pytest.raises(DataError, match="classifier: no masked LM"):
+            bert.load_masked_lm(str(tmp_path / "classifier"), None, 16)
 
     def test_sequences_longer_than_its_positions_are_refused(self, tiny_run):
         with pytest.raises(DataError, match="--sequence-length 513: the preset .* at most 512"):

@@ -110,6 +110,7 @@ class TestWays:
     def test_init_from_begins_where_the_other_run_ended(self, tiny_run, run_bert, tmp_path):
         run = run_bert(
             tmp_path / "run",
+            **{name: getattr(bert_mlm.Options(), name) for name in bert.FROM_SCRATCH},
             init_from=tiny_run.folder,
             max_steps=1,
             base_learning_rate=1e-9,

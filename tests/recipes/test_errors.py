@@ -50,12 +50,6 @@ class TestFiles:
         errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none", small=())
         assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
 
-    def test_weights_of_another_model(self, refused, tiny_text, tiny_run):
-        errors = refused(
-            "--dataset", tiny_text, "--init-from", tiny_run.folder, "--hidden-dim", "32"
-        )
-        assert f"--init-from {tiny_run.folder}" in errors
-
 
 @pytest.mark.parametrize("options", [mnist.Options(), bert_mlm.Options, {"epochs": 1}])
 def test_what_is_no_options_of_the_recipe(options):
