@@ -47,13 +47,12 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
         member: Where the file is a zip archive, which of its members.
     """
     try:
-        with contextlib.ExitStack() as stack:
-            if member is not None:
-                yield stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
-            elif path.suffix == ".gz":
-                yield stack.enter_context(gzip.open(path))
-            else:
-                yield stack.enter_context(open(path, "rb"))
+        if member is not None:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+                yield stream
+        else:
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
+                yield stream
     except UNPACKING_ERRORS as error:
         raise DataError(f"{path}: damaged archive ({error})") from error
     except OSError as error:

@@ -91,13 +91,6 @@ def _unreachable(name: str) -> str | None:
     return None
 
 
-def origin(options, preset: str | None) -> str:
-    """Describes where the weights come from."""
-    if options.init_from is not None:
-        return f"starts from {options.init_from}"
-    return f"preset {preset}" if preset else "from scratch"
-
-
 def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
     """Loads the tokenizer of a preset, or makes one of a given or learned vocabulary.
 

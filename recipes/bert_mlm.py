@@ -120,7 +120,7 @@ def main(options: Options) -> dict:
             tokens_per_example=masked_lm.tokens_per_sequence(sequences["train"], masking),
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
-                "model": bert.origin(options, preset),
+                "model": preset or "from scratch",
             },
             dataset=text.name,
             text_sha256=text.sha256,

@@ -5,7 +5,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import masked_lm, word_pieces
+from data import masked_lm
 from data.text import load_text
 from models import bert
 from recipes import bert_mlm
@@ -22,23 +22,6 @@ time_to_first_step resumed_from_step weights_sha256 versions git
 
 def to_numpy(value):
     return keras.ops.convert_to_numpy(value)
-
-
-def save_preset(folder, text, positions=512):
-    """A preset as a person may have one: a small backbone that was never trained, no head."""
-    pieces = word_pieces.learn_vocabulary(text.read_text().splitlines(), 130)
-    keras.utils.set_random_seed(1)
-    keras_nlp.models.BertBackbone(
-        vocabulary_size=len(pieces),
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=8,
-        dropout=0.1,
-        max_sequence_length=positions,
-    ).save_to_preset(folder)
-    keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True).save_to_preset(folder)
-    return pieces
 
 
 @pytest.fixture(scope="module")
@@ -119,27 +102,6 @@ class TestWays:
         assert run.results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
         for name, value in tiny_run.results["test"].items():
             assert run.results["test"][name] == pytest.approx(value, rel=1e-4), name
-
-    @pytest.mark.long
-    def test_a_preset_of_ones_own(self, run_bert, tiny_text, tmp_path):
-        pieces = save_preset(str(tmp_path / "preset"), tiny_text)
-        run = run_bert(
-            tmp_path / "run",
-            **{name: getattr(bert_mlm.Options(), name) for name in bert.FROM_SCRATCH},
-            preset=str(tmp_path / "preset"),
-            dropout=None,
-            max_steps=1,
-            base_learning_rate=None,
-        )
-        assert run.results["preset"] == str(tmp_path / "preset")
-        assert run.results["vocabulary_sha256"] == word_pieces.vocabulary_sha256(pieces)
-        assert run.results["learning_rate"] == 1e-4
-        assert run.model.backbone.dropout == 0.1  # the preset's own
-        # One step at this rate leaves the backbone's weights nearly as they were.
-        keras.utils.set_random_seed(2)
-        stock = keras_nlp.models.BertBackbone.from_preset(str(tmp_path / "preset"))
-        for mine, its in zip(run.model.backbone.weights, stock.weights, strict=True):
-            np.testing.assert_allclose(to_numpy(mine), to_numpy(its), atol=3e-4)
 
 
 def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):
