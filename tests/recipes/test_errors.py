@@ -35,7 +35,6 @@ class TestFiles:
             ("--vocabulary", "vocab.txt", "--vocabulary vocab.txt: lacks [MASK]"),
             ("--vocabulary", "none.txt", "none.txt: cannot be read (No such file"),
             ("--vocabulary-size", "10", "--vocabulary-size 10 has no room"),
-            ("--init-from", "none", "--init-from none: "),
             ("--global-batch-size", "100000", "one step takes 100000 examples"),
         ],
     )
@@ -46,9 +45,12 @@ class TestFiles:
         Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
         assert expected in refused("--dataset", tiny_text, option, value)
 
-    def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path):
-        errors = refused("--dataset", tiny_text, "--preset", tmp_path / "none", small=())
-        assert f"preset {tmp_path / 'none'}: cannot be loaded" in errors
+    @pytest.mark.parametrize(
+        "option, expected", [("--preset", "cannot be loaded"), ("--init-from", "holds no model")]
+    )
+    def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path, option, expected):
+        errors = refused("--dataset", tiny_text, option, tmp_path / "none", small=())
+        assert f"{option.strip('-')} {tmp_path / 'none'}: {expected}" in errors
 
 
 @pytest.mark.parametrize("options", [mnist.Options(), bert_mlm.Options, {"epochs": 1}])
