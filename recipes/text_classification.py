@@ -157,7 +157,7 @@ def main(options: Options) -> dict:
                 inputs["train"], labels["train"], tokenizer, len(data.classes)
             )
             sample = None
-            if options.init_from is not None:
+            if options.init_from is not None and not run.metadata:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
             model = build_model(options, evidence, preset, sample)

@@ -7,7 +7,7 @@ import pytest
 from data import sentences
 from data.errors import DataError
 from models import bert
-from recipes import text_classification
+from recipes import evaluate, text_classification
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
 
@@ -103,11 +103,15 @@ def test_words_of_one_letter(tmp_path):
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
     options = {k: v for k, v in options.items() if k not in bert.FROM_SCRATCH}
-    results = text_classification.main(
-        text_classification.Options(**options, dataset=str(folder), run_dir=tmp_path / "run")
+    options = text_classification.Options(
+        **options, dataset=str(folder), run_dir=tmp_path / "run", cache_dir=tmp_path / "cache"
     )
+    results = text_classification.main(options)
     assert results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
     assert results["preset"] == str(tiny_run.folder / "model")
+    # Its own model has the layer for [CLS] already.
+    found = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
+    assert found["test"] == pytest.approx(results["test"])
 
 
 @pytest.mark.parametrize(
