@@ -27,10 +27,10 @@ class Records(StepCallback):
         listeners: what shows the records: `TensorBoard`, `TerminalLog`.
         throughput: measures the speed; comes before this among the callbacks.
         log_every: steps between two records.
-        perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
         workers: the processes that train together now.
 
     Attributes:
+        perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
         history: one list per metric, a number an epoch.
         workers_by_step: `{"from_step": 41, "workers": 1}` for each change of their number.
     """
@@ -41,7 +41,6 @@ class Records(StepCallback):
         listeners: Sequence,
         throughput: Throughput,
         log_every: int = 50,
-        perplexity_of: str | None = None,
         workers: int = 1,
     ):
         super().__init__()
@@ -49,7 +48,7 @@ class Records(StepCallback):
         self.listeners = listeners
         self.throughput = throughput
         self.log_every = log_every
-        self.perplexity_of = perplexity_of
+        self.perplexity_of: str | None = None
         self.workers = workers
         self.history: dict[str, list[float]] = {}
         self.workers_by_step: list[dict[str, int]] = []
@@ -92,7 +91,7 @@ class Records(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Records the metrics of the epoch, and keeps them in `history`."""
-        numbers = self.with_perplexity({k: float(v) for k, v in logs.items()})
+        numbers = with_perplexity({k: float(v) for k, v in logs.items()}, self.perplexity_of)
         for name, value in numbers.items():
             self.history.setdefault(name, []).append(value)
         numbers["learning_rate"] = used_learning_rate(self.model.optimizer)
@@ -106,7 +105,8 @@ class Records(StepCallback):
             step: the step of the run whose weights were evaluated.
             numbers: metrics by name.
         """
-        self._record("evaluation", step, {"split": split} | self.with_perplexity(numbers))
+        shown = with_perplexity(numbers, self.perplexity_of)
+        self._record("evaluation", step, {"split": split} | shown)
 
     def _record(self, event: str, step: int, numbers: dict) -> None:
         record = {"event": event, "step": step, "epoch": self.epoch + 1, **numbers}
@@ -116,23 +116,11 @@ class Records(StepCallback):
             listener.on_record(record)
 
     def _write(self, path: Path, record: dict) -> None:
-        # JSON has no NaN and no infinity.
-        finite = {
-            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
-            for name, value in record.items()
-        }
+        # JSON has no NaN and no infinity: they become text.
+        finite = json.loads(json.dumps(record), parse_constant=str)
         # In one write: a reader never sees half a line while the process lives.
         with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
-
-    def with_perplexity(self, logs: dict[str, float]) -> dict[str, float]:
-        """Adds `perplexity` and `val_perplexity`, the exponentials of the cross-entropies."""
-        found = dict(logs)
-        for prefix in ("", "val_"):
-            name = f"{prefix}{self.perplexity_of}"
-            if name in logs:
-                found[f"{prefix}perplexity"] = perplexity(logs[name])
-        return found
 
 
 class StepLoss:
@@ -215,9 +203,14 @@ def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(keras.ops.convert_to_numpy(inner.learning_rate))
 
 
-def perplexity(cross_entropy: float) -> float:
-    """Returns exp(cross-entropy); infinite where that is too large for a float."""
-    try:
-        return math.exp(cross_entropy)
-    except OverflowError:
-        return math.inf
+def with_perplexity(logs: dict[str, float], cross_entropy: str | None) -> dict[str, float]:
+    """Adds `perplexity` and `val_perplexity`, the exponentials of a metric (None: of none)."""
+    found = dict(logs)
+    for prefix in ("", "val_"):
+        name = f"{prefix}{cross_entropy}"
+        if name in logs:
+            try:
+                found[f"{prefix}perplexity"] = math.exp(logs[name])
+            except OverflowError:
+                found[f"{prefix}perplexity"] = math.inf
+    return found

@@ -2,10 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable
+from pathlib import Path
 
 import keras
 
+from callbacks.checkpoint import newest_name
 from callbacks.errors import BadLoss
 from callbacks.records import used_learning_rate
 from callbacks.steps import StepCallback
@@ -29,12 +30,12 @@ class StopOnBadLoss(StepCallback):
     not change. If the loss itself was not finite then, the epoch's metrics begin again.
 
     Args:
-        last_checkpoint: returns the name of the newest checkpoint, or None where there is none.
+        checkpoints: the run's folder of checkpoints.
     """
 
-    def __init__(self, last_checkpoint: Callable[[], str | None] = lambda: None):
+    def __init__(self, checkpoints: Path):
         super().__init__()
-        self.last_checkpoint = last_checkpoint
+        self.checkpoints = checkpoints
         self._scale = 0.0
 
     def on_train_begin(self, logs=None):
@@ -69,6 +70,6 @@ class StopOnBadLoss(StepCallback):
         rate = used_learning_rate(self.model.optimizer)
         raise BadLoss(
             f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); the last "
-            f"good checkpoint: {self.last_checkpoint() or 'none'}; a lower --base-learning-rate or "
-            "--clip-norm 1 may help"
+            f"good checkpoint: {newest_name(self.checkpoints) or 'none'}; a lower "
+            "--base-learning-rate or --clip-norm 1 may help"
         )

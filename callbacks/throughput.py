@@ -31,10 +31,10 @@ class Throughput(StepCallback):
             execution; None before.
     """
 
-    def __init__(self, examples_per_step: int = 0, tokens_per_example: float | None = None):
+    def __init__(self):
         super().__init__()
-        self.examples_per_step = examples_per_step
-        self.tokens_per_example = tokens_per_example
+        self.examples_per_step = 0
+        self.tokens_per_example: float | None = None
         self.operations_per_example: float | None = None
         self.devices = 1
         self._peak: float | None = None  # operations a second of one device

@@ -85,17 +85,15 @@ class GlobalMean(keras.losses.Loss):
         >>> loss([1], [[0.0, 0.0]], sample_weight=[1.0])   # log(2)
     """
 
-    def __init__(self, loss: keras.losses.Loss, name: str | None = None):
-        super().__init__(name=name or loss.name, reduction="sum", dtype=loss.dtype)
+    def __init__(self, loss: keras.losses.Loss):
+        super().__init__(name=loss.name, reduction="sum", dtype=loss.dtype)
         self.loss = loss
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         """Computes this replica's share of the global mean; scalar."""
-        # The shape trap of regression: (batch,) against (batch, 1) would broadcast to
-        # (batch, batch). keras.losses.Loss squeezes in __call__, and so it is done here.
-        y_true = keras.ops.convert_to_tensor(y_true)
+        y_true = keras.ops.convert_to_tensor(y_true, dtype=self.dtype)
         y_pred = keras.ops.convert_to_tensor(y_pred, dtype=self.dtype)
-        values = self.loss.call(*_same_rank(y_true, y_pred, self.loss))
+        values = self.loss.call(y_true, y_pred)
         weights = sample_weight
         if weights is not None:
             weights = keras.ops.cast(weights, values.dtype)
@@ -108,15 +106,6 @@ class GlobalMean(keras.losses.Loss):
             values = values * weights
         total = tf.stop_gradient(weight_sum(values, weights, values.dtype))
         return keras.ops.divide_no_nan(keras.ops.sum(values), total)
-
-
-def _same_rank(y_true, y_pred, loss):
-    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
-        return y_true, y_pred
-    y_true = keras.ops.cast(y_true, y_pred.dtype)
-    if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
-        y_true = keras.ops.expand_dims(y_true, axis=-1)
-    return y_true, y_pred
 
 
 # --- The order of a step ---
@@ -173,7 +162,7 @@ def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float | None:
         precision overflowed; None of an optimizer that was not built, or did not go through
         `reduce_before_clipping()`.
     """
-    norm = _norms.get(optimizer) if is_reduced(optimizer) else None
+    norm = _norms.get(optimizer)
     return None if norm is None else float(keras.ops.convert_to_numpy(norm))
 
 

@@ -41,7 +41,7 @@ def use_coordinator(
     steps_per_epoch: int,
     total_steps: int,
     steps_done: int,
-) -> float | None:
+) -> None:
     """Makes `fit()` and `evaluate()` of a compiled model schedule their steps on the workers.
 
     Keras's own `fit()` does not run under ParameterServerStrategy (keras-team/keras#18624). What is
@@ -54,13 +54,10 @@ def use_coordinator(
         steps_per_epoch: steps of an epoch, where a window ends too.
         total_steps: steps of the run, where a window ends too.
         steps_done: steps that an earlier part of the run has done.
-
-    Returns:
-        The longest step that Adam may do, in learning rates; None if there is no bound.
     """
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return None
-    bound = bound_adam(model.optimizer)
+        return
+    bound_adam(model.optimizer)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     step = steps_done
 
@@ -95,7 +92,6 @@ def use_coordinator(
     # `make_test_function()`; they take what is there.
     model.train_function = train_window
     model.test_function = test_window
-    return bound
 
 
 def largest_adam_step(beta_1: float, beta_2: float) -> float:
@@ -112,7 +108,7 @@ def largest_adam_step(beta_1: float, beta_2: float) -> float:
     return ratio * max(1.0, math.sqrt(1 - beta_2) / (1 - beta_1))
 
 
-def bound_adam(optimizer: keras.optimizers.Optimizer) -> float | None:
+def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
     """Holds Adam to its largest step where several workers write its two means without waiting.
 
     One worker may read a mean m that another one has just raised, and a v that it has not raised
@@ -120,17 +116,14 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> float | None:
     long, and one such step can spoil a run. With a single writer the bound is never reached.
 
     Args:
-        optimizer: changed in place if it is an Adam or AdamW without `amsgrad`.
-
-    Returns:
-        The longest step of a weight, in learning rates; None if there is no bound.
+        optimizer: changed in place if it is an Adam or AdamW.
     """
-    if not isinstance(optimizer, keras.optimizers.Adam) or optimizer.amsgrad:
-        return None
+    if not isinstance(optimizer, keras.optimizers.Adam):
+        return
     # A little room for the rounding of the two means.
     factor = 1.01 * largest_adam_step(optimizer.beta_1, optimizer.beta_2)
     if math.isinf(factor):
-        return None
+        return
     limits: list[tf.Tensor] = []
 
     class Bounded(Mixin):
@@ -145,4 +138,3 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> float | None:
             super().assign_sub(variable, value)
 
     specialize(optimizer, Bounded)
-    return factor

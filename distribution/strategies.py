@@ -80,7 +80,7 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
     `none`, which uses the first device, is possible at any time.
 
     Args:
-        name: a `cluster.Strategy`; `auto` is resolved.
+        name: a `cluster.Strategy` without `problems()`; `auto` is resolved.
         replicas: logical devices per worker, or None for the devices that are there.
 
     Returns:
@@ -88,14 +88,10 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
         TensorFlow's default strategy, whose `scope()` does nothing.
 
     Raises:
-        DistributionError: strategy, replicas and cluster do not go together, or TensorFlow already
-            runs with another number of devices.
+        DistributionError: TensorFlow already runs with another number of devices.
     """
     global _device_count
     name = resolve(name, replicas)
-    found = problems(name, replicas)
-    if found:
-        raise DistributionError("; ".join(found))
     if name == "none":
         make_logical_devices(None)
         return tf.distribute.get_strategy()
@@ -288,9 +284,8 @@ class Agreement:
         return self.total(value if self.workers == 1 or is_chief(self.strategy) else 0)
 
     def everyone_has(self, value: int) -> bool:
-        """Tells whether all workers hold the same non-negative value (below 2^40)."""
-        is_mean = self.total(value) == value * self.workers
-        return self.total(int(is_mean)) == self.workers
+        """Tells whether all workers hold the same value."""
+        return not self.any_worker(value != self.broadcast_from_chief(value))
 
     def barrier(self) -> None:
         """Waits until every worker is here."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from callbacks.errors import saving
 from data import files
 from data.errors import first_line
 from training.errors import RunError
@@ -99,12 +100,12 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
     """
     if hasattr(model, "save_to_preset"):
         return
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".trial.") as trial:
+    with saving(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".trial.") as trial:
         try:
             save_model(model, Path(trial) / "model", metadata={})
             load_model(Path(trial) / "model", None, sys.modules[options.__module__])
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
+        except OSError:
+            raise
         except Exception as error:  # whatever the model's own get_config() or from_config() raise
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: "

@@ -203,8 +203,10 @@ def stateful(
         if name in found:
             raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
         found[name] = callback
-    missing = sorted(info.state["callbacks"].keys() - found.keys()) if info is not None else []
-    if info is not None and missing:
+    if info is None:
+        return found
+    missing = sorted(info.state["callbacks"].keys() - found.keys())
+    if missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
             "to plan.fit_options(extra=[...]) as the run began with"

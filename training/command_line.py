@@ -75,12 +75,12 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 def _how_given(hint) -> dict:
     """Returns how argparse reads a value of a type; the options themselves make paths of texts."""
-    kind = next(k for k in (*typing.get_args(hint), hint) if k is not type(None))
-    origin = typing.get_origin(hint)
-    if Literal in (origin, typing.get_origin(kind)):
-        return {"choices": typing.get_args(hint if origin is Literal else kind)}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return {"choices": arguments}
     if origin is tuple:
         return {"nargs": "*"}
+    kind = arguments[0] if arguments else hint  # X | None is given as an X
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if kind in (int, float):

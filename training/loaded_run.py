@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from callbacks.records import perplexity
+from callbacks.records import with_perplexity
 from callbacks.tensorboard import TensorBoard
 from data import files
 from training import artifacts
@@ -186,14 +186,12 @@ class EvaluatedRun:
 
     def finish(self, model, *, test: dict, baseline: dict, **_) -> dict:
         """Returns the metrics of the test split."""
-        if self.perplexity_of in test:
-            test = test | {"perplexity": perplexity(test[self.perplexity_of])}
         return {
             "run_dir": str(self.trained.folder),
             "recipe": self.trained.results["recipe"],
             "steps": self.trained.results["steps"],
             "dataset": self._facts.get("dataset"),
-            "test": test,
+            "test": with_perplexity(test, self.perplexity_of),
             "baseline": baseline,
             "notes": self._notes,
         }

@@ -3,11 +3,12 @@
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import tqdm
 
-from callbacks.errors import CannotSave
+from callbacks.errors import saving
 from callbacks.terminal_log import RESULT
 
 log = logging.getLogger("recipes")
@@ -44,10 +45,10 @@ class LogFile(logging.FileHandler):
         Raises:
             CannotSave: the line could not be written.
         """
-        error = sys.exc_info()[1]
         log.removeHandler(self)  # later lines still reach the terminal
-        reason = getattr(error, "strerror", None) or error
-        raise CannotSave(f"{self.baseFilename} cannot be written: {reason}") from error
+        self.close()
+        with saving(self.baseFilename):
+            raise
 
     def close(self):
         """Closes the file; a line that did not fit was reported."""
@@ -55,38 +56,25 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-class RunLogging:
-    """Sends the log "recipes" to the terminal, and to a file, until it is closed.
+@contextlib.contextmanager
+def run_logging(quiet: bool) -> Iterator[None]:
+    """Sends the log "recipes" to the terminal; closes all handlers that a run adds to it.
 
     Args:
         quiet: the terminal gets warnings and results only.
     """
-
-    def __init__(self, quiet: bool):
-        self._before = (log.level, log.propagate, tensorflow_log.level)
-        self._handlers: list[logging.Handler] = []
-        log.setLevel(logging.INFO)
-        self._add(TerminalHandler(quiet))
-        log.propagate = False
-        tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
-
-    def to_file(self, path: Path) -> None:
-        """Appends all lines to a file too, with the time.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._add(LogFile(path))
-
-    def _add(self, handler: logging.Handler) -> None:
-        self._handlers.append(handler)
-        log.addHandler(handler)
-
-    def close(self) -> None:
-        """Takes the handlers away and puts the logger back."""
-        for handler in self._handlers:
+    before = log.level, log.propagate, tensorflow_log.level
+    count = len(log.handlers)
+    log.setLevel(logging.INFO)
+    log.addHandler(TerminalHandler(quiet))
+    log.propagate = False
+    tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
+    try:
+        yield
+    finally:
+        for handler in log.handlers[count:]:
             log.removeHandler(handler)
             handler.close()
-        level, log.propagate, of_tensorflow = self._before
+        level, log.propagate, of_tensorflow = before
         log.setLevel(level)
         tensorflow_log.setLevel(of_tensorflow)

@@ -311,9 +311,8 @@ def flag(name: str) -> str:
 def to_json(options) -> dict:
     """Returns the options as JSON values."""
     return {
-        field.name: str(value) if isinstance(value, Path) else value
-        for field in dataclasses.fields(options)
-        for value in [getattr(options, field.name)]
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in dataclasses.asdict(options).items()
     }
 
 

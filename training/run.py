@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
-from callbacks.errors import Stopped
-from callbacks.records import EvaluateEvery, Records
+from callbacks.errors import CannotSave, Stopped, saving
+from callbacks.records import EvaluateEvery, Records, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
@@ -32,7 +32,7 @@ from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
-from training.log import RunLogging
+from training.log import LogFile, run_logging
 from training.options import SharedOptions, check, command, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
@@ -71,8 +71,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         return
     checks.refuse_pairs(options)
     with contextlib.ExitStack() as stack:
-        logging_ = RunLogging(options.quiet)
-        stack.callback(logging_.close)
+        stack.enter_context(run_logging(options.quiet))
         signals.install()
         stack.callback(signals.restore)
         stack.enter_context(checks.precision(options.precision))
@@ -82,13 +81,13 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         signals.install()  # MultiWorkerMirroredStrategy puts a handler of its own for SIGTERM
         stack.enter_context(keras_compat.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
-        run = Run(recipe, options, strategy, logging_)
+        run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
         try:
             run.open()
             yield run
             run.agreement.barrier()
-        except (OptionsError, DataError, DistributionError, RunError, StopRequested):
+        except (OptionsError, DataError, DistributionError, RunError, CannotSave, StopRequested):
             run.folder.discard()
             raise
         except Stopped as stopped:
@@ -115,7 +114,6 @@ class Run:
         recipe: str,
         options: SharedOptions,
         strategy: tf.distribute.Strategy,
-        logging_: RunLogging,
     ):
         self.recipe = recipe
         self.strategy = strategy
@@ -129,8 +127,6 @@ class Run:
         self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
         self.cache_dir = options.cache_dir or default_cache_dir()
         self.metadata: dict = {}
-        self.adam_bound: float | None = None
-        self._logging = logging_
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._plan: TrainingPlan  # made by plan()
@@ -162,7 +158,7 @@ class Run:
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
             worker = strategies.worker_index(self.strategy)
-            self._logging.to_file(self.folder.path / f"worker-{worker}.log")
+            log.addHandler(LogFile(self.folder.path / f"worker-{worker}.log"))
         checkpoint = self.folder.checkpoint
         if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
             raise RunError(
@@ -293,12 +289,12 @@ class Run:
 
         Raises:
             BadLoss: a test metric is not a number; nothing is written.
-            RunError: the folder is gone or the disk is full.
+            CannotSave: the folder is gone or the disk is full.
         """
         steps = self.checkpoint.step
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
-        test = self.records.with_perplexity(test)
+        test = with_perplexity(test, self.records.perplexity_of)
         self.records.record_evaluation("test", steps, test)
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
@@ -327,7 +323,6 @@ class Run:
             "baseline": baseline,
             **more,
             "notes": self._notes,
-            "adam_bound": self.adam_bound,
             **({"tokens_per_second": None, "mfu": None} | self.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.throughput.time_to_first_step,
@@ -337,26 +332,20 @@ class Run:
             "git": git_state(),
         }
         names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
-        came_to = {name: results[name] for name in names}
-        trained_by = shown(self.options) | self._plan.fixed()
-        self.tensorboard.show_hparams(steps, trained_by | came_to)
+        came_to = self._plan.fixed() | {name: results[name] for name in names}
+        self.tensorboard.show_hparams(steps, shown(self.options) | came_to)
         self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path
-            try:
-                card = model_card(model, results | (metadata or {}), self.options)
+            last = checkpoints.newest_name(self.checkpoint.folder)
+            with saving(path / "model", f"; the last checkpoint is {last}"):
                 artifacts.save_model(
                     model,
                     path / "model",
                     metadata=metadata or {},
                     preprocessor=preprocessor,
-                    card=card,
+                    card=model_card(model, results, self.options),
                 )
-            except OSError as error:
-                raise RunError(
-                    f"{path / 'model'} cannot be written: {error.strerror or error}; the last "
-                    f"checkpoint is {checkpoints.newest_name(path / 'checkpoints')}"
-                ) from error
             self.folder.write_json("results.json", results)
             log.log(RESULT, "model    %s", path / "model")
             log.log(RESULT, "logs     tensorboard --logdir %s", path)
@@ -444,7 +433,7 @@ class TrainingPlan(Plan):
                     jit_compile=self.jit is True
                     and (run.options.jit == "on" or not sums_inside(model)),
                 )
-        run.adam_bound = parameter_server.use_coordinator(
+        parameter_server.use_coordinator(
             model,
             run.strategy,
             window=self.steps_per_execution,
@@ -481,25 +470,25 @@ class TrainingPlan(Plan):
         run = self.run
         options = run.options
         info = run.folder.checkpoint
+        ours = {"records": run.records, "tensorboard": run.tensorboard}
+        stateful = checks.stateful(ours, extra, info)
         run.checkpoint = Checkpoint(
             run.folder.path / "checkpoints",
             every=options.checkpoint_every,
             keep=options.keep_checkpoints,
             is_chief=run.is_chief,
             asked_to_stop=lambda: run.agreement.any_worker(signals.asked),
+            stateful_callbacks=stateful,
             best=options.keep_best,
             best_mode=options.keep_best_mode,
             patience=options.early_stopping,
             fingerprint=fingerprint,
             restored=info,
         )
-        ours = {"records": run.records, "tensorboard": run.tensorboard}
-        stateful = checks.stateful(ours, extra, info)
-        run.checkpoint.stateful_callbacks = stateful
         callbacks = [
             Restore(info, stateful),
             StopAtStep(),
-            StopOnBadLoss(lambda: checkpoints.newest_name(run.checkpoint.folder)),
+            StopOnBadLoss(run.checkpoint.folder),
             run.throughput,  # before whatever evaluates, writes or saves
             *extra,
             run.records,

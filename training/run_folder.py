@@ -10,6 +10,7 @@ from typing import TextIO
 
 from callbacks import checkpoint as checkpoints
 from callbacks import tensorboard
+from callbacks.errors import saving
 from data import files
 from distribution.launch import not_a_run
 from training.errors import RunError
@@ -178,15 +179,12 @@ class RunFolder:
         """Writes a JSON file so that a reader sees the old one or the new one.
 
         Raises:
-            RunError: it cannot be written.
+            CannotSave: it cannot be written.
         """
-        try:
-            # JSON has no NaN and no infinity: such numbers become text.
-            content = json.loads(json.dumps(content, default=float), parse_constant=str)
-            with files.atomic(self.path / name) as temporary:
-                temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{self.path / name} cannot be written: {error.strerror}") from error
+        # JSON has no NaN and no infinity: such numbers become text.
+        content = json.loads(json.dumps(content, default=float), parse_constant=str)
+        with saving(self.path / name), files.atomic(self.path / name) as temporary:
+            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def discard(self) -> None:
         """Removes the folder again if this process made it and nothing was trained in it."""

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from callbacks.errors import CannotSave
-from callbacks.records import EvaluateEvery, Records, perplexity, used_learning_rate
+from callbacks.records import EvaluateEvery, Records, used_learning_rate, with_perplexity
 from callbacks.throughput import Throughput
 from tests.support import processes, tiny_recipe
 
@@ -21,7 +21,7 @@ def made(listener, fake_model):
     fake_model.optimizer = keras.optimizers.SGD(0.5)
 
     def make(steps_per_epoch=3, total_steps=5, **arguments):
-        made = Records(None, [listener], Throughput(examples_per_step=8), **arguments)
+        made = Records(None, [listener], Throughput(), **arguments)
         made.count_steps(steps_per_epoch, total_steps)
         made.set_model(fake_model)
         return made
@@ -119,7 +119,8 @@ def test_a_skipped_step_counts_in_no_mean(made, listener):
 
 
 def test_epochs_go_into_the_history(made, listener):
-    records = made(perplexity_of="cross_entropy")
+    records = made()
+    records.perplexity_of = "cross_entropy"
     for epoch, value in enumerate((2.0, 1.0)):
         records.on_epoch_begin(epoch)
         records.on_train_batch_end(0, {"loss": 1.0})
@@ -135,9 +136,8 @@ def test_epochs_go_into_the_history(made, listener):
     assert found == [("epoch", 1, 1, 0.5), ("epoch", 4, 2, 0.5)]
 
 
-def test_perplexity():
-    assert perplexity(0.0) == 1.0 and perplexity(math.log(5)) == pytest.approx(5)
-    assert perplexity(1e6) == math.inf
+def test_a_perplexity_too_large_for_a_float():
+    assert with_perplexity({"x": 1e6}, "x") == {"x": 1e6, "perplexity": math.inf}
 
 
 def test_who_trained_which_steps(made):
@@ -195,7 +195,7 @@ class TestFile:
                 made.set_state(state)
         found = [json.loads(line) for line in made.path.read_text().splitlines()]
         # JSON has no NaN.
-        assert [(r["step"], r["loss"]) for r in found] == [(1, "nan"), (2, 0.5), (4, 0.5)]
+        assert [(r["step"], r["loss"]) for r in found] == [(1, "NaN"), (2, 0.5), (4, 0.5)]
         made.set_state(state | {"bytes": 1000})  # the file is shorter: nothing is filled up
         assert made.get_state() == state
 
@@ -221,7 +221,7 @@ class TestEvaluateEvery:
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)
 
         def make(every):
-            records = Records(None, [listener], Throughput(examples_per_step=1))
+            records = Records(None, [listener], Throughput())
             made = EvaluateEvery(records, data, "test", every).count_steps(5, 10)
             made.set_model(model)
             return made

@@ -20,13 +20,18 @@ def test_it_ends_at_the_last_step_in_mid_epoch(fake_model):
     assert fake_model.stop_training
 
 
-@pytest.fixture
-def callback(fake_model):
-    fake_model.optimizer = keras.optimizers.SGD(0.5)
-    made = StopOnBadLoss(lambda: "the/last/checkpoint").count_steps(10, 20)
-    made.set_model(fake_model)
+def begun(folder, model, optimizer):
+    made = StopOnBadLoss(folder).count_steps(10, 20)
+    model.optimizer = optimizer
+    made.set_model(model)
     made.on_train_begin()
     return made
+
+
+@pytest.fixture
+def callback(fake_model, tmp_path):
+    (tmp_path / "step-00000001").mkdir()
+    return begun(tmp_path, fake_model, keras.optimizers.SGD(0.5))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -36,7 +41,7 @@ def test_it_names_step_rate_and_checkpoint(callback, loss):
         callback.on_train_batch_end(1, {"loss": loss})
     said = str(caught.value)
     assert f"the loss is {loss} at step 2 (learning rate 0.5)" in said
-    assert "the last good checkpoint: the/last/checkpoint" in said and "--clip-norm" in said
+    assert "step-00000001; a lower" in said and "--clip-norm" in said
 
 
 def test_it_checks_the_validation(callback):
@@ -47,14 +52,11 @@ def test_it_checks_the_validation(callback):
 
 class TestHalfPrecision:
     @pytest.fixture
-    def callback(self, fake_model, caplog, monkeypatch):
+    def callback(self, fake_model, monkeypatch, tmp_path):
         monkeypatch.setattr(logging.getLogger("recipes"), "propagate", True)
-        fake_model.optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-        fake_model.optimizer.build([keras.Variable([1.0])])
-        made = StopOnBadLoss().count_steps(10, 20)
-        made.set_model(fake_model)
-        made.on_train_begin()
-        return made
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        optimizer.build([keras.Variable([1.0])])
+        return begun(tmp_path, fake_model, optimizer)
 
     def test_a_skipped_step_is_no_bad_loss(self, callback, fake_model, caplog):
         scale = fake_model.optimizer.dynamic_scale

@@ -13,6 +13,13 @@ def clock(monkeypatch):
     return now
 
 
+@pytest.fixture
+def callback(clock):
+    made = Throughput().count_steps(100, 100)
+    made.examples_per_step = 32
+    return made
+
+
 def execute(callback, clock, batch, seconds, pause=0.0):
     clock[0] += pause  # an evaluation, or saving
     callback.on_train_batch_begin(batch)
@@ -20,8 +27,8 @@ def execute(callback, clock, batch, seconds, pause=0.0):
     callback.on_train_batch_end(batch, {"loss": 1.0})
 
 
-def test_examples_and_tokens_a_second(clock):
-    callback = Throughput(examples_per_step=32, tokens_per_example=100.0).count_steps(100, 100)
+def test_examples_and_tokens_a_second(callback, clock):
+    callback.tokens_per_example = 100.0
     assert callback.total() == {} == callback.since_last() and callback.seconds_for(1) is None
     execute(callback, clock, 0, 7.0, pause=3.0)
     assert callback.time_to_first_step == 10.0
@@ -36,16 +43,14 @@ def test_examples_and_tokens_a_second(clock):
     assert callback.time_to_first_step == 10.0
 
 
-def test_an_execution_of_several_steps(clock):
-    callback = Throughput(examples_per_step=10).count_steps(100, 100)
+def test_an_execution_of_several_steps(callback, clock):
     execute(callback, clock, 4, 5.0)
     execute(callback, clock, 9, 2.0)
-    assert callback.total() == {"examples_per_second": 5 * 10 / 2.0}
+    assert callback.total() == {"examples_per_second": 5 * 32 / 2.0}
 
 
-def test_mfu(clock, monkeypatch):
+def test_mfu(callback, clock, monkeypatch):
     monkeypatch.setattr(module, "measure_peak", lambda dtype: 1e6)
-    callback = Throughput(examples_per_step=32).count_steps(100, 100)
     callback.operations_per_example, callback.devices = 1000, 2
     for batch in range(2):
         execute(callback, clock, batch, 0.1)

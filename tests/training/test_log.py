@@ -7,7 +7,7 @@ import pytest
 
 from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT
-from training.log import RunLogging
+from training.log import LogFile, run_logging
 
 log = logging.getLogger("recipes")
 
@@ -26,10 +26,9 @@ def write_a_line_of_each_kind():
     ],
 )
 def test_file_gets_all_and_the_terminal_what_is_asked_for(quiet, shown, tmp_path, capsys):
-    run = RunLogging(quiet)
-    run.to_file(tmp_path / "worker-0.log")
-    write_a_line_of_each_kind()
-    run.close()
+    with run_logging(quiet):
+        log.addHandler(LogFile(tmp_path / "worker-0.log"))
+        write_a_line_of_each_kind()
     assert capsys.readouterr().out.splitlines() == shown
     lines = (tmp_path / "worker-0.log").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["of a step", "a result", "a warning"]
@@ -43,21 +42,17 @@ def test_closed_log_is_as_it_was(tmp_path):
         return *handlers, log.level, log.propagate, tensorflow.level
 
     before = state()
-    run = RunLogging(quiet=False)
-    run.to_file(tmp_path / "worker-0.log")
-    assert log.isEnabledFor(logging.INFO) and state() != before
-    run.close()
+    with run_logging(quiet=False):
+        log.addHandler(LogFile(tmp_path / "worker-0.log"))
+        assert log.isEnabledFor(logging.INFO) and state() != before
     assert state() == before
 
 
 def test_a_full_disk_is_one_error_and_no_traceback(capsys):
-    run = RunLogging(quiet=False)
-    try:
-        run.to_file(Path("/dev/full"))
+    with run_logging(quiet=False):
+        log.addHandler(LogFile(Path("/dev/full")))
         with pytest.raises(CannotSave, match="/dev/full cannot be written: No space left"):
             log.info("a line")
         log.info("another")  # still reaches the terminal
-    finally:
-        run.close()
     captured = capsys.readouterr()
     assert captured.out == "a line\nanother\n" and captured.err == ""

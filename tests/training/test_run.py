@@ -1,5 +1,6 @@
 """What a run promises, tried on the tiny recipe: nothing lost, nothing silently wrong."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -62,15 +63,17 @@ def stopped(at_step, tmp_path):
 @pytest.fixture
 def warnings(caplog, monkeypatch):
     """The log's warnings, as pytest catches them."""
-    from training import log as log_module
+    from training import run as run_module
 
-    stock = log_module.RunLogging.__init__
+    stock = run_module.run_logging
 
-    def propagating(self, quiet):
-        stock(self, quiet)
-        log_module.log.propagate = True
+    @contextlib.contextmanager
+    def propagating(quiet):
+        with stock(quiet):
+            logging.getLogger("recipes").propagate = True
+            yield
 
-    monkeypatch.setattr(log_module.RunLogging, "__init__", propagating)
+    monkeypatch.setattr(run_module, "run_logging", propagating)
     caplog.set_level(logging.WARNING, logger="recipes")
     return caplog
 
@@ -355,9 +358,9 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
 
     def any_worker(self, wish):
         asked.append(wish)
-        return len(asked) == 5  # another worker's
+        return len(asked) == 6  # another worker's; the first is asked before training
 
     monkeypatch.setattr(Agreement, "any_worker", any_worker)
     with pytest.raises(Stopped):
         start(tmp_path / "run")
-    assert asked == [False] * 5 and newest(tmp_path / "run").step == 5
+    assert asked == [False] * 6 and newest(tmp_path / "run").step == 5

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from callbacks.checkpoint import CheckpointInfo
+from callbacks.errors import CannotSave
 from tests.support import tiny_recipe
 from training import run_folder
 from training.errors import RunError
@@ -226,7 +227,7 @@ class TestWriting:
 
         before = (there / "options.json").read_text()
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match="options.json cannot be written: No space left"):
+        with pytest.raises(CannotSave, match="options.json cannot be written: No space left"):
             folder.keep_facts(FACTS)
         assert (there / "options.json").read_text() == before
         assert not list(there.glob(".options.json*"))
