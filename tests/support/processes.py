@@ -101,20 +101,17 @@ class Forked:
         self.process.join()
 
 
-def run_script(*words: str, status: int = 0, timeout: int = 1800) -> str:
+def run_script(*words: str, status: int = 0) -> str:
     """As `run`, for a script of this folder."""
-    process = Forked(*words)
-    try:
-        output, _ = process.communicate(timeout)
-    finally:
-        process.kill()
-    assert process.returncode == status, f"status {process.returncode}\n{output[-4000:]}"
-    return output
+    return _ended(Forked(*words), status)
 
 
 def run(*words: str, status: int = 0, timeout: int = 1800, **environ: str) -> str:
     """Runs a Python process to its end, looks at its status, and returns its output."""
-    process = start(*words, **environ)
+    return _ended(start(*words, **environ), status, timeout)
+
+
+def _ended(process: Forked | subprocess.Popen, status: int, timeout: int = 1800) -> str:
     try:
         output, _ = process.communicate(timeout=timeout)
     finally:
@@ -152,14 +149,15 @@ def results(run_dir: Path) -> dict:
     return json.loads((Path(run_dir) / "results.json").read_text())
 
 
-def records(run_dir: Path) -> list[dict]:
-    """metrics.jsonl without what measures time."""
+def records(run_dir: Path, event: str | None = None) -> list[dict]:
+    """metrics.jsonl, or the lines of one event, without what measures time."""
     from callbacks.throughput import is_speed
 
-    lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+    lines = map(json.loads, (Path(run_dir) / "metrics.jsonl").open())
     return [
-        {name: value for name, value in json.loads(line).items() if not is_speed(name)}
+        {name: value for name, value in line.items() if not is_speed(name)}
         for line in lines
+        if event in (None, line["event"])
     ]
 
 

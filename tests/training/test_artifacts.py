@@ -1,12 +1,8 @@
 """What a finished run leaves."""
 
-import os
-
 import keras
 import numpy as np
-import pytest
 
-from data import files
 from tests.support import syncs
 from training import artifacts
 
@@ -46,15 +42,6 @@ def test_every_example_is_in_the_checksum():
     assert len(seen) == 4 and artifacts.data_sha256(splits()) in seen
 
 
-def test_a_model_has_checksums(tmp_path):
-    artifacts.save_model(small_model(), tmp_path / "model", metadata={})
-    assert files.damage(tmp_path / "model", ["model.keras"]) is None
-    content = bytearray((tmp_path / "model" / "model.keras").read_bytes())
-    content[100] ^= 1
-    (tmp_path / "model" / "model.keras").write_bytes(content)
-    assert "model.keras" in files.damage(tmp_path / "model")
-
-
 def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     order = syncs.recorded(monkeypatch)
     artifacts.save_model(small_model(), tmp_path / "model", metadata={}, card="A card.")
@@ -62,15 +49,3 @@ def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
     assert before >= {"model.keras", "README.md", "SHA256SUMS"}
     assert after == [("sync", tmp_path.name)]
-
-
-def test_what_is_left_of_a_model_that_could_not_be_written(tmp_path, monkeypatch):
-    def full(path):
-        raise OSError(28, "No space left on device")
-
-    artifacts.save_model(small_model(), tmp_path / "model", metadata={})
-    monkeypatch.setattr(files, "write_checksums", full)
-    with pytest.raises(OSError, match="No space left"):
-        artifacts.save_model(small_model(), tmp_path / "model", metadata={})
-    assert os.listdir(tmp_path) == ["model"]
-    assert files.damage(tmp_path / "model", ["model.keras"]) is None

@@ -34,20 +34,6 @@ def test_file_gets_all_and_the_terminal_what_is_asked_for(quiet, shown, tmp_path
     assert [line.split(" ", 2)[2] for line in lines] == ["of a step", "a result", "a warning"]
 
 
-def test_closed_log_is_as_it_was(tmp_path):
-    tensorflow = logging.getLogger("tensorflow")
-
-    def state():
-        handlers = log.handlers[:], tensorflow.handlers[:]
-        return *handlers, log.level, log.propagate, tensorflow.level
-
-    before = state()
-    with run_logging(quiet=False):
-        log.addHandler(LogFile(tmp_path / "worker-0.log"))
-        assert log.isEnabledFor(logging.INFO) and state() != before
-    assert state() == before
-
-
 def test_a_full_disk_is_one_error_and_no_traceback(capsys):
     with run_logging(quiet=False):
         log.addHandler(LogFile(Path("/dev/full")))
