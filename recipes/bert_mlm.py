@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import keras
 import keras_nlp
 import numpy as np
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import masked_lm, word_pieces
@@ -33,7 +34,7 @@ from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
 from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import warm_up_and_decay
+from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -141,8 +142,9 @@ def main(options: Options) -> dict:
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
             model = chunked_masked_lm(network) if options.head == "chunked" else network
-            schedule = warm_up_and_decay(plan, options.warmup_steps)
-            optimizer = bert.adamw(options, schedule, options.beta_2)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),

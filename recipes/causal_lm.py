@@ -18,6 +18,7 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
@@ -31,7 +32,7 @@ from training.command_line import command_line
 from training.loaded_run import LoadedRun
 from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import warm_up_and_decay
+from training.schedules import WarmUp
 
 CHOICES = 40  # a continuation is drawn from so many of the likeliest tokens
 
@@ -136,9 +137,10 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             model = build_model(options, len(pieces), tokenizer.sep_token_id)
             learner = in_chunks(model)
-            schedule = warm_up_and_decay(plan, options.warmup_steps)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             learner.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, schedule)),
+                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import keras
 import keras_nlp
 import numpy as np
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from data import arrays, melting
@@ -29,7 +30,7 @@ from training.command_line import command_line
 from training.loaded_run import LoadedRun
 from training.options import TransformerOptions, option
 from training.run import start_run
-from training.schedules import warm_up_and_decay
+from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -142,9 +143,10 @@ def main(options: Options) -> dict:
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             model = build_model(options, mean, deviation)
-            schedule = warm_up_and_decay(plan, options.warmup_steps)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = keras.optimizers.AdamW(
-                schedule,
+                WarmUp(warmup, decay),
                 weight_decay=options.weight_decay,
                 beta_2=0.98,
                 global_clipnorm=options.clip_norm,

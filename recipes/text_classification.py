@@ -18,6 +18,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
@@ -30,7 +31,7 @@ from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
 from training.options import TextOptions, option
 from training.run import start_run
-from training.schedules import warm_up_and_decay
+from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -161,9 +162,10 @@ def main(options: Options) -> dict:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
             model = build_model(options, evidence, preset, sample)
-            schedule = warm_up_and_decay(plan, options.warmup_steps)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, schedule)),
+                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[

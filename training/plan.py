@@ -48,6 +48,10 @@ class Plan:
             "first_batch": self.steps_done * self.accumulate_steps,
         }
 
+    def warmup_steps(self, wanted: int) -> int:
+        """Returns the steps of a warm-up: as many as wanted, at most a tenth of the run."""
+        return min(wanted, self.total_steps // 10)
+
     def lines(self) -> dict[str, str]:
         """Returns the plan as lines, by title."""
         several = f" x {self.accumulate_steps} accumulated" if self.accumulate_steps > 1 else ""

@@ -2,22 +2,6 @@
 
 import keras
 
-from training.plan import Plan
-
-
-def warm_up_and_decay(plan: Plan, warmup_steps: int) -> "WarmUp":
-    """Makes a linear warm-up to the plan's rate, and a linear decay to zero at its last step.
-
-    Args:
-        plan: tells rate and steps.
-        warmup_steps: as many as wanted; at most a tenth of the run is taken.
-    """
-    steps = min(warmup_steps, plan.total_steps // 10)
-    decay = keras.optimizers.schedules.PolynomialDecay(
-        plan.learning_rate, plan.total_steps - steps, 0.0
-    )
-    return WarmUp(steps, decay)
-
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """Grows linearly to the rate with which another schedule begins, then follows that.

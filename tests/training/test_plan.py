@@ -74,6 +74,9 @@ class TestPlan:
         found = plan(accumulate_steps=4, steps_done=9).batches
         assert found == {"batch_size": 32, "batches_per_epoch": 28, "first_batch": 36}
 
+    def test_a_warm_up_is_at_most_a_tenth(self):
+        assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
+
     def test_too_few_examples(self):
         with pytest.raises(OptionsError, match="one step takes 128 .* has 100: take"):
             plan(examples=100, accumulate_steps=4)

@@ -2,8 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from training.plan import Plan
-from training.schedules import WarmUp, warm_up_and_decay
+from training.schedules import WarmUp
 
 
 def to_zero(steps, peak=1.0):
@@ -32,12 +31,3 @@ def test_float64_is_not_rounded():
         rate = keras.ops.convert_to_numpy(WarmUp(3, to_zero(8, np.float64(0.1)))(step))
         assert rate.dtype == np.float64
         assert rate == pytest.approx(expected, rel=1e-14)
-
-
-@pytest.mark.parametrize("wanted, taken", [(0, 0), (5, 5), (200, 9)])
-def test_a_warm_up_is_at_most_a_tenth_of_the_run(wanted, taken):
-    plan = Plan(1, 32, 32, 1, np.float64(1e-3), 31, 93, 3)
-    schedule = warm_up_and_decay(plan, wanted)
-    assert schedule.warmup_steps == taken
-    assert float(schedule(taken)) == pytest.approx(1e-3)
-    assert float(schedule(93)) == 0
