@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export mutation soak fuzz bench results clean
+.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -21,12 +21,14 @@ help:
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports, with the packages they are for (an environment of its own)"
 	@echo "make test-ray                runs on a Ray cluster of three nodes on this machine (an environment of its own)"
+	@echo "make test-gpu                what only a GPU can prove"
 	@echo "make check-tests             break the code on purpose: do tests fail?"
 	@echo "make mutation ARGS='FILE TESTS'  random changes of a file: which ones do its tests miss?"
 	@echo "make fuzz                    random options and damaged files: no traceback"
 	@echo "make soak                    kill runs at random moments and compare"
 	@echo "make soak-ray                take and give nodes of a Ray cluster at random moments and compare"
 	@echo "make bench                   measure it beside the tutorial and Hugging Face's Trainer"
+	@echo "make bench-gpu               measure it on a GPU: sizes, XLA, a split GPU, seconds to the first step"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
 	@echo "make clean                   remove .venv, .venv-export and .venv-ray"
 
@@ -55,8 +57,8 @@ format: .venv/installed
 # What lint finds holds no test up; it fails the target in the end.
 test: .venv/installed
 	@$(MAKE) --no-print-directory lint; lint=$$?; \
-	$(BIN)/python -m pytest -m "not long and not upstream and not export and not ray" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
-	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make test-ray, make soak, make soak-ray, make fuzz, make bench"; \
+	$(BIN)/python -m pytest -m "not long and not upstream and not export and not ray and not gpu" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make test-ray, make test-gpu, make soak, make soak-ray, make fuzz, make bench, make bench-gpu"; \
 	test $$lint -eq 0 || echo "make lint: failed, see above"; \
 	test $$lint -eq 0 -a $$tests -eq 0
 
@@ -88,6 +90,10 @@ test-export: .venv-export/installed
 test-ray: .venv-ray/installed
 	@.venv-ray/bin/python -m pytest -m ray $(ARGS)
 
+# On the first GPU alone: several are not split.
+test-gpu: .venv/installed
+	@CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
 check-tests: .venv/installed
 	@$(BIN)/python tests/check_tests.py $(ARGS)
 
@@ -107,6 +113,10 @@ fuzz: .venv/installed
 bench: .venv/installed .venv-export/installed
 	@$(BIN)/python benchmarks/everything.py --trainer-python .venv-export/bin/python $(ARGS)
 	@$(BIN)/python benchmarks/checkpoint_cost.py
+
+# `--trainer-python PYTHON` measures transformers' Trainer too; PYTHON needs PyTorch for the GPU.
+bench-gpu: .venv/installed
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 results: .venv/installed
 	@$(BIN)/python benchmarks/results.py $(ARGS)

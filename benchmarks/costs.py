@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import pipelines, steps  # noqa: E402
+from benchmarks.pipelines import row  # noqa: E402
 
 
 def resident(kind: str) -> int:
@@ -245,16 +246,6 @@ def compare_tokenizers(folder: Path, turns: int) -> dict:
     ]
     found = row("tokens/s: each distinct word once ÷ `tokenizers` in bulk", ratios)
     return found | {"lines": len(lines), "lines_that_differ": len(differ), "words": words}
-
-
-def row(measure: str, values: list[float]) -> dict:
-    """A row of the table."""
-    return {
-        "measure": measure,
-        "median": round(statistics.median(values), 3),
-        "smallest": round(min(values), 3),
-        "largest": round(max(values), 3),
-    }
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ The Trainer needs PyTorch and transformers: `--trainer-python` names a Python th
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from benchmarks import sides  # noqa: E402
+
 WARM_UP = 4  # steps
 # Side, steps of a turn: some seconds each.
 STEPS = {"recipe": 30, "tutorial": 6, "transformers": 4, "transformers_masked": 8}
@@ -31,10 +34,10 @@ COMPARED = ("tutorial", "transformers", "transformers_masked")
 
 def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) -> None:
     """Writes what the sides read: the text by split, the vocabulary, packed sequences, sizes."""
-    import keras_nlp
     import numpy as np
 
-    from data import files, masked_lm, sequences, text, word_pieces
+    from data import files, sequences, text, word_pieces
+    from models import bert
 
     found = text.load_text(dataset, files.default_cache_dir())
     (folder / "text").mkdir(parents=True)
@@ -49,13 +52,18 @@ def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) ->
         pieces = word_pieces.read_vocabulary(vocabulary)
     (folder / "vocabulary.txt").write_text("".join(f"{p}\n" for p in pieces), encoding="utf-8")
     sizes["vocabulary_size"] = len(pieces)
-    tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
-    special = masked_lm.SpecialTokens.of(tokenizer)
+    # As the recipe does, and into the cache where it looks.
+    found = text.load_text(str(folder / "text"), folder / "cache")
+    rows = sequences.sequences_once(
+        found,
+        bert.tokenizer_of(pieces),
+        folder / "cache",
+        text_mode="packed",
+        length=sizes["length"],
+    )
     for split in ("train", "valid"):
-        tokens = word_pieces.tokenize(found.splits[split], tokenizer)
-        packed = list(sequences.packed(tokens, sizes["length"], special))
-        np.save(folder / f"{split}.npy", np.concatenate(packed))
-    (folder / "sizes.json").write_text(json.dumps(sizes))
+        np.save(folder / f"{split}.npy", rows[split])
+    (folder / "sizes.json").write_text(json.dumps(sides.BERT_TINY | sizes))
 
 
 def text_options(parser: argparse.ArgumentParser) -> None:
@@ -67,18 +75,27 @@ def text_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Side:
-    """A training in a process of its own that takes steps when asked."""
+    """A training in a process of its own that takes steps when asked.
 
-    def __init__(self, name: str, python: str, folder: Path):
+    Args:
+        name: of one of `sides.SIDES`.
+        python: the words that start Python.
+        folder: what `prepare` has written.
+        sizes: see `sides.py`.
+        environ: further variables of its environment.
+    """
+
+    def __init__(self, name: str, python: str, folder: Path, sizes=None, **environ: str):
         self.name = name
-        self.log = open(folder / f"{name}.log", "w")
+        self.log = tempfile.TemporaryFile("w+")
+        words = [str(ROOT / "benchmarks" / "sides.py"), name, str(folder), json.dumps(sizes or {})]
         self.process = subprocess.Popen(
-            [python, str(ROOT / "benchmarks" / "sides.py"), name, str(folder)],
+            [*shlex.split(python), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environ},
         )
 
     def steps(self, count: int) -> dict:
@@ -87,8 +104,9 @@ class Side:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            tail = Path(self.log.name).read_text()[-3000:]
-            raise SystemExit(f"{self.name} ended with status {self.process.wait()}:\n{tail}")
+            self.log.seek(0)
+            said = self.log.read()[-3000:]
+            raise SystemExit(f"{self.name} ended with status {self.process.wait()}:\n{said}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -99,36 +117,44 @@ class Side:
         self.log.close()
 
 
+def take_turns(started: list[Side], steps: list[int], turns: int) -> list[list[float]]:
+    """The tokens a second of each side in each turn of so many steps."""
+    rates: list[list[float]] = [[] for _ in started]
+    for turn in range(turns):
+        order = range(len(started))
+        for number in order[:: -1 if turn % 2 else 1]:  # who goes first changes with the turn
+            found = started[number].steps(steps[number])
+            rates[number].append(found["tokens"] / found["seconds"])
+        print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
+    return rates
+
+
 def compare(folder: Path, others: list[str], pythons: dict[str, str], turns: int) -> list[dict]:
     """Recipe ÷ each of the other sides in tokens a second: median, smallest, largest."""
-    sides = [Side(name, pythons[name], folder) for name in ("recipe", *others)]
-    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    names = ["recipe", *others]
+    started = [Side(name, pythons[name], folder, CUDA_VISIBLE_DEVICES="-1") for name in names]
     try:
-        for side in sides:
+        for side in started:
             side.steps(WARM_UP)
-        for turn in range(turns):
-            for side in sides[:: -1 if turn % 2 else 1]:  # who goes first changes with the turn
-                found = side.steps(STEPS[side.name])
-                rates[side.name].append(found["tokens"] / found["seconds"])
-            print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
+        ours, *rates = take_turns(started, [STEPS[name] for name in names], turns)
     finally:
-        for side in sides:
+        for side in started:
             side.close()
-    rows = []
-    for other in others:
-        ratios = [a / b for a, b in zip(rates["recipe"], rates[other], strict=True)]
-        rows.append(
-            {
-                "measure": f"recipe ÷ {other}, tokens/s",
-                "median": round(statistics.median(ratios), 2),
-                "smallest": round(min(ratios), 2),
-                "largest": round(max(ratios), 2),
-                "tokens_per_second": [
-                    round(statistics.median(rates[x])) for x in ("recipe", other)
-                ],
-            }
-        )
-    return rows
+    return [
+        row(f"recipe ÷ {other}, tokens/s", [a / b for a, b in zip(ours, theirs, strict=True)])
+        | {"tokens_per_second": [round(statistics.median(each)) for each in (ours, theirs)]}
+        for other, theirs in zip(others, rates, strict=True)
+    ]
+
+
+def row(measure: str, values: list[float]) -> dict:
+    """A row of the table."""
+    return {
+        "measure": measure,
+        "median": round(statistics.median(values), 3),
+        "smallest": round(min(values), 3),
+        "largest": round(max(values), 3),
+    }
 
 
 def main() -> None:

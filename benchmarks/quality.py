@@ -167,8 +167,8 @@ def one_side(name: str, folder: Path, rate: float, seed: int, limit: float, best
     import keras
 
     keras.utils.set_random_seed(seed)
-    data, preprocessor = sides.tutorial_data(folder, sizes)
-    model = sides.tutorial_model(preprocessor.tokenizer.vocabulary_size(), rate)
+    data = sides.tutorial_data(folder, sizes)
+    model = sides.tutorial_model(sizes, rate)
     model.fit(data, epochs=sides.ENDLESS, callbacks=[watch(model)], verbose=0)
 
 

@@ -1,10 +1,11 @@
 """One side of a comparison: a training that takes steps when it is told to.
 
-    python benchmarks/sides.py NAME FOLDER
+    python benchmarks/sides.py NAME FOLDER [SIZES]
 
-`benchmarks/pipelines.py` starts two of these and lets them take turns. A line "5" on standard input
-asks for five steps; the answer is a line of JSON with their seconds and the tokens that carried
-text. FOLDER holds the text, the vocabulary and the sizes that `pipelines.py` wrote there.
+`pipelines.py` and `gpu.py` start these and let them take turns. A line "5" on standard input asks
+for five steps; the answer is a line of JSON with their seconds, the tokens that carried text, and
+the seconds since the imports were over. FOLDER holds the text, the vocabulary and the sizes that
+`pipelines.prepare` wrote there; SIZES is JSON with other ones and with options of the recipe.
 
 Every side is a whole training as its users run it: the recipe's `main`, the tutorial's `fit()`, the
 Trainer's `train()`. A callback holds it before a step until steps are asked for.
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-LAYERS, HEADS, WIDTH = 2, 2, 128
+# Sizes that are options of the recipe, and the default model.
+OPTIONS = ("precision", "jit", "strategy", "replicas", "steps_per_execution")
+BERT_TINY = {"layers": 2, "heads": 2, "width": 128, "precision": "float32", "strategy": "none"}
 ENDLESS = 10_000  # epochs: the driver ends a side by closing its standard input
 
 
@@ -42,6 +45,7 @@ class Gate:
         self.answers = answers
         self.tokens_per_step = 0.0  # that carry text, on average; the side says how many
         self.wanted = self.left = 0
+        self.imported = self.last = time.perf_counter()
 
     def before_step(self) -> None:
         """Waits for a turn, or begins its next step at once."""
@@ -55,10 +59,18 @@ class Gate:
     def after_step(self) -> None:
         """Counts; answers after the last one of the turn."""
         self.left -= 1
+        self.last = time.perf_counter()
         if self.left == 0:
-            seconds = time.perf_counter() - self.begun
-            tokens = self.wanted * self.tokens_per_step
-            print(json.dumps({"seconds": seconds, "tokens": tokens}), file=self.answers, flush=True)
+            self.answer(self.last - self.begun, self.wanted * self.tokens_per_step)
+
+    def skip(self) -> None:
+        """Leaves out the time since the last step: of an evaluation, and of what was saved."""
+        self.begun += time.perf_counter() - self.last
+
+    def answer(self, seconds: float, tokens: float) -> None:
+        """Answers."""
+        found = {"seconds": seconds, "tokens": tokens, "since_imports": self.last - self.imported}
+        print(json.dumps(found), file=self.answers, flush=True)
 
 
 def keras_callback(gate: Gate):
@@ -66,6 +78,10 @@ def keras_callback(gate: Gate):
     import keras
 
     class Turns(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if gate.left:
+                gate.skip()
+
         def on_train_batch_begin(self, batch, logs=None):
             gate.before_step()
 
@@ -107,10 +123,13 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
             vocabulary=folder / "vocabulary.txt",
             cache_dir=folder / "cache",
             run_dir=folder / f"run-{os.getpid()}",
-            strategy="none",
             preset="scratch",
             global_batch_size=sizes["batch_size"],
             sequence_length=sizes["length"],
+            num_layers=sizes["layers"],
+            num_heads=sizes["heads"],
+            hidden_dim=sizes["width"],
+            **{name: sizes[name] for name in OPTIONS if name in sizes},
             **changes,
         )
     )
@@ -118,9 +137,18 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
 
 def recipe(folder: Path, sizes: dict, gate: Gate) -> None:
     """The recipe."""
-    # A packed sequence is full; its [CLS] is counted as the tutorial's is.
-    gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
-    run_recipe(folder, sizes, lambda model: keras_callback(gate), epochs=ENDLESS)
+    # A packed sequence is full; its [CLS] is counted as the tutorial's is. A call of the gate is an
+    # execution, whose steps must divide those of an epoch.
+    import numpy as np
+
+    from recipes import bert_mlm  # noqa: F401
+
+    gate.imported = time.perf_counter()
+    together = sizes["batch_size"] * sizes.get("steps_per_execution", 1)
+    gate.tokens_per_step = together * sizes["length"]
+    examples = len(np.load(folder / "train.npy", mmap_mode="r")) // together * together
+    changes = {"epochs": ENDLESS, "max_examples": examples}
+    run_recipe(folder, sizes, lambda model: keras_callback(gate), **changes)
 
 
 def tutorial_data(folder: Path, sizes: dict):
@@ -131,7 +159,7 @@ def tutorial_data(folder: Path, sizes: dict):
     the preset's preprocessor, here with our vocabulary in it.
 
     Returns:
-        The batches as the model takes them, and the preprocessor.
+        The batches as the model takes them.
     """
     import keras_nlp
     import tensorflow as tf
@@ -149,20 +177,20 @@ def tutorial_data(folder: Path, sizes: dict):
         .prefetch(tf.data.AUTOTUNE)
     )
     batches = lines.map(preprocessor, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.prefetch(tf.data.AUTOTUNE), preprocessor
+    return batches.prefetch(tf.data.AUTOTUNE)
 
 
-def tutorial_model(vocabulary_size: int, learning_rate: float):
+def tutorial_model(sizes: dict, learning_rate: float):
     """A BERT of our sizes, compiled as the tutorial compiles its preset."""
     import keras
     import keras_nlp
 
     backbone = keras_nlp.models.BertBackbone(
-        vocabulary_size=vocabulary_size,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        hidden_dim=WIDTH,
-        intermediate_dim=4 * WIDTH,
+        vocabulary_size=sizes["vocabulary_size"],
+        num_layers=sizes["layers"],
+        num_heads=sizes["heads"],
+        hidden_dim=sizes["width"],
+        intermediate_dim=4 * sizes["width"],
         max_sequence_length=512,
     )
     backbone.pooled_dense.trainable = False
@@ -181,9 +209,9 @@ def tutorial(folder: Path, sizes: dict, gate: Gate) -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import numpy as np
 
-    data, preprocessor = tutorial_data(folder, sizes)
+    data = tutorial_data(folder, sizes)
     gate.tokens_per_step = float(np.mean([int(np.sum(x["padding_mask"])) for x, _, _ in data]))
-    model = tutorial_model(preprocessor.tokenizer.vocabulary_size(), 1e-3)
+    model = tutorial_model(sizes, 1e-3)
     model.fit(data, epochs=ENDLESS, callbacks=[keras_callback(gate)], verbose=0)
 
 
@@ -208,13 +236,16 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
             logits = self.cls(hidden[chosen])
             return {"loss": torch.nn.functional.cross_entropy(logits, labels[chosen])}
 
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:  # as TensorFlow does
+        torch.set_float32_matmul_precision("high")
     ids = np.load(folder / "train.npy").astype(np.int64)
     config = hf.BertConfig(
         vocab_size=sizes["vocabulary_size"],
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        hidden_size=sizes["width"],
+        intermediate_size=4 * sizes["width"],
         max_position_embeddings=sizes["length"],
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -239,7 +270,9 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
             num_train_epochs=ENDLESS,
             save_strategy="no",
             report_to=[],
-            use_cpu=True,
+            use_cpu=not on_gpu,
+            bf16=sizes["precision"] == "mixed_bfloat16",
+            torch_compile=sizes.get("torch_compile", False),
             disable_tqdm=True,
         ),
         train_dataset=[{"input_ids": row, "attention_mask": np.ones_like(row)} for row in ids],
@@ -253,17 +286,39 @@ def transformers_masked(folder: Path, sizes: dict, gate: Gate) -> None:
     transformers(folder, sizes, gate, only_masked=True)
 
 
-SIDES = {each.__name__: each for each in (recipe, tutorial, transformers, transformers_masked)}
+def matrix_product(folder: Path, sizes: dict, gate: Gate) -> None:
+    """No training: tokens a second if its operations took place at the rate of a large product."""
+    import types
+
+    import recipes  # noqa: F401 (picks the backend)
+    from distribution import mfu
+    from models.bert import training_operations
+
+    model = types.SimpleNamespace(
+        hidden_dim=sizes["width"],
+        num_layers=sizes["layers"],
+        intermediate_dim=4 * sizes["width"],
+        vocabulary_size=sizes["vocabulary_size"],
+    )
+    predictions = round(0.15 * sizes["length"])
+    operations = training_operations(model, sizes["length"], predictions) / sizes["length"]
+    for _ in sys.stdin:
+        gate.answer(1.0, mfu.measure_peak(sizes["precision"].removeprefix("mixed_")) / operations)
+
+
+SIDES = (recipe, tutorial, transformers, transformers_masked, matrix_product)
 
 
 def main() -> None:
     """Runs one side."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=SIDES)
+    sides = {each.__name__: each for each in SIDES}
+    parser.add_argument("name", choices=sides)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("sizes", type=json.loads, nargs="?", default={})
     chosen = parser.parse_args()
-    sizes = json.loads((chosen.folder / "sizes.json").read_text())
-    SIDES[chosen.name](chosen.folder, sizes, Gate(answers_apart()))
+    sizes = json.loads((chosen.folder / "sizes.json").read_text()) | chosen.sizes
+    sides[chosen.name](chosen.folder, sizes, Gate(answers_apart()))
 
 
 if __name__ == "__main__":

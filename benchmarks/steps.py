@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
+from benchmarks.pipelines import row  # noqa: E402
 
 LENGTH, LAYERS, WIDTH = 128, 2, 128
 # Name: (head, XLA, precision, steps of an execution).
@@ -130,15 +131,8 @@ def table(seconds: dict[str, list[float]], batch_size: int) -> list[dict]:
     rows = []
     for first, second in RATIOS:
         ratios = [b / a for a, b in zip(seconds[first], seconds[second], strict=True)]
-        rows.append(
-            {
-                "measure": f"{first} ÷ {second}",
-                "median": round(statistics.median(ratios), 3),
-                "smallest": round(min(ratios), 3),
-                "largest": round(max(ratios), 3),
-                "tokens_per_second": round(batch_size * LENGTH / statistics.median(seconds[first])),
-            }
-        )
+        tokens = round(batch_size * LENGTH / statistics.median(seconds[first]))
+        rows.append(row(f"{first} ÷ {second}", ratios) | {"tokens_per_second": tokens})
     return rows
 
 
@@ -158,10 +152,10 @@ def main() -> None:
         f"{chosen.batch_size} x {LENGTH} (speeds; the median of {chosen.pairs} turns)\n"
     )
     print(f"{'':44} {'median':>7}  {'from':>6}  {'to':>6}  {'tokens/s':>9}")
-    for row in rows:
+    for each in rows:
         print(
-            f"{row['measure']:44} {row['median']:7.2f}  {row['smallest']:6.2f}  "
-            f"{row['largest']:6.2f}  {row['tokens_per_second']:9,}"
+            f"{each['measure']:44} {each['median']:7.2f}  {each['smallest']:6.2f}  "
+            f"{each['largest']:6.2f}  {each['tokens_per_second']:9,}"
         )
     if chosen.json:
         chosen.json.write_text(json.dumps(vars(chosen) | {"json": None, "rows": rows}, indent=2))

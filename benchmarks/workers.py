@@ -140,12 +140,8 @@ def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
         for side in sides:
             side.end()
     ratios = [a / b for a, b in zip(workers, sums, strict=True)]
-    return {
-        "measure": f"2 workers ÷ two runs on a core each, tokens/s, --jit {jit}",
-        "median": round(statistics.median(ratios), 3),
-        "smallest": round(min(ratios), 3),
-        "largest": round(max(ratios), 3),
-        "tokens_per_second": [round(statistics.median(each)) for each in (workers, sums)],
+    return pipelines.row(f"2 workers ÷ two runs on a core each, tokens/s, --jit {jit}", ratios) | {
+        "tokens_per_second": [round(statistics.median(each)) for each in (workers, sums)]
     }
 
 

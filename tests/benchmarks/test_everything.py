@@ -2,8 +2,10 @@ import io
 import json
 
 import numpy as np
+import pytest
 
-from benchmarks import pipelines, quality, sides
+from benchmarks import gpu, pipelines, quality, sides
+from tests.support import processes
 
 
 def test_what_every_side_reads(tmp_path):
@@ -33,6 +35,9 @@ def test_a_side_takes_the_steps_that_it_is_asked_for(monkeypatch):
     answers = [json.loads(line) for line in gate.answers.getvalue().splitlines()]
     assert [answer["tokens"] for answer in answers] == [20, 30]
     assert all(answer["seconds"] >= 0 for answer in answers)
+    gate.begun, gate.last = 10, sides.time.perf_counter() - 100
+    gate.skip()
+    assert gate.begun >= 110, "an evaluation counts"
 
 
 def test_a_rate_that_is_behind_at_an_eighth_of_the_way_is_stopped():
@@ -50,3 +55,37 @@ def test_a_goal_is_reached_between_two_evaluations():
     assert quality.reached_after([[10, 9.0], [20, 7.0]], 7.0) == 20
     assert quality.reached_after([[10, 6.0]], 7.5) == 10, "at the first look"
     assert quality.reached_after([[10, 9.0], [20, 8.0]], 7.5) is None
+
+
+class FakeSide:
+    """Trains at the rate of its batch size; a matrix product has 100 tokens a second."""
+
+    def __init__(self, name, python, folder, sizes, **environ):
+        self.rate = 100 if name == "matrix_product" else sizes["batch_size"]
+        self.works = sizes.get("jit") != "off"
+
+    def steps(self, count):
+        if not self.works:
+            raise SystemExit("out of memory\nand more")
+        return {"seconds": count, "tokens": count * self.rate, "since_imports": 7}
+
+    def close(self):
+        pass
+
+
+def test_a_group_of_the_gpu_bench(monkeypatch, tmp_path):
+    """What fails or cannot be measured is listed, and the rest measured."""
+    monkeypatch.setattr(pipelines, "Side", FakeSide)
+    bench = gpu.Bench(tmp_path, None, turns=2, seconds=5, minutes=1)
+    others = ["without XLA", "Trainer", "matrix product"]
+    bench.run("BERT", {"batch_size": 40}, others, warm=True)
+    assert [row["median"] for row in bench.rows] == [0.4, 40, 7, 7] and bench.failed
+    table = gpu.markdown("device", bench.rows, bench.missing)
+    assert "| BERT: mfu | 0.400 | 0.400 to 0.400 | 40; 100 |" in table
+    assert "\n- Not measured: BERT ÷ without XLA: out of memory\n- Not" in table
+    assert table.endswith(": BERT ÷ Trainer: no --trainer-python\n")
+
+
+@pytest.mark.parametrize("words", ["-m pytest -m gpu tests/gpu", "benchmarks/gpu.py"])
+def test_where_there_is_no_gpu_nothing_passes(words):
+    assert "no GPU here: nothing was " in processes.run_script(*words.split(), status=1)

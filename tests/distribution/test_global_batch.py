@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat
+from distribution import keras_compat, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import (
     GlobalMean,
@@ -100,7 +100,7 @@ def clipped_steps(clip_norm):
     """
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.make_strategy("mirrored", 2)
     data = tf.data.Dataset.from_tensor_slices(weighted_examples()).batch(4)
     seen, norms = [], []
 
@@ -245,7 +245,7 @@ def two_updates(weighted):
     """The same examples in three batches and in one, without and with XLA; on two replicas."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.make_strategy("mirrored", 2)
     return [
         one_update(strategy, batch, steps, weighted, jit_compile)
         for batch, steps in ((4, 3), (12, 1))
@@ -288,7 +288,7 @@ def compiled_runs():
     """Two epochs of AdamW on two replicas, three steps an execution, without and with XLA."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = strategies.make_strategy("mirrored", 2)
     x, y, weights = three_batches()
     data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
     found = []

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat
+from distribution import keras_compat, strategies
 from distribution.global_batch import GlobalMean, compute_per_replica, reduce_before_clipping
 from tests.support import forked
 
@@ -32,7 +32,7 @@ def train(workers, jit_compile):
     """
     keras.config.set_dtype_policy("mixed_float16")
     if workers == 1:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = strategies.make_strategy("mirrored", 2)
     else:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(0)

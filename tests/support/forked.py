@@ -16,7 +16,9 @@ import time
 import traceback
 from collections.abc import Callable
 
-_FORKS = multiprocessing.get_context("forkserver")
+# CUDA does not survive a fork (tests/gpu).
+_METHOD = "forkserver" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1" else "spawn"
+_FORKS = multiprocessing.get_context(_METHOD)
 
 
 class KerasFails(AssertionError):

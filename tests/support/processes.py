@@ -39,7 +39,9 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
 
 # Importing TensorFlow takes longer than most of these runs: it is done once, and each run is a fork
 # of that process, which has touched no device.
-FORKS = multiprocessing.get_context("forkserver")
+# CUDA does not survive a fork (tests/gpu).
+METHOD = "forkserver" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1" else "spawn"
+FORKS = multiprocessing.get_context(METHOD)
 FORKS.set_forkserver_preload(
     [
         *("recipes.bert_mlm", "recipes.mnist", "recipes.dna_melting"),

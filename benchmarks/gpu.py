@@ -1,0 +1,220 @@
+"""The recipe on a GPU, side by side in turns: what `make bench-gpu` runs.
+
+    python benchmarks/gpu.py [--trainer-python PYTHON] [--minutes 12] [--only WORD ...]
+    python benchmarks/gpu.py --tiny      # a tiny model, on the CPU too: does this program work?
+
+In each group the recipe trains beside one other side at a time, both as processes of their own that
+take turns (`sides.py`); each speed and ratio is the median over the turns. `mfu` is the speed over
+that of a large matrix product, which takes turns like the others. The seconds to the first step
+count from the end of the imports, with an empty cache and with what a first process left there. The
+table is written as JSON, and as Markdown beside it, with what failed or had no time left below.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from benchmarks import pipelines  # noqa: E402
+
+BFLOAT16 = {"precision": "mixed_bfloat16"}
+BASE = {"layers": 12, "heads": 12, "width": 768}
+LARGE = BFLOAT16 | {"layers": 24, "heads": 16, "width": 1024, "batch_size": 128}
+SPLIT = {"strategy": "mirrored", "replicas": 2}
+# What the recipe is compared with: the side, and what differs in its sizes and options. Two
+# replicas share the global batch; "masked" scores only masked positions, as the recipe does.
+OTHERS = {
+    "matrix product": ("matrix_product", {}),
+    "without XLA": ("recipe", {"jit": "off"}),
+    "10 steps per execution": ("recipe", {"steps_per_execution": 10}),
+    "bfloat16": ("recipe", BFLOAT16),
+    "split in two": ("recipe", SPLIT | {"jit": "on"}),
+    "split in two, without XLA": ("recipe", SPLIT | {"jit": "off"}),
+    "tutorial": ("tutorial", {}),
+    "Trainer": ("transformers", {}),
+    "Trainer, masked": ("transformers_masked", {}),
+    "Trainer, masked, torch.compile": ("transformers_masked", {"torch_compile": True}),
+}
+SPLITS = ["split in two", "split in two, without XLA"]
+TRAINERS = ["Trainer", "Trainer, masked", "Trainer, masked, torch.compile"]
+# By name: sizes, others, and whether the first step is timed with a warm cache too. The last ones
+# are those that are left out first.
+GROUPS = {
+    "BERT-tiny, batch 32, float32": (
+        {"batch_size": 32},
+        ["10 steps per execution", "tutorial", *TRAINERS[:2]],
+        True,
+    ),
+    "BERT-base, batch 256, bfloat16": (
+        BASE | BFLOAT16 | {"batch_size": 256},
+        ["matrix product", "without XLA", *TRAINERS, *SPLITS],
+        True,
+    ),
+    "BERT-tiny, batch 64, float32": ({"batch_size": 64}, SPLITS, False),
+    "BERT-large, batch 128, bfloat16": (LARGE, ["matrix product"], False),
+    "BERT-tiny, batch 512, float32": ({"batch_size": 512}, ["matrix product", "bfloat16"], False),
+    "BERT-base, batch 128, float32": (BASE | {"batch_size": 128}, ["matrix product"], True),
+}
+TINY_GROUPS = {
+    "a tiny BERT, batch 4": (
+        {"layers": 1, "width": 16, "batch_size": 4},
+        ["matrix product", "10 steps per execution", SPLITS[1], TRAINERS[1]],
+        True,
+    )
+}
+
+
+class Bench:
+    """Runs the groups; collects rows, and what is missing.
+
+    Args:
+        folder: what `pipelines.prepare` has written.
+        trainer_python: the words that start a Python with PyTorch, or None.
+        turns, seconds: turns of each pair, and seconds of a turn.
+        minutes: after which nothing is begun any more.
+    """
+
+    def __init__(self, folder: Path, trainer_python: str | None, turns, seconds, minutes):
+        self.folder, self.trainer_python = folder, trainer_python
+        self.turns, self.seconds = turns, seconds
+        self.end = time.monotonic() + 60 * minutes
+        self.rows: list[dict] = []
+        self.missing: list[str] = []
+        self.failed = False
+
+    def start(self, measure: str, name: str, sizes: dict):
+        """Starts a side: it, the seconds to its first step, and the steps of a turn; or None."""
+        python = self.trainer_python if name.startswith("transformers") else sys.executable
+        reason = "" if python else "no --trainer-python"
+        if time.monotonic() > self.end:
+            reason = "no time left"
+        if not reason:
+            # Several processes share the GPU, also where one has split it.
+            growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+            side = pipelines.Side(name, python, self.folder, sizes, **growth)
+            try:
+                first = side.steps(1)["since_imports"]
+                side.steps(pipelines.WARM_UP)
+                took = side.steps(2)["seconds"] / 2
+                return side, first, max(1, round(self.seconds / took))
+            except SystemExit as error:
+                side.close()
+                self.failed = True
+                reason = str(error)
+        self.missing.append(f"{measure}: {reason}")
+        return None
+
+    def run(self, name: str, sizes: dict, others: list[str], warm: bool) -> None:
+        """Measures a group."""
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        measure = f"{name}: seconds to the first step"
+        started = self.start(measure, "recipe", sizes)
+        if started is None:
+            return
+        recipe, first, steps = started
+        speeds: list[float] = []
+        try:
+            for other in others:
+                speeds += self.compare(name, sizes, other, recipe, steps)
+        finally:
+            recipe.close()
+        if speeds:
+            self.rows.append(pipelines.row(f"{name}: tokens/s", speeds))
+        self.rows.append(pipelines.row(measure, [first]))
+        measure += ", warm cache"
+        started = self.start(measure, "recipe", sizes) if warm else None
+        if started is not None:
+            again, first, _ = started
+            again.close()
+            self.rows.append(pipelines.row(measure, [first]))
+
+    def compare(self, name: str, sizes: dict, other: str, recipe, steps: int) -> list[float]:
+        """Adds the row of a pair; returns the recipe's speeds in its turns, if there were any."""
+        kind, changes = OTHERS[other]
+        measure = f"{name}: mfu" if other == "matrix product" else f"{name} ÷ {other}"
+        started = self.start(measure, kind, sizes | changes)
+        if started is None:
+            return []
+        side, _, its_steps = started
+        try:
+            ours, theirs = pipelines.take_turns([recipe, side], [steps, its_steps], self.turns)
+        finally:
+            side.close()
+        row = pipelines.row(measure, [a / b for a, b in zip(ours, theirs, strict=True)])
+        medians = [round(statistics.median(each)) for each in (ours, theirs)]
+        self.rows.append(row | {"tokens_per_second": medians})
+        return ours
+
+
+def markdown(title: str, rows: list[dict], missing: list[str]) -> str:
+    """The table."""
+    lines = [title, "", "| measure | median | from, to | tokens/s |", "|---|---|---|---|"]
+    for row in rows:
+        digits = 0 if row["median"] >= 1000 else 2 if row["median"] >= 1 else 3
+        names = ("median", "smallest", "largest")
+        median, *spread = (f"{row[name]:,.{digits}f}" for name in names)
+        tokens = "; ".join(f"{each:,}" for each in row.get("tokens_per_second", []))
+        lines.append(f"| {row['measure']} | {median} | {' to '.join(spread)} | {tokens} |")
+    lines += ["", *(f"- Not measured: {line.splitlines()[0]}" for line in missing)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Measures all; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    pipelines.text_options(parser)
+    parser.add_argument("--trainer-python", help="a Python with PyTorch and transformers")
+    parser.add_argument("--minutes", type=float, default=12, help="nothing is begun afterwards")
+    parser.add_argument("--turns", type=int, default=3, help="of each pair")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of groups")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on the CPU too")
+    parser.set_defaults(json=ROOT / "benchmarks" / "last" / "gpu.json")
+    chosen = parser.parse_args()
+    begun = time.monotonic()
+
+    import tensorflow as tf
+
+    from tests.support import strategy_run
+    from training import artifacts, run_folder
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus and not chosen.tiny:
+        print("no GPU here: nothing was measured (--tiny tries the program)", file=sys.stderr)
+        return 1
+    name = tf.config.experimental.get_device_details(gpus[0])["device_name"] if gpus else "CPU"
+    with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
+        folder, dataset = Path(temporary) / "work", chosen.dataset
+        sizes = {"length": 128, "vocabulary_size": chosen.vocabulary_size}
+        if chosen.tiny:
+            dataset = str(Path(temporary) / "text.txt")
+            strategy_run.write_text(Path(dataset))
+            sizes = {"length": 32, "vocabulary_size": 100}
+        pipelines.prepare(folder, dataset, chosen.vocabulary, sizes)
+        minutes = chosen.minutes - (time.monotonic() - begun) / 60
+        turns = (chosen.turns, 0.2 if chosen.tiny else 2)
+        bench = Bench(folder, chosen.trainer_python, *turns, minutes)
+        for group, what in (TINY_GROUPS if chosen.tiny else GROUPS).items():
+            if any(word in group for word in chosen.only):
+                bench.run(group, *what)
+    title = f"{name}, {datetime.date.today()}, {(time.monotonic() - begun) / 60:.0f} minutes"
+    table = markdown(title, bench.rows, bench.missing)
+    print(table)
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.with_suffix(".md").write_text(table)
+    found = {"title": title, "versions": artifacts.versions(), "git": run_folder.git_state()}
+    found |= {"rows": bench.rows, "missing": bench.missing}
+    chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if bench.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
