@@ -5,7 +5,7 @@
 The same architecture, vocabulary, text, batch and threads on each side, each side a training as its
 users run it (`benchmarks/sides.py`). The processes take turns, the others stand still while one
 trains; a ratio is the median over the turns. The first steps, which trace and compile, are left
-out. The machine should do nothing else meanwhile.
+out, and so is the time between two epochs. The machine should do nothing else meanwhile.
 
 The Trainer needs PyTorch and transformers: `--trainer-python` names a Python that has them.
 """
