@@ -23,10 +23,6 @@ class ImageSummaries(Predictions):
         images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
-
-    Attributes:
-        confusion_matrix: of the trained model, int64, true classes in the rows, predicted ones in
-            the columns; zeros before.
     """
 
     def __init__(
@@ -39,23 +35,13 @@ class ImageSummaries(Predictions):
         super().__init__(tensorboard, images)
         self.labels = np.asarray(labels)
         self.classes = list(map(str, classes))
-        self.confusion_matrix = np.zeros([len(self.classes)] * 2, np.int64)
-
-    def on_train_end(self, logs=None):
-        """Counts `confusion_matrix`, on every worker."""
-        self.confusion_matrix = self._count(np.argmax(self.outputs(), axis=-1))
-
-    def _count(self, predicted: np.ndarray) -> np.ndarray:
-        counts = np.zeros_like(self.confusion_matrix)
-        np.add.at(counts, (self.labels, predicted), 1)
-        return counts
 
     def show(self, outputs):
         """Writes the images with their classes, and the confusion matrix."""
         predicted = np.argmax(outputs, axis=-1)
         tf.summary.image("images", self._draw_images(predicted))
         if len(self.classes) <= CLASSES:
-            tf.summary.image("confusion_matrix", self._draw_matrix(self._count(predicted)))
+            tf.summary.image("confusion_matrix", self._draw_matrix(predicted))
 
     def _draw_images(self, predicted: np.ndarray) -> np.ndarray:
         figure = _figure(8, 8)
@@ -68,13 +54,17 @@ class ImageSummaries(Predictions):
             axes.set_title(title, fontsize=9, color=RIGHT if label == guess else WRONG)
         return _pixels(figure)
 
-    def _draw_matrix(self, counts: np.ndarray) -> np.ndarray:
+    def _draw_matrix(self, predicted: np.ndarray) -> np.ndarray:
         from matplotlib.colors import PowerNorm
         from sklearn.metrics import ConfusionMatrixDisplay
 
-        figure = _figure(*[3 + 0.4 * len(counts)] * 2)
+        figure = _figure(*[3 + 0.4 * len(self.classes)] * 2)
         # The root, because a good model's mistakes are a few percent: they would be invisible.
-        ConfusionMatrixDisplay(counts, display_labels=self.classes).plot(
+        ConfusionMatrixDisplay.from_predictions(
+            self.labels,
+            predicted,
+            labels=range(len(self.classes)),
+            display_labels=self.classes,
             ax=figure.add_subplot(),
             cmap="Blues",
             im_kw={"norm": PowerNorm(0.5)},

@@ -454,9 +454,6 @@ class Launch(Requests):
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.children: list[Child] = []
-        self.ended: list[Child] = []  # those of them that were seen to end, in that order
-        self.deadline = float("inf")  # for the others, once one has ended otherwise than well
         self.results_before = self.results_time()
 
     def run(self) -> int:
@@ -482,8 +479,10 @@ class Launch(Requests):
 
     def run_once(self) -> int:
         """Starts every process of this host, waits for the end, leaves none behind."""
-        options, self.deadline = self.options, float("inf")
-        self.children, self.ended = [], []
+        options = self.options
+        self.children: list[Child] = []
+        self.ended: list[Child] = []  # those of them that were seen to end, in that order
+        self.deadline = float("inf")  # for the others, once one has ended otherwise than well
         cluster = build_cluster(options)
         options.run_dir.mkdir(parents=True, exist_ok=True)
         try:

@@ -114,9 +114,9 @@ def main(options: Options) -> dict:
                 **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model confuses.
-        confused = ImageSummaries(run.tensorboard, test_images, test_labels, images.classes)
+        shown = ImageSummaries(run.tensorboard, test_images, test_labels, images.classes)
         fit_options = plan.fit_options(
-            model, train_data, validation=valid_data, test=test_data, extra=[confused]
+            model, train_data, validation=valid_data, test=test_data, extra=[shown]
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
@@ -125,7 +125,6 @@ def main(options: Options) -> dict:
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline={"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))},
             metadata={"classes": images.classes},
-            confusion_matrix=confused.confusion_matrix.tolist(),
         )
 
 

@@ -113,11 +113,11 @@ def command_line(monkeypatch, capsys):
     """Runs a recipe as its command line does, in this process: (exit status, stdout, stderr)."""
     from training.command_line import command_line as run
 
-    def call(module, *arguments):
+    def call(module, *arguments, main=None):
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            run(module.Options, module.main)
+            run(module.Options, main or module.main)
         captured = capsys.readouterr()
         return left.value.code, captured.out, captured.err
 

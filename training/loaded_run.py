@@ -6,7 +6,7 @@ import importlib
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -202,8 +202,8 @@ class EvaluationPlan(Plan):
     """A plan without steps."""
 
     run: EvaluatedRun = dataclasses.field(repr=False, compare=False)
-    compile_options = {"jit_compile": "auto", "steps_per_execution": 1}
-    evaluate_options = {"verbose": 0}
+    compile_options: ClassVar[dict] = {}  # Keras's defaults
+    evaluate_options: ClassVar[dict] = {"verbose": 0}
 
     def fit_options(self, model, train_data, *, test, perplexity_of=None, saves=None, **_) -> dict:
         """Gives the model the run's weights; `fit()` then has no epoch.

@@ -113,7 +113,6 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         options: the recipe's options.
     """
     kind = type(options)
-    given = {name: value for name, value in shown(options).items() if value is not None}
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load = 'keras.saving.load_model("model.keras")'
@@ -131,8 +130,8 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str
         metrics="\n".join(rows),
         options="\n".join(
             f"- `{name}`: {value}"
-            for name, value in given.items()
-            if "/" not in str(value)  # a card is passed on: it names no path
+            for name, value in shown(options).items()
+            if value is not None and "/" not in str(value)  # it is passed on: no path in it
         ),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
         load=load,

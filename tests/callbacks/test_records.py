@@ -99,7 +99,7 @@ def test_in_a_run_whose_epochs_are_shorter_than_a_log(tmp_path, capsys):
         folder = tmp_path / str(log_every)
         options = tiny_recipe.Options(run_dir=folder, epochs=4, log_every=log_every, quiet=False)
         tiny_recipe.main(options)
-        found[log_every] = [r["loss"] for r in tiny_recipe.records(folder, "step")]
+        found[log_every] = [r["loss"] for r in processes.records(folder, "step")]
     each = found[1]
     expected = [sum(part) / 12 for part in (each[:12], each[12:24], each[24:])]
     assert found[12] == pytest.approx(expected, rel=1e-5)

@@ -1,5 +1,6 @@
 """A run with a parameter server loses a worker in mid-epoch, and continues without a restart."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,18 +12,16 @@ from tests.support import processes, strategy_run
 
 
 def children(parent: int) -> dict[str, int]:
-    """The launcher's processes by their task, as TF_CONFIG names it."""
-    found = {}
-    for line in subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True
-    ).stdout.split():
-        environ = open(f"/proc/{line}/environ").read().split("\0")
-        config = next((e for e in environ if e.startswith("TF_CONFIG=")), "")
-        for kind in ("chief", "worker", "ps"):
-            for index in range(2):
-                if f'"type": "{kind}", "index": {index}' in config:
-                    found[f"{kind}-{index}"] = int(line)
-    return found
+    """The launcher's processes by their task."""
+    words = ["ps", "-o", "pid=", "--ppid", str(parent)]
+    listed = subprocess.run(words, capture_output=True, text=True).stdout.split()
+    tasks = [json.loads(environ_of(pid)["TF_CONFIG"])["task"] for pid in listed]
+    return {f"{t['type']}-{t['index']}": int(pid) for t, pid in zip(tasks, listed, strict=True)}
+
+
+def environ_of(pid: str) -> dict[str, str]:
+    entries = open(f"/proc/{pid}/environ").read().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 @pytest.mark.long

@@ -4,8 +4,6 @@ A dense network with dropout on numbers: 72 examples make 9 steps an epoch, of w
 """
 
 import dataclasses
-import json
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -138,12 +136,6 @@ def main(
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(model, test=test, baseline={"accuracy": 0.5})
-
-
-def records(folder: Path, event: str | None = None) -> list[dict]:
-    """The lines of metrics.jsonl."""
-    found = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").open()]
-    return [record for record in found if event in (None, record["event"])]
 
 
 if __name__ == "__main__":

@@ -1,25 +1,16 @@
+import functools
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 
 @pytest.fixture
-def as_command(monkeypatch, capsys):
+def as_command(command_line):
     """Runs the tiny recipe as its command line does, in this process: (status, stdout, stderr)."""
     from tests.support import tiny_recipe
-    from training.command_line import command_line
 
-    def call(*arguments, main=tiny_recipe.main):
-        monkeypatch.setattr(sys, "argv", ["tiny_recipe", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            command_line(tiny_recipe.Options, main)
-        captured = capsys.readouterr()
-        return left.value.code, captured.out, captured.err
-
-    return call
+    return functools.partial(command_line, tiny_recipe)
 
 
 @pytest.fixture(scope="session")

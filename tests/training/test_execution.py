@@ -28,18 +28,14 @@ def train(tmp_path_factory):
     return run
 
 
-def steps(run_dir):
-    return [record for record in processes.records(run_dir) if record["event"] == "step"]
-
-
 def test_several_steps_in_one_execution_train_the_same(train):
     one, three = train(precision="float32"), train(precision="float32", steps_per_execution=3)
     ours, theirs = processes.results(one), processes.results(three)
     for name in ("weights_sha256", "history", "test", "steps"):
         assert ours[name] == theirs[name], name
     # Callbacks act between executions: otherwise the option was ignored.
-    assert [record["step"] for record in steps(one)] == list(range(1, 19))
-    assert [record["step"] for record in steps(three)] == list(range(3, 19, 3))
+    assert [record["step"] for record in processes.records(one, "step")] == list(range(1, 19))
+    assert [record["step"] for record in processes.records(three, "step")] == list(range(3, 19, 3))
 
 
 def test_several_steps_in_one_execution_of_two_replicas(train):
@@ -74,7 +70,10 @@ def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32(train):
     policies = [layer["config"]["dtype"] for layer in layers if "conv" in layer["config"]["name"]]
     assert [policy["config"]["name"] for policy in policies] == ["mixed_bfloat16"] * 2
     # It has 8 bits: the losses agree in two digits, and fall together.
-    a, b = (np.array([record["loss"] for record in steps(run)]) for run in (exact, half))
+    a, b = (
+        np.array([record["loss"] for record in processes.records(run, "step")])
+        for run in (exact, half)
+    )
     assert (a != b).any()
     np.testing.assert_allclose(a, b, rtol=0.02)
     assert b[-3:].mean() < b[:3].mean()

@@ -109,7 +109,7 @@ class TestNumbers:
         """Held against NumPy on the weights of that step."""
         data = tiny_recipe.splits()
         model = tiny_recipe.build_model(tiny_recipe.Options())
-        evaluations = tiny_recipe.records(finished, "evaluation")
+        evaluations = processes.records(finished, "evaluation")
         seen = set()
         for record in evaluations:
             weights = finished / "checkpoints" / f"step-{record['step']:08d}"
@@ -169,31 +169,6 @@ class TestCheckpoints:
         x, y = tiny_recipe.splits()["valid"]
         guessed = keras.ops.convert_to_numpy(model(x)).argmax(axis=1)
         assert (guessed == y).mean() == pytest.approx(max(accuracies))
-
-    def test_another_metric_for_the_best_begins_anew(self, stopped):
-        """A loss of 0.5 is no accuracy that the next epochs would have to beat."""
-        options = dict(epochs=4, base_learning_rate=1e-4, early_stopping=2)
-        folder = stopped(20, keep_best="val_loss", **options)
-        assert newest(folder).state["best_metric"] == "val_loss"
-        found = start(folder, keep_best="val_accuracy", **options | dict(early_stopping=3))
-        best = newest(folder).state
-        assert best["best_metric"] == "val_accuracy"
-        assert best["best"] == max(found["history"]["val_accuracy"][2:])
-        assert found["steps"] == 36
-
-    def test_it_ends_early_without_a_better_one(self, tmp_path, warnings):
-        caught = warnings
-        caught.set_level(logging.INFO, logger="recipes")
-        found = start(
-            tmp_path / "run",
-            epochs=6,
-            base_learning_rate=1e-12,
-            keep_best="val_accuracy",
-            early_stopping=2,
-        )
-        assert found["steps"] == 3 * PER_EPOCH and found["epochs"] == 3
-        assert "the run ends early" in caught.text
-        assert checkpoint_files.read(tmp_path / "run" / "best").step == PER_EPOCH
 
 
 class TestResume:
