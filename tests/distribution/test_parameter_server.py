@@ -130,9 +130,6 @@ def test_what_has_no_bound():
         stock = type(optimizer)
         bound_adam(optimizer)
         assert type(optimizer) is stock
-
-
-def test_a_bounded_optimizer_is_still_one_that_reduces_first():
     optimizer = reduce_before_clipping(keras.optimizers.AdamW())
     stock = type(optimizer)
     bound_adam(optimizer)

@@ -1,6 +1,5 @@
 """What a run promises, tried on the tiny recipe: nothing lost, nothing silently wrong."""
 
-import contextlib
 import logging
 import os
 import shutil
@@ -58,24 +57,6 @@ def stopped(at_step, tmp_path):
         return folder
 
     return run
-
-
-@pytest.fixture
-def warnings(caplog, monkeypatch):
-    """The log's warnings, as pytest catches them."""
-    from training import run as run_module
-
-    stock = run_module.run_logging
-
-    @contextlib.contextmanager
-    def propagating(quiet):
-        with stock(quiet):
-            logging.getLogger("recipes").propagate = True
-            yield
-
-    monkeypatch.setattr(run_module, "run_logging", propagating)
-    caplog.set_level(logging.WARNING, logger="recipes")
-    return caplog
 
 
 def newest(folder):
@@ -143,14 +124,14 @@ class TestNumbers:
 
 
 class TestCheckpoints:
-    def test_damaged_ones_do_not_count(self, stopped, finished, warnings):
+    def test_damaged_ones_do_not_count(self, stopped, finished, capsys):
         """All are damaged; those that follow must not be pruned in their place."""
         folder = stopped(14, keep_checkpoints=2)
         assert steps_saved(folder) == [12, 14]
         for path in (folder / "checkpoints").glob("step-*/model.weights.h5"):
             path.write_bytes(path.read_bytes()[:-1])
         stopped(3, keep_checkpoints=2)
-        assert "step-00000014 is damaged" in warnings.text
+        assert "step-00000014 is damaged" in capsys.readouterr().out
         assert (folder / "checkpoints" / "damaged-step-00000012").is_dir()
         assert steps_saved(folder) == [3]
         results = start(folder, keep_checkpoints=2)
@@ -190,11 +171,12 @@ class TestResume:
         assert results == processes.results(finished)
         assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
 
-    def test_a_model_that_is_gone_is_written_again(self, finished, copied, warnings):
+    def test_a_model_that_is_gone_is_written_again(self, finished, copied, capsys):
         model = files_below(copied / "model")
         shutil.rmtree(copied / "model")
         start(copied, **EVALUATIONS)
-        assert "its model/ is damaged (SHA256SUMS is missing); rewriting" in warnings.text
+        said = "its model/ is damaged (SHA256SUMS is missing); rewriting"
+        assert said in capsys.readouterr().out
         assert files_below(copied / "model").keys() == model.keys()
         load_run(copied)  # whole
         assert_as_unbroken(copied, finished)
