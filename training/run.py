@@ -130,7 +130,6 @@ class Run:
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._plan: TrainingPlan  # made by plan()
-        self._facts: dict = {}
         # What fit() gets; the others are made by TrainingPlan.fit_options().
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
@@ -246,7 +245,6 @@ class Run:
             jit=checks.jit_compile(self.options, self.strategy, made.total_steps),
         )
         self._plan = plan
-        self._facts = facts
         self.folder.keep_facts(
             facts | plan.fixed(), replicas_per_worker=plan.replicas // self.workers
         )
@@ -307,7 +305,7 @@ class Run:
             "recipe": self.recipe,
             # As Python imports it; the name of a recipe that is run is __main__.
             "module": spec.name if spec else f"recipes.{self.recipe}",
-            **{n: self._facts.get(n) for n in ("dataset", "preset", "vocabulary_sha256")},
+            **{n: self.fact(n) for n in ("dataset", "preset", "vocabulary_sha256")},
             "strategy": self.strategy_name,
             "replicas": self._plan.replicas,
             "workers": self.workers,
