@@ -5,6 +5,7 @@ import time
 import keras
 
 from callbacks.steps import StepCallback
+from distribution import programs
 from distribution.mfu import measure_peak
 
 MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
@@ -53,9 +54,14 @@ class Throughput(StepCallback):
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
-            if self.operations_per_example is not None and self.total_steps >= MEASURED_FROM:
-                self._peak = measure_peak(keras.config.dtype_policy().compute_dtype)
+            programs.keep()  # before the run is perhaps killed
             return
+        if (
+            self._steps == 0
+            and self.operations_per_example is not None
+            and self.total_steps >= MEASURED_FROM
+        ):
+            self._peak = measure_peak(keras.config.dtype_policy().compute_dtype)
         steps, seconds = step - self._previous, now - self._begun
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._window = (self._window[0] + steps, self._window[1] + seconds)

@@ -17,6 +17,8 @@ import typing
 import warnings
 from collections.abc import Iterator
 
+from distribution import programs
+
 # Warnings that mean nothing here.
 HARMLESS = (
     # A checkpoint is loaded into a model that has not been trained: the weights are all it needs.
@@ -57,6 +59,7 @@ class _QuietFinder:
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
+            programs.use_own_folder()
             with _standard_error_caught():
                 execute(module)
                 module.config.list_physical_devices("GPU")  # this is when the drivers complain

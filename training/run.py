@@ -27,7 +27,7 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import keras_compat, mfu, parameter_server, strategies
+from distribution import keras_compat, mfu, parameter_server, programs, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, loaded_run
@@ -83,6 +83,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
+        stack.callback(programs.keep)
         try:
             run.open()
             yield run
@@ -378,7 +379,9 @@ class TrainingPlan(Plan):
         if self.run.strategy_name == "parameter_server":
             return False
         several = self.replicas > 1 and (self.jit is True or self.steps_per_execution > 1)
-        return several or self.accumulate_steps > 1
+        # Keras itself compiles nothing where ops are deterministic, also if it is asked to.
+        deterministic = self.run.options.deterministic and self.jit is True
+        return several or deterministic or self.accumulate_steps > 1
 
     def fit_options(
         self,
@@ -446,6 +449,9 @@ class TrainingPlan(Plan):
             log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
+        if self.jit is True or model.jit_compile:
+            known = programs.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
+            log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
         callbacks = self._callbacks(validation, test, extra, fingerprint)
         epochs_done = 0
         if info is not None:
