@@ -379,9 +379,7 @@ class TrainingPlan(Plan):
         if self.run.strategy_name == "parameter_server":
             return False
         several = self.replicas > 1 and (self.jit is True or self.steps_per_execution > 1)
-        # Keras itself compiles nothing where ops are deterministic, also if it is asked to.
-        deterministic = self.run.options.deterministic and self.jit is True
-        return several or deterministic or self.accumulate_steps > 1
+        return several or self.accumulate_steps > 1
 
     def fit_options(
         self,

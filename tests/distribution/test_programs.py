@@ -61,6 +61,7 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path):
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     """Makes this process one that begins, with a folder of this name."""
+    import tensorflow  # noqa: F401 (its import names another folder)
 
     def begin(name):
         (tmp_path / name).mkdir()

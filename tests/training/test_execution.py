@@ -59,13 +59,6 @@ def test_xla_trains_the_same_but_for_rounding(train):
     assert any((value != theirs[name]).any() for name, value in ours.items())
 
 
-def test_xla_with_deterministic_ops_is_used_and_trains_the_same_twice(train):
-    plain = train(precision="float32")
-    runs = [train(precision="float32", jit="on", deterministic=True, log_every=n) for n in (1, 2)]
-    first, second = (processes.results(run)["weights_sha256"] for run in runs)
-    assert first == second != processes.results(plain)["weights_sha256"]
-
-
 def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32(train):
     exact, half = train(precision="float32"), train(precision="mixed_bfloat16")
     ours, theirs = processes.tensors(exact), processes.tensors(half)
