@@ -5,7 +5,7 @@ import time
 import keras
 
 from callbacks.steps import StepCallback
-from distribution import programs
+from distribution import compiled
 from distribution.mfu import measure_peak
 
 MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
@@ -54,7 +54,7 @@ class Throughput(StepCallback):
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
-            programs.keep()  # before the run is perhaps killed
+            compiled.keep()  # before the run is perhaps killed
             return
         if (
             self._steps == 0

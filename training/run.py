@@ -27,7 +27,7 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import keras_compat, mfu, parameter_server, programs, strategies
+from distribution import compiled, keras_compat, mfu, parameter_server, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica, sums_inside
 from training import artifacts, checks, loaded_run
@@ -83,7 +83,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
-        stack.callback(programs.keep)
+        stack.callback(compiled.keep)
         try:
             run.open()
             yield run
@@ -448,7 +448,7 @@ class TrainingPlan(Plan):
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
         if self.jit is True or model.jit_compile:
-            known = programs.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
+            known = compiled.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
         callbacks = self._callbacks(validation, test, extra, fingerprint)
         epochs_done = 0
