@@ -70,8 +70,8 @@ def refuse_pairs(options: SharedOptions) -> None:
     found = strategies.problems(name, options.replicas)
     if options.jit == "on" and name in SHARED_WEIGHTS:
         found.append(f"--jit on: XLA cannot compile the shared weights of {name}; use auto")
-    if options.jit == "on" and options.deterministic:
-        found.append("--jit on does not go with --deterministic, where Keras compiles nothing")
+    if options.jit == "on" and options.deterministic and name == "none":
+        found.append("--jit on --deterministic: Keras compiles nothing then, on one device")
     if name == "parameter_server" and options.accumulate_steps > 1:
         found.append(
             "--accumulate-steps does not go with parameter servers, whose workers do not "

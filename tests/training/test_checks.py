@@ -230,7 +230,7 @@ class TestOptions:
         [
             ("central_storage", 2, {"jit": "on"}, "--jit on: XLA cannot compile"),
             ("central_storage", 2, {"precision": "mixed_float16"}, "does not go with central_sto"),
-            ("none", 1, {"jit": "on", "deterministic": True}, "--jit on does not go with --det"),
+            ("none", 1, {"jit": "on", "deterministic": True}, "Keras compiles nothing"),
             ("none", 2, {}, "--replicas 2 needs mirrored"),
             ("mirrored", 3, {"global_batch_size": 8}, "8 cannot be shared by 3 replicas"),
         ],
