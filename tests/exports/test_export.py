@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data.errors import DataError
 from exports import keras_formats, texts
 from models import bert
 from recipes import export
@@ -39,6 +38,23 @@ def convolution():
     return keras.Model(x, {"a": keras.layers.Dense(2)(features), "b": features})
 
 
+def outputs(folder, name, inputs):
+    """What an export gives, by the runtime that it is for."""
+    path, values = str(folder / keras_formats.FORMATS[name][1]), keras.tree.flatten(inputs)
+    if name == "saved_model":
+        return keras.tree.flatten(tf.saved_model.load(path).serve(inputs))
+    if name == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [item.name for item in session.get_inputs()]
+        return session.run(None, dict(zip(names, values, strict=True)))
+    runner = tf.lite.Interpreter(path).get_signature_runner()
+    names = runner.get_input_details()
+    by_name = inputs if isinstance(inputs, dict) else dict(zip(names, values, strict=True))
+    return list(runner(**by_name).values())
+
+
 def differ(found, expected):
     expected = [np.array(value) for value in keras.tree.flatten(expected)]
     return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
@@ -48,12 +64,11 @@ def differ(found, expected):
 def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
     """A model of nobody's recipe, with two outputs; the size of the batch is not fixed."""
     model = convolution()
-    line = keras_formats.write(model, tmp_path / name, name)
-    assert "differ from the Keras model's by" in line
+    keras_formats.write(model, tmp_path / name, name)
     for count in (1, 5):
         x = np.random.default_rng(count).random((count, 8, 8, 1)).astype("float32")
         expected = model(x, training=False)
-        assert differ(keras_formats.outputs(tmp_path / name, name, x), expected) < 1e-5
+        assert differ(outputs(tmp_path / name, name, x), expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", FORMATS[1:])
@@ -62,24 +77,10 @@ def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     inputs = inputs_of(model)
     expected = model(inputs, training=False)
     keras_formats.write(model, tmp_path / name, name)
-    assert differ(keras_formats.outputs(tmp_path / name, name, inputs), expected) < 1e-4
+    assert differ(outputs(tmp_path / name, name, inputs), expected) < 1e-4
     # The mask counts in these inputs.
     ones = inputs | {"padding_mask": np.ones_like(inputs["padding_mask"])}
     assert differ([np.array(model(ones, training=False))], expected) > 1e-2
-
-
-def test_what_differs_is_refused(tmp_path, monkeypatch):
-    model, stock = convolution(), keras_formats.outputs
-
-    def outputs(*arguments):
-        return [value * 1.001 for value in stock(*arguments)]
-
-    monkeypatch.setattr(keras_formats, "outputs", outputs)
-    with pytest.raises(DataError, match="litert: its outputs differ from the Keras model's by"):
-        keras_formats.write(model, tmp_path / "out", "litert")
-    monkeypatch.setattr(keras_formats, "outputs", lambda *a: [v * np.nan for v in stock(*a)])
-    with pytest.raises(DataError, match="by nan"):
-        keras_formats.write(model, tmp_path / "nan", "litert")
 
 
 def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):

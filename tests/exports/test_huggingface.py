@@ -71,7 +71,7 @@ def test_tokenizer_json_gives_keras_ids(masked_lm):
     )
     there = tokenizers.Tokenizer.from_str(huggingface.tokenizer_json(tokenizer))
     for line in REAL:
-        assert there.encode(line).ids == encode(tokenizer, line).tolist(), line
+        assert there.encode(line).ids == encode(tokenizer, line, 512).tolist(), line
 
 
 def logits(model, inputs):
@@ -125,5 +125,5 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
     assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == 16
     for line in REAL:
         if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
-            ids = encode(model.preprocessor.tokenizer, line).tolist()
+            ids = encode(model.preprocessor.tokenizer, line, 512).tolist()
             assert tokenizer(line, truncation=False)["input_ids"] == ids, line
