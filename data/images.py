@@ -1,4 +1,4 @@
-"""Small images of ten classes: MNIST, Fashion-MNIST, digits, IDX files; and single image files."""
+"""Small images of ten classes: MNIST, scikit-learn's digits, IDX files; and single image files."""
 
 import dataclasses
 import math
@@ -13,36 +13,10 @@ from data.download import fetch
 from data.errors import DataError
 
 DIGITS = tuple("0123456789")
-CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 
-# Where keras.datasets downloads from.
-ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
-# SHA-256. That of MNIST is Keras's own; Keras checks none of Fashion-MNIST, whose authors publish
-# the md5 sums of these same files.
-MNIST_HASHES = {
-    "mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
-}
-FASHION_MNIST_HASHES = {
-    "train-images-idx3-ubyte.gz": (
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
-    ),
-    "train-labels-idx1-ubyte.gz": (
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
-    ),
-    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-}
+# Where keras.datasets downloads from, and the SHA-256 that it knows.
+ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
 
 MOST_VALID = 5_000  # validation images taken from a training split, at most
 
@@ -56,30 +30,28 @@ class Images:
     """Images of ten classes in three splits.
 
     Attributes:
-        name: "mnist", "fashion_mnist", "digits" or the path that was given.
+        name: "mnist", "digits" or the path that was given.
         splits: "train", "valid" and "test", each a pair of pixels, float32 of shape (n, 28, 28, 1)
             in [0, 1], and labels, int32 of shape (n,) in 0..9.
-        classes: The names of the ten classes, in the order of the labels.
         note: One line saying what is used instead of the default and why, or None.
     """
 
     name: str
     splits: dict[str, tuple[np.ndarray, np.ndarray]]
-    classes: tuple[str, ...]
     note: str | None = None
 
 
 def load_images(dataset: str) -> Images:
     """Loads a set of 28x28 images.
 
-    MNIST, Fashion-MNIST and a folder come as training and test images: the last tenth of the
-    training images, at most 5,000, becomes the validation split. What is downloaded is kept where
-    Keras keeps it (`~/.keras`, or what the environment variable `KERAS_HOME` names).
+    MNIST and a folder come as training and test images: the last tenth of the training images, at
+    most 5,000, becomes the validation split. What is downloaded is kept where Keras keeps it
+    (`~/.keras`, or what the environment variable `KERAS_HOME` names).
 
     Args:
-        dataset: "mnist" or "fashion_mnist" (downloaded once), "digits" (part of scikit-learn),
-            "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
-            folder that holds the four standard IDX files, plain or as .gz.
+        dataset: "mnist" (downloaded once), "digits" (part of scikit-learn), "auto" (mnist where it
+            is cached or can be downloaded, else digits with a note), or a folder that holds the
+            four standard IDX files, plain or as .gz, for instance those of Fashion-MNIST.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
@@ -93,39 +65,18 @@ def load_images(dataset: str) -> Images:
         except DataError as error:
             note = f"{error}; scikit-learn's digits are used instead"
             return dataclasses.replace(_digits(), note=note)
-    named = {"mnist": _mnist, "fashion_mnist": _fashion_mnist, "digits": _digits}
+    named = {"mnist": _mnist, "digits": _digits}
     return named[dataset]() if dataset in named else _folder(dataset)
 
 
 def _mnist() -> Images:
-    folder = _fetched(MNIST_HASHES, "datasets")
-    with np.load(folder / "mnist.npz") as arrays:
+    """Downloads MNIST to where `keras.datasets` looks, whose own download has no timeout."""
+    home = files.expand(os.environ.get("KERAS_HOME") or "~/.keras")
+    path = home / "datasets" / "mnist.npz"
+    fetch([ORIGIN], SHA256, path, "mnist")
+    with np.load(path) as arrays:
         train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))
-    return Images("mnist", _three_splits(train, test), DIGITS)
-
-
-def _fashion_mnist() -> Images:
-    images = _folder(str(_fetched(FASHION_MNIST_HASHES, "datasets/fashion-mnist")))
-    return dataclasses.replace(images, name="fashion_mnist", classes=CLOTHES)
-
-
-def _fetched(hashes: dict[str, str], subfolder: str) -> Path:
-    """Returns the folder where `keras.datasets` looks, with files of the right hashes in it.
-
-    Keras's own download has no timeout, writes to the final name (another worker may read half a
-    file), and checks no hash of Fashion-MNIST.
-
-    Args:
-        hashes: SHA-256 of each file, by name.
-        subfolder: The folder, below Keras's.
-
-    Raises:
-        DataError: The source does not answer, or what came has another hash.
-    """
-    folder = files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / subfolder
-    for name, expected in hashes.items():
-        fetch([ORIGIN + name], expected, folder / name, name)
-    return folder
+    return Images("mnist", _three_splits(train, test))
 
 
 def _digits() -> Images:
@@ -150,15 +101,15 @@ def _digits() -> Images:
     train, valid = train_test_split(rest, test_size=200, random_state=0, stratify=labels[rest])
     indices = {"train": train, "valid": valid, "test": test}
     splits = {split: (pixels[chosen], labels[chosen]) for split, chosen in indices.items()}
-    return Images("digits", splits, DIGITS)
+    return Images("digits", splits)
 
 
 def _folder(dataset: str) -> Images:
     folder = files.expand(dataset)
     if not folder.is_dir():
         raise DataError(
-            f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
-            "a folder with the four IDX files of MNIST"
+            f"dataset {dataset!r}: no such folder; expected auto, mnist, digits or a folder with "
+            "the four IDX files of MNIST"
         )
     halves = []
     for half in ("train", "t10k"):
@@ -170,7 +121,7 @@ def _folder(dataset: str) -> Images:
                 f"{labels.max(initial=0)}; expected 2 images or more, each with a label from 0 to 9"
             )
         halves.append((pixels, labels))
-    return Images(dataset, _three_splits(*halves), DIGITS)
+    return Images(dataset, _three_splits(*halves))
 
 
 def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import gpu, pipelines, quality, sides
+from benchmarks import gpu, pipelines, sides
 from tests.support import processes
 
 
@@ -38,23 +38,6 @@ def test_a_side_takes_the_steps_that_it_is_asked_for(monkeypatch):
     gate.begun, gate.last = 10, sides.time.perf_counter() - 100
     gate.skip()
     assert gate.begun >= 110, "an evaluation counts"
-
-
-def test_a_rate_that_is_behind_at_an_eighth_of_the_way_is_stopped():
-    best = [[10, 9.5], [100, 9.0], [200, 8.0], [300, 7.0], [600, 6.0]]
-    assert not quality.is_behind([[70, 9.9]], best), "too early to say"
-    assert quality.is_behind([[80, 9.6]], best)
-    assert not quality.is_behind([[80, 9.4]], best)
-    assert not quality.is_behind([[99, 99.0]], [])
-    short = [[10, 9.0], [40, 8.0]]
-    assert not quality.is_behind([[29, 9.1]], short) and quality.is_behind([[31, 9.1]], short)
-
-
-def test_a_goal_is_reached_between_two_evaluations():
-    assert quality.reached_after([[10, 9.0], [20, 7.0]], 7.5) == 17.5
-    assert quality.reached_after([[10, 9.0], [20, 7.0]], 7.0) == 20
-    assert quality.reached_after([[10, 6.0]], 7.5) == 10, "at the first look"
-    assert quality.reached_after([[10, 9.0], [20, 8.0]], 7.5) is None
 
 
 class FakeSide:
