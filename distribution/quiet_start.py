@@ -74,7 +74,9 @@ def _standard_error_caught() -> Iterator[None]:
         yield
         return
     stderr = os.dup(2)
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only; read once, by the import
+    # Nothing but fatal errors; read once, by the import. Python reports the others, and XLA finds
+    # tuning hints that it put into a program itself missing on this processor, in long lines.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:

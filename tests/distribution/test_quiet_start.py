@@ -60,5 +60,5 @@ def test_who_asks_for_the_lines_gets_all_of_them(start):
 def test_failed_import_shows_what_was_written(start):
     ended = start(fake=FAKE + "raise ImportError('a library is missing')")
     assert ended.returncode == 1
-    assert "noise of the import, level 2" in ended.stderr
+    assert "noise of the import, level 3" in ended.stderr
     assert ended.stderr.endswith("ImportError: a library is missing\n")
