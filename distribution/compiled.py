@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 log = logging.getLogger("recipes")
@@ -22,6 +23,7 @@ PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
 KERNELS = "--xla_gpu_per_fusion_autotune_cache_dir="
 FOLDERS = 50  # of the cache: those that were written last stay
+DAY = 86_400  # seconds, after which the folder of a process that was killed is removed
 # They decide what is compiled, or for how many threads.
 ENVIRONMENT = ("XLA_", "TF_XLA_", "TF_NUM_", "TF_ENABLE_", "OMP_")
 
@@ -38,10 +40,15 @@ def use_own_folder() -> None:
     if sys.platform != "linux" or (known and PREFIX not in folder):  # or the user keeps programs
         return
     _owner = os.getpid()
-    _own = Path(tempfile.mkdtemp(prefix=PREFIX))
+    _own = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner}-"))
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
     on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
     os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
+    for old in _own.parent.glob(PREFIX + "*"):
+        process = old.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):  # another process has removed it
+            if not Path("/proc", process).exists() and time.time() - old.stat().st_mtime > DAY:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def take(cache_dir: Path, *made_from) -> bool:

@@ -4,12 +4,12 @@ import argparse
 
 from training.command_line import programs
 
-
-def main() -> None:
-    """Prints what each program does, in a line."""
+if __name__ == "__main__":
     listed = [f"  recipes.{name:24}{line}" for name, line in programs().items()]
-    listed += ["  distribution.launch             Start a recipe in several processes"]
-    listed += ["  distribution.doctor             Check this machine's devices"]
+    listed += [
+        "  distribution.launch             Start a recipe in several processes",
+        "  distribution.doctor             Check this machine's devices",
+    ]
     parser = argparse.ArgumentParser(
         prog="python -m recipes",
         description="Start one of these with python -m; --help lists its options:\n\n"
@@ -18,7 +18,3 @@ def main() -> None:
     )
     parser.parse_args()
     parser.print_help()
-
-
-if __name__ == "__main__":
-    main()
