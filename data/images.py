@@ -71,8 +71,7 @@ def load_images(dataset: str) -> Images:
 
 def _mnist() -> Images:
     """Downloads MNIST to where `keras.datasets` looks, whose own download has no timeout."""
-    home = files.expand(os.environ.get("KERAS_HOME") or "~/.keras")
-    path = home / "datasets" / "mnist.npz"
+    path = files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / "datasets/mnist.npz"
     fetch([ORIGIN], SHA256, path, "mnist")
     with np.load(path) as arrays:
         train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))

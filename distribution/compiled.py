@@ -23,7 +23,6 @@ PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
 KERNELS = "--xla_gpu_per_fusion_autotune_cache_dir="
 FOLDERS = 50  # of the cache: those that were written last stay
-DAY = 86_400  # seconds, after which the folder of a process that was killed is removed
 # They decide what is compiled, or for how many threads.
 ENVIRONMENT = ("XLA_", "TF_XLA_", "TF_NUM_", "TF_ENABLE_", "OMP_")
 
@@ -47,7 +46,8 @@ def use_own_folder() -> None:
     for old in _own.parent.glob(PREFIX + "*"):
         process = old.name.removeprefix(PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):  # another process has removed it
-            if not Path("/proc", process).exists() and time.time() - old.stat().st_mtime > DAY:
+            age = time.time() - old.stat().st_mtime
+            if age > 86_400 and not Path("/proc", process).exists():
                 shutil.rmtree(old, ignore_errors=True)
 
 
@@ -73,9 +73,8 @@ def take(cache_dir: Path, *made_from) -> bool:
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
     with open("/proc/cpuinfo") as file:
         processor = sorted({line for line in file if line.startswith(("model", "flags"))})
-    threads = len(os.sched_getaffinity(0))
-    made_from += (tf.__version__, keras.__version__, processor, threads, settings)
-    key = repr(made_from).replace(str(_own), "").encode()
+    made_from += (tf.__version__, keras.__version__, settings, processor)
+    key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     _cache = Path(cache_dir) / "programs" / hashlib.sha256(key).hexdigest()[:24]
     for path in _cache.glob("*.sha256-*"):
         name, _, checksum = path.name.partition(".sha256-")

@@ -60,8 +60,9 @@ def missing(version_of: Callable[[str], str | None] = installed, *, gpu: bool = 
         if stays and requirement.name == "tensorflow":
             continue
         if stays and requirement.name in OF_TENSORFLOW:
-            of_this = f"{requirement.name}=={tensorflow.major}.{tensorflow.minor}.*"
-            requirement = Requirement(of_this)
+            requirement = Requirement(
+                f"{requirement.name}=={tensorflow.major}.{tensorflow.minor}.*"
+            )
         if gpu and requirement.name == "tensorflow":
             requirement.extras.add("and-cuda")
         version = version_of(requirement.name)

@@ -27,6 +27,8 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
         A line that says what it takes.
     """
     kind, file, arguments = FORMATS[name]
+    if hasattr(model, "input"):
+        model(model.input)  # ONNX takes no model that was never called
     folder.mkdir()
     with mock.patch.object(tf.nn, "gelu", functools.partial(_gelu, tf.nn.gelu)):
         model.export(str(folder / file), format=kind, verbose=False, **arguments)

@@ -6,14 +6,12 @@ from training.command_line import programs
 
 if __name__ == "__main__":
     listed = [f"  recipes.{name:24}{line}" for name, line in programs().items()]
-    listed += [
-        "  distribution.launch             Start a recipe in several processes",
-        "  distribution.doctor             Check this machine's devices",
-    ]
     parser = argparse.ArgumentParser(
         prog="python -m recipes",
         description="Start one of these with python -m; --help lists its options:\n\n"
-        + "\n".join(listed),
+        + "\n".join(listed)
+        + "\n  distribution.launch             Start a recipe in several processes"
+        "\n  distribution.doctor             Check this machine's devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args()

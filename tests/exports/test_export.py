@@ -42,7 +42,8 @@ def outputs(folder, name, inputs):
     """What an export gives, by the runtime that it is for."""
     path, values = str(folder / keras_formats.FORMATS[name][1]), keras.tree.flatten(inputs)
     if name == "saved_model":
-        return keras.tree.flatten(tf.saved_model.load(path).serve(inputs))
+        loaded = tf.saved_model.load(path)
+        return keras.tree.flatten(loaded.serve(inputs))
     if name == "onnx":
         import onnxruntime
 
