@@ -73,18 +73,12 @@ _HUGGING_FACE = "https://huggingface.co/datasets"
 _GGML = f"{_HUGGING_FACE}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9/"
 # Mirrors, and the SHA-256 of the zip archive, which is called NAME-v1.zip.
 WIKITEXT = {
-    "wikitext-2": (
-        _SMERITY,
-        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-    ),
+    "wikitext-2": (_SMERITY, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "wikitext-2-raw": (
         (_GGML, *_SMERITY),
         "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
     ),
-    "wikitext-103": (
-        _SMERITY,
-        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    ),
+    "wikitext-103": (_SMERITY, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
     "wikitext-103-raw": (
         (*_SMERITY, f"{_HUGGING_FACE}/segyges/wikitext-103/resolve/main/"),
         "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",

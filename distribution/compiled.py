@@ -76,6 +76,7 @@ def take(cache_dir: Path, *made_from) -> bool:
     made_from += (tf.__version__, keras.__version__, settings, processor)
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     _cache = Path(cache_dir) / "programs" / hashlib.sha256(key).hexdigest()[:24]
+    _seen.clear()  # of an earlier run of this process
     for path in _cache.glob("*.sha256-*"):
         name, _, checksum = path.name.partition(".sha256-")
         with contextlib.suppress(OSError):  # another process has removed it

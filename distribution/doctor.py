@@ -77,11 +77,7 @@ def prove() -> bool:
             words = [sys.executable, *launcher, *RECIPE, str(run)]
             try:
                 subprocess.run(
-                    words,
-                    env=environ,
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                    timeout=PROOF_SECONDS,
+                    words, env=environ, stdout=subprocess.DEVNULL, check=True, timeout=PROOF_SECONDS
                 )
             except subprocess.SubprocessError as error:  # it failed, or did not end
                 print(f"NOT proved: {error}")

@@ -63,10 +63,7 @@ def main(options: Options) -> dict:
         found = evaluate_pairs(run, Path(options.on.removeprefix("blimp:")))
     else:
         found = evaluate(
-            run,
-            dataset=options.dataset,
-            batch_size=options.batch_size,
-            cache_dir=options.cache_dir,
+            run, dataset=options.dataset, batch_size=options.batch_size, cache_dir=options.cache_dir
         )
     if options.json:
         print(json.dumps(found))

@@ -23,10 +23,7 @@ from training.loaded_run import load_run
 from training.options import ProgramOptions, check, option
 
 # What a format needs that this package does not; all of it is in the extra.
-NEEDS = {
-    "onnx": ("onnx", "tf2onnx", "onnxruntime"),
-    "huggingface": ("safetensors",),
-}
+NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -131,10 +131,7 @@ def main(options: Options) -> dict:
             base_learning_rate=base_learning_rate,
             batch_size_per_replica=64,
             tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
-            about={
-                "sentences": data.describe(),
-                "model": preset or "from scratch",
-            },
+            about={"sentences": data.describe(), "model": preset or "from scratch"},
             dataset=data.name,
             preset=preset or "scratch",
             data_sha256=data_sha256(splits),

@@ -1,4 +1,4 @@
-"""Who may import whom, and what must be in one place only; read from the source."""
+"""Checks, in the source, which packages import which, and that some names occur once."""
 
 import ast
 import collections

@@ -80,6 +80,7 @@ def test_what_is_kept_is_taken_with_the_same_options(tmp_path, process):
     assert not compiled.take(tmp_path, "mnist", {"seed": 1})
     (own / "step.pb").write_bytes(b"code")
     compiled.keep()
+    assert not compiled.take(tmp_path, "mnist", {"seed": 2})  # as in a notebook
     own = process("second")
     assert not compiled.take(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
     assert compiled.take(tmp_path, "mnist", {"seed": 1})

@@ -1,4 +1,4 @@
-"""What a finished run leaves."""
+"""Tests a finished run's files: model, checksums, versions."""
 
 import keras
 import numpy as np

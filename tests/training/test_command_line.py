@@ -88,7 +88,7 @@ class TestFolder:
 
     @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
     def test_a_file_or_folder_in_the_place_of_another(self, as_command, copied, name):
-        """What a run writes into; somebody has put something else there."""
+        """A run's output path that another file or folder occupies."""
         if (copied / name).is_dir():
             shutil.rmtree(copied / name)
             (copied / name).touch()

@@ -1,4 +1,4 @@
-"""How the steps are executed: several in one call, compiled by XLA, in bfloat16."""
+"""Tests several steps per execution, XLA, and bfloat16."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""What may lie in a run's folder, and what is refused; without training anything."""
+"""Tests which contents of a run's folder are accepted and which refused, without training."""
 
 import json
 import os

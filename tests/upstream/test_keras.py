@@ -27,7 +27,7 @@ from tests.support.forked import KerasFails
 
 @contextlib.contextmanager
 def asking_keras():
-    """What fails within it is Keras's failure; what fails outside of it is the test's own."""
+    """Raises `KerasFails` for any error within it; an error outside fails the test."""
     try:
         yield
     except Exception as error:  # whatever Keras raises is what we want to know
