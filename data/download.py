@@ -1,8 +1,6 @@
 """Downloads: several mirrors in turn, checked against a hash."""
 
-import queue
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +15,7 @@ HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; keras-recipes)",
     "Accept-Encoding": "identity",
 }
-ANSWER_SECONDS = 4.0  # to begin to answer: trying two mirrors takes less than ten
-STALL_SECONDS = 30.0  # without data, after which a mirror is given up
+SECONDS = (4.0, 10.0)  # to connect, and without data, after which a mirror is given up
 CHUNK_BYTES = 64 * 1024
 NO_NETWORK = "no network"
 NO_NETWORK_SIGNS = (
@@ -60,7 +57,8 @@ def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") ->
 def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
     """Downloads to a path; returns None, or why this mirror failed."""
     try:
-        with _answer(url) as response, open(path, "wb") as file:
+        answer = requests.get(url, headers=HEADERS, stream=True, timeout=SECONDS)
+        with answer as response, open(path, "wb") as file:
             if not response.ok:
                 return f"answered {response.status_code} {response.reason}"
             total = int(response.headers.get("Content-Length", 0)) or None
@@ -79,25 +77,3 @@ def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
     if found != sha256:
         return f"sent something else: sha256 {found[:12]}..., expected {sha256[:12]}..."
     return None
-
-
-def _answer(url: str) -> requests.Response:
-    """Asks a mirror; raises `requests.Timeout` if it does not begin to answer in time."""
-    answers: queue.SimpleQueue = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            timeout = (ANSWER_SECONDS, STALL_SECONDS)
-            answers.put(requests.get(url, headers=HEADERS, stream=True, timeout=timeout))
-        except Exception as error:
-            answers.put(error)
-
-    # A thread, because looking up a name can block for longer than any timeout of the socket.
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=ANSWER_SECONDS)
-    except queue.Empty:
-        raise requests.Timeout from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
