@@ -1,43 +1,7 @@
-import io
-import json
-
-import numpy as np
 import pytest
 
-from benchmarks import gpu, pipelines, sides
+from benchmarks import gpu, pipelines
 from tests.support import processes
-
-
-def test_what_every_side_reads(tmp_path):
-    """The same text and vocabulary, and the sequences that the recipe would cut."""
-    lines = [f"words number {number} of a line" for number in range(400)]
-    (tmp_path / "text.txt").write_text("\n".join(lines))
-    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] words number of a line".split()
-    (tmp_path / "vocabulary.txt").write_text("\n".join(vocabulary))
-    sizes = {"batch_size": 2, "length": 16, "vocabulary_size": 99}
-    pipelines.prepare(
-        tmp_path / "work", str(tmp_path / "text.txt"), tmp_path / "vocabulary.txt", sizes
-    )
-    assert json.loads((tmp_path / "work" / "sizes.json").read_text())["vocabulary_size"] == 10
-    train = (tmp_path / "work" / "text" / "wiki.train.tokens").read_text().splitlines()
-    assert set(train) < set(lines) and len(train) > 300
-    packed = np.load(tmp_path / "work" / "train.npy")
-    assert packed.shape == (len(train) * 7 // 15, 16) and (packed[:, 0] == 2).all()
-
-
-def test_a_side_takes_the_steps_that_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("2\n3\n"))
-    gate = sides.Gate(io.StringIO())
-    gate.tokens_per_step = 10
-    for _ in range(5):
-        gate.before_step()
-        gate.after_step()
-    answers = [json.loads(line) for line in gate.answers.getvalue().splitlines()]
-    assert [answer["tokens"] for answer in answers] == [20, 30]
-    assert all(answer["seconds"] >= 0 for answer in answers)
-    gate.begun, gate.last = 10, sides.time.perf_counter() - 100
-    gate.skip()
-    assert gate.begun >= 110, "an evaluation counts"
 
 
 class FakeSide:

@@ -35,9 +35,3 @@ def test_runs_that_differ_in_the_seed_become_a_row(readme, tmp_path, capsys):
     assert "digits, 2 seeds" in row and "/somewhere" not in text
     assert "accuracy 98.5% (98.0% to 99.0%)" in row and "most frequent 10.0% |" in row
     assert "600, 15 s" in row
-
-
-def test_a_newer_run_replaces_the_older_one(readme, tmp_path, capsys):
-    results.main([write_run(tmp_path / "a", 0, 0.5)])
-    results.main([write_run(tmp_path / "b", 0, 0.75)])
-    assert "75.0%" in readme.read_text() and "50.0%" not in readme.read_text()
