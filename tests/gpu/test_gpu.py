@@ -72,8 +72,8 @@ def mfu_of_products(dtype: str, side: int, products: int) -> tuple[float, float,
 
     keras.config.set_dtype_policy(dtype)
     multiply = mfu.matrix_products(side, products, dtype)
-    throughput = Throughput(examples_per_step=products).count_steps(100, 100)
-    throughput.operations_per_example = 2 * side**3
+    throughput = Throughput().count_steps(100, 100)
+    throughput.examples_per_step, throughput.operations_per_example = products, 2 * side**3
     for step in range(21):
         throughput.on_train_batch_begin(step)
         multiply()
@@ -114,12 +114,13 @@ def test_what_xla_compiles_under_replicas_is_equal_to_what_it_does_not():
     test_global_batch.test_k_batches_make_the_update_of_one_batch_of_all_examples(True)
 
 
-def test_deterministic_runs_are_identical_also_after_a_kill(folder):
-    runs = [folder / f"deterministic-{number}" for number in range(3)]
+@pytest.mark.parametrize("run", ["bert", "bert_xla"])
+def test_deterministic_runs_are_identical_also_after_a_kill(run, folder):
+    runs = [folder / f"deterministic-{run}-{number}" for number in range(3)]
     kill = {"at": "step", "step": 15}
-    killed_run(runs[2], "bert", status=-signal.SIGKILL, kill=kill, deterministic=True)
+    killed_run(runs[2], run, status=-signal.SIGKILL, kill=kill, deterministic=True)
     for run_dir in runs:
-        killed_run(run_dir, "bert", deterministic=True)
+        killed_run(run_dir, run, deterministic=True)
     assert_identical(runs[2], runs[0])
     first, second = (processes.results(run_dir)["weights_sha256"] for run_dir in runs[:2])
     assert first == second
