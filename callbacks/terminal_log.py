@@ -1,7 +1,6 @@
 """Shows the run's records to a person, as lines of a log."""
 
 import logging
-import math
 
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput, is_speed
@@ -75,15 +74,11 @@ def format_epoch(record: dict) -> str:
 def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
     """Returns the metrics of a record by name, those with a prefix.
 
-    The loss is left out beside a training cross-entropy that it equals but for the way in which
-    Keras takes the mean over batches; that of an evaluation, in which a short last batch counts
-    like a full one, beside any.
+    The loss is left out beside a cross-entropy, which it equals but for penalties of weights and
+    the way in which Keras takes the mean over batches.
     """
     no_metric = ["learning_rate"]
-    cross_entropy = record.get("cross_entropy")
-    if cross_entropy is not None and (
-        record["event"] == "evaluation" or math.isclose(record["loss"], cross_entropy, rel_tol=0.02)
-    ):
+    if "cross_entropy" in record:
         no_metric.append(f"{prefix}loss")
     return {
         name.removeprefix(prefix): value

@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 log = logging.getLogger("recipes")
@@ -43,12 +42,6 @@ def use_own_folder() -> None:
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
     on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
     os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
-    for old in _own.parent.glob(PREFIX + "*"):
-        process = old.name.removeprefix(PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):  # another process has removed it
-            age = time.time() - old.stat().st_mtime
-            if age > 86_400 and not Path("/proc", process).exists():
-                shutil.rmtree(old, ignore_errors=True)
 
 
 def take(cache_dir: Path, *made_from) -> bool:

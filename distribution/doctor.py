@@ -65,8 +65,7 @@ def report_devices() -> None:
 
 def prove() -> bool:
     """Trains on one worker and on two, compares, and says whether they are equal."""
-    cluster = [name for name in os.environ if name == "TF_CONFIG" or name.startswith("SLURM_")]
-    environ = {name: value for name, value in os.environ.items() if name not in cluster}
+    environ = {n: v for n, v in os.environ.items() if not n.startswith(("TF_CONFIG", "SLURM_"))}
     environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     if len(visible_gpus()) < 2:
         environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -226,8 +226,9 @@ def compute_per_replica(
 ) -> None:
     """Makes `fit()` compute gradients on each replica, and reduce and apply them apart from that.
 
-    XLA compiles no all-reduce, so Keras compiles nothing under several replicas; here each
-    replica's forward and backward pass is compiled. Keras's execution of several steps crashes
+    XLA compiles no all-reduce, so Keras compiles nothing under several replicas, nor where
+    operations are deterministic; here each replica's forward and backward pass is compiled, and
+    what it computes of an evaluation. Keras's execution of several steps crashes
     under several replicas; here it does not. Keras also refuses to accumulate under a
     strategy (keras-team/keras#20582, open); here several batches make one update. It is that of one
     batch of all their examples: each batch's mean gradient counts by the batch's sum of weights. A
@@ -236,11 +237,11 @@ def compute_per_replica(
     strategy's scope, and without `jit_compile`.
 
     Args:
-        model: the compiled model; it gets a training function, and with several steps in an
-            execution a test function. Compiled again, it needs them again.
+        model: the compiled model; it gets a training function, and with XLA or several steps in
+            an execution a test function. Compiled again, it needs them again.
         batches_per_step: batches of one update.
         steps_per_execution: updates of one call of the training function.
-        jit_compile: whether XLA compiles the forward and backward pass.
+        jit_compile: whether XLA compiles the forward and backward pass, and the update.
 
     Raises:
         DistributionError: the model has several losses, or a layer that XLA cannot compile.
@@ -249,16 +250,15 @@ def compute_per_replica(
         raise DistributionError(
             "--accumulate-steps, and --jit on several replicas, need a model with one loss"
         )
-    summing = sums_inside(model)
-    if jit_compile and summing:
-        raise DistributionError(
-            f"--jit on: XLA compiles no sum over replicas, as in {summing[0]}; use auto"
-        )
+    refused = keras_compat.not_for_xla(model)
+    if jit_compile and refused:
+        raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
     strategy, optimizer = model.distribute_strategy, model.optimizer
     floatx, variables = keras.config.floatx(), model.trainable_variables
     loss_tracker = next(metric for metric in model.metrics if metric.name == "loss")
 
-    def forward_and_backward(x, y, sample_weight, ratio):
+    def forward_and_backward(data, ratio):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape, _summed_outside(ratio):
             y_pred = model(x, training=True)
             loss = model.compute_loss(x, y, y_pred, sample_weight, training=True)
@@ -267,15 +267,24 @@ def compute_per_replica(
         model.compute_metrics(x, y, y_pred, sample_weight)
         return loss, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
+    def evaluate(data, ratio):
+        with _summed_outside(ratio):
+            return model.test_step(data)
+
     if jit_compile:
         forward_and_backward = tf.function(forward_and_backward, jit_compile=True)
+        evaluate = tf.function(evaluate, jit_compile=True)
+        getattr(optimizer, "inner_optimizer", optimizer).jit_compile = True
 
-    def compute(data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    def weight_and_ratio(data):
+        _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         local = _weight_here(y, sample_weight, floatx)
         weight = global_sum(local)
-        ratio = tf.math.divide_no_nan(weight, local)
-        return weight, *forward_and_backward(x, y, sample_weight, ratio)
+        return weight, tf.math.divide_no_nan(weight, local)
+
+    def compute(data):
+        weight, ratio = weight_and_ratio(data)
+        return weight, *forward_and_backward(data, ratio)
 
     def apply(gradients, loss):
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -331,12 +340,10 @@ def compute_per_replica(
     # Where `fit()` keeps the function that `make_train_function()` made; it takes what is there. A
     # plain function, as Keras's own: a tf.function would become a part of what is exported.
     model.train_function = lambda iterator: execute(iterator)
-    if steps_per_execution == 1:
-        return
 
     @tf.function
     def test_step(data):
-        outputs = strategy.run(model.test_step, args=(data,))
+        outputs = strategy.run(lambda part: evaluate(part, weight_and_ratio(part)[1]), args=(data,))
         return keras_compat.logs_of_replicas(strategy, outputs)
 
     def test(iterator):
@@ -346,12 +353,6 @@ def compute_per_replica(
         return logs
 
     model.test_function = test
-
-
-def sums_inside(model: keras.Model) -> list[str]:
-    """Lists the layers that sum over replicas: synchronized batch normalization."""
-    layers = keras_compat.layers_of(model)
-    return [layer.name for layer in layers if getattr(layer, "synchronized", False)]
 
 
 def _local(value: tf.Tensor) -> tf.Variable:

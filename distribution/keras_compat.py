@@ -16,10 +16,12 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
 from keras.src.saving import saving_lib
 from keras.src.trainers import epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 
 @contextlib.contextmanager
@@ -28,13 +30,17 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     The model is created within it too. It may be entered again, also for another strategy.
     """
+    parameter_server = tf.distribute.ParameterServerStrategy
+    shared_weights = (tf.distribute.experimental.CentralStorageStrategy, parameter_server)
     patches = [use_what_is_built, count_from_mid_epoch, write_weights_at_once, share_losses]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         patches += [average_logs, distribute_data]
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if isinstance(strategy, parameter_server):
+        patches += [distribute_data]
+    if isinstance(strategy, shared_weights):
         patches += [share_dropout_seeds, add_in_place]
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        patches += [share_dropout_seeds, add_in_place, distribute_data]
+    else:
+        patches += [update_together]
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch())
@@ -312,6 +318,50 @@ def several_cpus_per_worker(count: int) -> contextlib.AbstractContextManager:
     return _replaced(extended, "_initialize_local_devices", make)
 
 
+@contextlib.contextmanager
+def update_together() -> Iterator[None]:
+    """Decays and updates all weights of a replica in one call.
+
+    Breaks: Keras makes a call for each of them, and traces the schedule again for each decay, which
+    takes seconds; and where XLA does not compile the whole step, each of the some thirty ops of
+    each of them is a kernel of its own. Does: makes one call, which XLA compiles where the
+    optimizer's `jit_compile` says so.
+    """
+
+    def leave_decay(stock):
+        def apply_weight_decay(self, variables):
+            self.decays = self.weight_decay is not None
+
+        return apply_weight_decay
+
+    def make_update(stock):
+        def update_all(self, strategy, gradients_and_variables, rate):
+            gradients, variables = zip(*gradients_and_variables, strict=True)
+
+            def update(gradients, rate):
+                for gradient, variable in zip(gradients, variables, strict=True):
+                    if getattr(self, "decays", False) and self._use_weight_decay(variable):
+                        decay = variable * tf.cast(self.weight_decay, variable.dtype)
+                        variable.assign_sub(decay * tf.cast(rate, variable.dtype))
+                    self.update_step(gradient, variable, rate)
+
+            def on_replica(_, gradients, rate):
+                jit_compile = getattr(self, "jit_compile", False)
+                function = tf.function(update, jit_compile=True) if jit_compile else update
+                function(gradients, tf.convert_to_tensor(rate))
+
+            # A variable tells it the devices; the others lie there too.
+            strategy.extended.update(variables[0], on_replica, (list(gradients), rate), group=False)
+
+        return update_all
+
+    with (
+        _replaced(TFOptimizer, "_apply_weight_decay", leave_decay),
+        _replaced(TFOptimizer, "_distributed_tf_update_step", make_update),
+    ):
+        yield
+
+
 class WithoutReduction:
     """An optimizer that takes its gradients as already summed over the replicas; a mixin.
 
@@ -353,6 +403,20 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     Lacks: `model.layers` has the outermost ones alone.
     """
     return list(model._flatten_layers())
+
+
+def not_for_xla(model: keras.Model) -> list[str]:
+    """Returns the names of a model's layers that XLA cannot compile on a replica.
+
+    Those that sum over replicas (synchronized batch normalization), and max pooling where
+    operations are deterministic. Lacks: that they are has no public name.
+    """
+    return [
+        layer.name
+        for layer in layers_of(model)
+        if getattr(layer, "synchronized", False)
+        or (is_op_determinism_enabled() and "MaxPooling" in type(layer).__name__)
+    ]
 
 
 def metric_direction(model: keras.Model, name: str) -> str | None:

@@ -130,9 +130,8 @@ def one_round(folder: Path, state: dict, only: str | None) -> int:
     """Draws a run and a strategy, and compares; returns the number of kills."""
     choice = random.Random(f"{state['seed']}/{state['rounds']}")
     strategy = choice.choices(list(STRATEGIES), SHARES)[0]
-    # Central storage refuses half precision; compiling takes longer than training.
-    refused = ("bert_half", "tiny_half") if strategy == "central-2" else ()
-    refused += () if strategy == "none" else ("bert_xla",)
+    # Central storage refuses half precision and XLA.
+    refused = ("bert_half", "tiny_half", "bert_xla") if strategy == "central-2" else ()
     run = choice.choice([name for name in RUNS if name not in refused])
     if only:
         run = only

@@ -12,7 +12,7 @@ from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from distribution import cluster, keras_compat, strategies
+from distribution import keras_compat, strategies
 from distribution.global_batch import GlobalMean, is_reduced
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions
@@ -70,8 +70,6 @@ def refuse_pairs(options: SharedOptions) -> None:
     found = strategies.problems(name, options.replicas)
     if options.jit == "on" and name in SHARED_WEIGHTS:
         found.append(f"--jit on: XLA cannot compile the shared weights of {name}; use auto")
-    if options.jit == "on" and options.deterministic and name == "none":
-        found.append("--jit on --deterministic: Keras compiles nothing then, on one device")
     if name == "parameter_server" and options.accumulate_steps > 1:
         found.append(
             "--accumulate-steps does not go with parameter servers, whose workers do not "
@@ -82,13 +80,6 @@ def refuse_pairs(options: SharedOptions) -> None:
             f"--precision mixed_float16 does not go with {name}, where replicas would share one "
             "loss scale; mixed_bfloat16 needs none"
         )
-    if options.global_batch_size is not None and options.replicas:
-        replicas = options.replicas * cluster.count_workers()
-        if options.global_batch_size % replicas:
-            found.append(
-                f"--global-batch-size {options.global_batch_size} cannot be shared by "
-                f"{replicas} replicas"
-            )
     if found:
         raise OptionsError("\n".join(found))
 
@@ -112,14 +103,14 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     if options.jit != "auto":
         return options.jit == "on"
     name, replicas = strategies.name_of(strategy), strategies.replicas(strategy)
-    if options.precision == "float64" or options.deterministic:
+    if options.precision == "float64" or options.deterministic or name in SHARED_WEIGHTS:
         return "auto"
-    if not tf.config.list_logical_devices("GPU"):
-        least = options.JIT_MIN_STEPS
-        return (replicas == 1 and name == "none" and least is not None and steps >= least) or "auto"
-    if name in SHARED_WEIGHTS or (replicas == 1 and options.accumulate_steps == 1):
-        return "auto"
-    return steps >= GPU_JIT_MIN_STEPS
+    least = options.JIT_MIN_STEPS
+    if tf.config.list_logical_devices("GPU"):
+        if replicas == 1 and options.accumulate_steps == 1:
+            return "auto"
+        least = GPU_JIT_MIN_STEPS
+    return (least is not None and steps >= least) or "auto"
 
 
 def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:

@@ -2,11 +2,8 @@
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import tqdm
 
 from callbacks.errors import saving
 from callbacks.terminal_log import RESULT
@@ -17,7 +14,7 @@ tensorflow_log = logging.getLogger("tensorflow")
 
 
 class TerminalHandler(logging.Handler):
-    """Writes lines to the standard output of this moment, above the bar of a download.
+    """Writes lines to the standard output of this moment.
 
     Args:
         quiet: only warnings and results are written.
@@ -28,8 +25,7 @@ class TerminalHandler(logging.Handler):
 
     def emit(self, record):
         """Writes one line."""
-        tqdm.tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        print(self.format(record), flush=True)
 
 
 class LogFile(logging.FileHandler):

@@ -214,10 +214,6 @@ class SharedOptions(ProgramOptions):
             )
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
-        if self.accumulate_steps > 1 and self.steps_per_execution > 1:
-            found.append("--accumulate-steps: cannot be combined with --steps-per-execution")
-        if self.jit == "on" and self.precision == "float64":
-            found.append("--jit on: cannot be combined with --precision float64")
         keras = sys.modules.get("keras")
         if keras is not None and keras.config.backend() != "tensorflow":
             found.append(
@@ -288,7 +284,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
             hint = hints[field.name]
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             types.append(f"{given}: must be {name}")
-        elif not _is_utf8(value):
+        elif str(value) != str(value).encode(errors="ignore").decode():
             types.append(f"{given}: is not UTF-8")
         else:
             problem = _range_problem(value, metadata(kind, field.name)["within"])
@@ -417,14 +413,6 @@ def _fits(value, hint) -> bool:
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint) and value != ""
-
-
-def _is_utf8(value) -> bool:
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _range_problem(value, within: str | None) -> str | None:

@@ -29,7 +29,7 @@ from data.errors import DataError
 from data.files import default_cache_dir
 from distribution import compiled, keras_compat, mfu, parameter_server, strategies
 from distribution.errors import DistributionError
-from distribution.global_batch import compute_per_replica, sums_inside
+from distribution.global_batch import compute_per_replica
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import LogFile, run_logging
@@ -378,8 +378,10 @@ class TrainingPlan(Plan):
         """Returns whether `compute_per_replica` replaces Keras's training function."""
         if self.run.strategy_name == "parameter_server":
             return False
-        several = self.replicas > 1 and (self.jit is True or self.steps_per_execution > 1)
-        return several or self.accumulate_steps > 1
+        deterministic = self.run.options.deterministic  # Keras compiles nothing then
+        jit = self.jit is True and (self.replicas > 1 or deterministic)
+        several = self.replicas > 1 and self.steps_per_execution > 1
+        return jit or several or self.accumulate_steps > 1
 
     def fit_options(
         self,
@@ -430,7 +432,7 @@ class TrainingPlan(Plan):
                     batches_per_step=self.accumulate_steps,
                     steps_per_execution=self.steps_per_execution,
                     jit_compile=self.jit is True
-                    and (run.options.jit == "on" or not sums_inside(model)),
+                    and (run.options.jit == "on" or not keras_compat.not_for_xla(model)),
                 )
         parameter_server.use_coordinator(
             model,

@@ -14,7 +14,7 @@ from callbacks.errors import saving
 from data import files
 from distribution.launch import not_a_run
 from training.errors import RunError
-from training.options import SharedOptions, command, flag, metadata, read_json, shown, to_json
+from training.options import SharedOptions, flag, metadata, read_json, shown, to_json
 
 log = logging.getLogger("recipes")
 
@@ -171,7 +171,6 @@ class RunFolder:
                 "shown": shown(self.options, facts),
                 "git": git_state(),
                 "replicas_per_worker": replicas_per_worker,
-                "command": command(self.recipe, self.options),
             }
             self.write_json("options.json", content)
 

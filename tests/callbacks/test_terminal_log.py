@@ -26,10 +26,6 @@ RECORD = {
     "changes, line",
     [
         ({}, "cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234.50  lr 0.00125"),
-        # That of an evaluation counts a short last batch like a full one.
-        ({"val_loss": 1.9}, "epoch 3  cross_entropy 1.2500 | 1.7500  perplexity"),
-        # A loss that is more than the cross-entropy is shown in both columns.
-        ({"loss": 1.4}, "loss 1.4000 | 1.7400  cross_entropy 1.2500 | 1.7500  perplexity"),
         ({"val_other": 12.345}, "perplexity 3.4900 | 1,234.50  other - | 12.35  lr"),
     ],
 )

@@ -237,6 +237,7 @@ def one_update(strategy, batch, steps, weighted, jit_compile=False):
         "loss": history["loss"][0],
         "error": history["error"][0],
         "evaluated": evaluated["error"],
+        "evaluated_loss": evaluated["loss"],
         "iterations": int(keras.ops.convert_to_numpy(model.optimizer.iterations)),
     }
 
@@ -282,17 +283,19 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         np.testing.assert_allclose(found["weights"], weights, rtol=1e-12)
         np.testing.assert_allclose([found["loss"], found["error"]], [loss, error], rtol=1e-12)
         assert found["evaluated"] == pytest.approx(updates[0]["evaluated"], rel=1e-12)
+    for plain, compiled in (updates[:2], updates[2:]):  # the mean over batches of one size
+        assert compiled["evaluated_loss"] == pytest.approx(plain["evaluated_loss"], rel=1e-12)
 
 
 def compiled_runs():
-    """Two epochs of AdamW on two replicas, three steps an execution, without and with XLA."""
+    """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     strategy = strategies.make_strategy("mirrored", 2)
     x, y, weights = three_batches()
-    data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
     found = []
-    for jit_compile in (False, True):
+    for jit_compile, batches in ((False, 1), (True, 1), (True, 2)):
+        data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4 // batches)
         keras.utils.set_random_seed(0)
         with keras_compat.patch_keras_for(strategy):
             with strategy.scope():
@@ -303,7 +306,8 @@ def compiled_runs():
                 mean = GlobalMean(keras.losses.Huber())
                 model.compile(reduce_before_clipping(adamw), mean, jit_compile=False)
                 keras_compat.build(model, data)
-                compute_per_replica(model, steps_per_execution=3, jit_compile=jit_compile)
+                steps = {"batches_per_step": batches, "steps_per_execution": 3}
+                compute_per_replica(model, jit_compile=jit_compile, **steps)
             history = model.fit(data.repeat(), epochs=2, steps_per_epoch=6, verbose=0).history
         moments = [v for v in model.optimizer.variables if v.shape]
         tensors = [*map(keras.ops.convert_to_numpy, model.weights + moments)]
@@ -312,21 +316,24 @@ def compiled_runs():
 
 
 def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
-    (loss, tensors), (compiled_loss, compiled) = forked.run(compiled_runs)
-    np.testing.assert_allclose(compiled_loss, loss, rtol=1e-12)
-    for a, b in zip(tensors, compiled, strict=True):
-        assert np.abs(np.array(a) - b).max() <= 1e-9 * max(1.0, np.abs(a).max())
+    (loss, tensors), *others = forked.run(compiled_runs)
+    for compiled_loss, compiled in others:
+        np.testing.assert_allclose(compiled_loss, loss, rtol=1e-12)
+        for a, b in zip(tensors, compiled, strict=True):
+            assert np.abs(np.array(a) - b).max() <= 1e-9 * max(1.0, np.abs(a).max())
 
 
 @pytest.mark.parametrize(
     ("loss", "layer", "words"),
     [
         (["mse", "mse"], keras.layers.Dense, "one loss"),
-        (None, lambda units: keras.layers.BatchNormalization(synchronized=True), "no sum over"),
+        (None, lambda _: keras.layers.BatchNormalization(synchronized=True), "compile batch_norm"),
+        (None, lambda _: keras.layers.MaxPooling1D(data_format="channels_first"), "compile max_p"),
     ],
 )
-def test_what_cannot_be_computed_on_each_replica_is_refused(loss, layer, words):
-    model = keras.Sequential([keras.Input((1,)), layer(1)])
+def test_what_cannot_be_computed_on_each_replica_is_refused(loss, layer, words, monkeypatch):
+    monkeypatch.setattr(keras_compat, "is_op_determinism_enabled", lambda: True)
+    model = keras.Sequential([keras.Input((4, 4)), layer(1)])
     model.compile("sgd", GlobalMean(keras.losses.Huber()))
     model.loss = loss or model.loss
     with pytest.raises(DistributionError, match=words):

@@ -1,5 +1,6 @@
 """Patches of Keras: in force within `patch_keras_for`, gone afterwards."""
 
+import contextlib
 import types
 
 import keras
@@ -8,7 +9,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
-from distribution import keras_compat
+from distribution import keras_compat, strategies
+from tests.support import forked
 
 PATCHED = [
     (keras_compat.tf_trainer, "reduce_per_replica"),
@@ -18,12 +20,15 @@ PATCHED = [
     (keras_compat.Variable, "assign_add"),
     (keras_compat.Variable, "__init__"),
     (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
+    (keras_compat.TFOptimizer, "_apply_weight_decay"),
+    (keras_compat.TFOptimizer, "_distributed_tf_update_step"),
     (
         collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "_initialize_local_devices",
     ),
 ]
 FOR_ALL = {"_maybe_symbolic_build", "_enumerate_iterator", "scale_loss_for_distribution"}
+OWN_COPIES = FOR_ALL | {"_apply_weight_decay", "_distributed_tf_update_step"}
 ONE_COPY = FOR_ALL | {"Variable.__init__", "assign_add"}
 
 
@@ -46,11 +51,11 @@ def stand_in(kind):
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        (tf.distribute.get_strategy(), FOR_ALL),
-        (stand_in(tf.distribute.MirroredStrategy), FOR_ALL),
+        (tf.distribute.get_strategy(), OWN_COPIES),
+        (stand_in(tf.distribute.MirroredStrategy), OWN_COPIES),
         (
             stand_in(tf.distribute.MultiWorkerMirroredStrategy),
-            FOR_ALL | {"reduce_per_replica", "TFEpochIterator.__init__"},
+            OWN_COPIES | {"reduce_per_replica", "TFEpochIterator.__init__"},
         ),
         (stand_in(tf.distribute.experimental.CentralStorageStrategy), ONE_COPY),
         (
@@ -66,7 +71,7 @@ def test_a_patch_is_in_force_within_and_gone_afterwards(strategy, expected):
         with keras_compat.patch_keras_for(strategy):
             assert changed(before) == expected
             with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-                assert changed(before) == expected
+                assert changed(before) == expected | OWN_COPIES
             assert changed(before) == expected
         assert in_force() == before
     with pytest.raises(ZeroDivisionError), keras_compat.patch_keras_for(strategy):
@@ -140,3 +145,41 @@ def test_a_layer_s_loss_under_three_replicas(monkeypatch):
         monkeypatch.setattr(tf.distribute, "get_strategy", lambda: three)
         share = keras_compat.loss_module.scale_loss_for_distribution(tf.constant(1.0, tf.float64))
     assert float(share) == 1 / 3
+
+
+def updates(name):
+    """Weights after four updates by two replicas: stock Keras's, in one call, in one by XLA."""
+    keras.config.set_floatx("float64")
+    strategy = strategies.make_strategy("mirrored", 2)
+    rate = keras.optimizers.schedules.PolynomialDecay(np.float64(0.1), 5)
+    found = []
+    for together, jit_compile in ((False, False), (True, False), (True, True)):
+        with contextlib.ExitStack() as stack:
+            if together:
+                stack.enter_context(keras_compat.update_together())
+            stack.enter_context(strategy.scope())
+            kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
+            bias = keras.Variable(np.linspace(-1, 1, 3), name="bias")
+            changes = {"weight_decay": 0.3} if name != "SGD" else {"momentum": 0.5}
+            optimizer = getattr(keras.optimizers, name)(rate, **changes)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+            optimizer.build([kernel, bias])
+            optimizer.jit_compile = jit_compile
+
+            @tf.function
+            def update(optimizer=optimizer, kernel=kernel, bias=bias):
+                gradients = [kernel.value**2 - 0.5, 3 * bias.value]
+                optimizer.apply(gradients, [kernel, bias])
+
+            for _ in range(4):
+                strategy.run(update)
+        found.append([keras.ops.convert_to_numpy(v) for v in (kernel, bias)])
+    return found
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "SGD"])
+def test_all_weights_in_one_call_become_what_keras_makes_of_them(name):
+    stock, *others = forked.run(updates, name)
+    for found in others:
+        for ours, theirs in zip(found, stock, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -40,7 +40,8 @@ def test_several_steps_in_one_execution_train_the_same(train):
 
 def test_several_steps_in_one_execution_of_two_replicas(train):
     one = train(precision="float64")
-    two = train(precision="float64", steps_per_execution=3, strategy="mirrored", replicas=2)
+    split = {"strategy": "mirrored", "replicas": 2, "jit": "on"}
+    two = train(precision="float64", steps_per_execution=3, **split)
     processes.assert_equal_tensors(one, two)
     ours, theirs = processes.results(one), processes.results(two)
     assert theirs["replicas"] == 2

@@ -163,10 +163,6 @@ class TestProblems:
     def test_zero_where_it_means_none(self):
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_2=0.0)
 
-    def test_what_is_not_utf8(self):
-        (found,) = problems(run_dir="\udcff")
-        assert found == "--run-dir \udcff: is not UTF-8"
-
     @pytest.mark.parametrize("kind", RECIPES, ids=lambda kind: kind.__module__)
     def test_each_option_refuses_other_types_and_wrong_numbers(self, kind):
         """Also one that is added tomorrow."""
