@@ -104,19 +104,20 @@ def verdict(
     return lines
 
 
-def model_card(model: keras.Model, results: dict, options: SharedOptions) -> str:
+def model_card(model: keras.Model, results: dict, options: SharedOptions, is_preset: bool) -> str:
     """Returns the card in Markdown; its Python runs in the model's folder.
 
     Args:
         model: the trained model.
         results: what `results.json` will hold.
         options: the recipe's options.
+        is_preset: whether the folder is a preset of KerasNLP.
     """
     kind = type(options)
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load = 'keras.saving.load_model("model.keras")'
-    if hasattr(model, "backbone"):
+    if is_preset:
         load = f'keras_nlp.models.{type(model).__name__}.from_preset(".")'
     return CARD.substitute(
         recipe=results["recipe"],

@@ -343,7 +343,7 @@ class Run:
                     path / "model",
                     metadata=metadata or {},
                     preprocessor=preprocessor,
-                    card=model_card(model, results, self.options),
+                    card=model_card(model, results, self.options, preprocessor is not None),
                 )
             self.folder.write_json("results.json", results)
             log.log(RESULT, "model    %s", path / "model")

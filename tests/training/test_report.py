@@ -69,7 +69,7 @@ def test_a_card_names_no_path_and_all_numbers():
     options = mnist.Options(
         dropout=0.2, dataset="/home/me/images", run_dir=Path("/home/me/run"), seed=3
     )
-    card = model_card(model, results, options)
+    card = model_card(model, results, options, is_preset=False)
     for part in (
         "# mnist: Classify small images",
         "`mnist`: 1,200 steps of 32 examples.",
@@ -84,5 +84,7 @@ def test_a_card_names_no_path_and_all_numbers():
         assert part in card
     assert "/home/me" not in card
     task = types.SimpleNamespace(backbone=1, count_params=lambda: 4)
-    card = model_card(task, results, options)
+    # A task that was saved without a preprocessor is a Keras model like any other.
+    assert "load_model" in model_card(task, results, options, is_preset=False)
+    card = model_card(task, results, options, is_preset=True)
     assert 'keras_nlp.models.SimpleNamespace.from_preset(".")' in card
