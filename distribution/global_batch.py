@@ -237,18 +237,20 @@ def compute_per_replica(
     strategy's scope, and without `jit_compile`.
 
     Args:
-        model: the compiled model; it gets a training function, and with XLA or several steps in
-            an execution a test function. Compiled again, it needs them again.
+        model: the compiled model; it gets a training and a test function. Compiled again, it needs
+            them again.
         batches_per_step: batches of one update.
         steps_per_execution: updates of one call of the training function.
-        jit_compile: whether XLA compiles the forward and backward pass, and the update.
+        jit_compile: whether XLA compiles the forward and backward pass, the update, and what a
+            replica computes of an evaluation.
 
     Raises:
         DistributionError: the model has several losses, or a layer that XLA cannot compile.
     """
     if not isinstance(model.loss, GlobalMean):
         raise DistributionError(
-            "--accumulate-steps, and --jit on several replicas, need a model with one loss"
+            "--accumulate-steps needs a model with one loss, and so does XLA on several replicas "
+            "or with --deterministic (--jit off leaves it out)"
         )
     refused = keras_compat.not_for_xla(model)
     if jit_compile and refused:

@@ -322,14 +322,15 @@ def several_cpus_per_worker(count: int) -> contextlib.AbstractContextManager:
 def update_together() -> Iterator[None]:
     """Decays and updates all weights of a replica in one call.
 
-    Breaks: Keras makes a call for each of them, and traces the schedule again for each decay, which
-    takes seconds; and where XLA does not compile the whole step, each of the some thirty ops of
-    each of them is a kernel of its own. Does: makes one call, which XLA compiles where the
-    optimizer's `jit_compile` says so.
+    Breaks: Keras makes a call for each weight and traces the schedule again for each decay, which
+    takes up to two seconds with two replicas; and unless XLA compiles the whole step, each op of an
+    update is a kernel of its own. Does: makes one call, which XLA compiles where the optimizer's
+    `jit_compile` is set.
     """
 
     def leave_decay(stock):
         def apply_weight_decay(self, variables):
+            # Not called for an optimizer that decays in a way of its own, such as Muon.
             self.decays = self.weight_decay is not None
 
         return apply_weight_decay
@@ -350,7 +351,7 @@ def update_together() -> Iterator[None]:
                 function = tf.function(update, jit_compile=True) if jit_compile else update
                 function(gradients, tf.convert_to_tensor(rate))
 
-            # A variable tells it the devices; the others lie there too.
+            # TensorFlow takes the devices from one variable; the others are on the same ones.
             strategy.extended.update(variables[0], on_replica, (list(gradients), rate), group=False)
 
         return update_all

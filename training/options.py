@@ -87,7 +87,7 @@ class SharedOptions(ProgramOptions):
     """Holds what every recipe takes; a recipe adds its own options and sets its own defaults.
 
     Attributes:
-        JIT_MIN_STEPS: steps from which a run on one CPU is faster with `--jit on`, compiling
+        JIT_MIN_STEPS: steps from which a run on CPUs is faster with `--jit on`, compiling
             counted, as the recipe's author has measured; None where it is not.
     """
 
@@ -284,7 +284,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
             hint = hints[field.name]
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             types.append(f"{given}: must be {name}")
-        elif str(value) != str(value).encode(errors="ignore").decode():
+        elif str(value) != str(value).encode(errors="ignore").decode():  # a byte was left out
             types.append(f"{given}: is not UTF-8")
         else:
             problem = _range_problem(value, metadata(kind, field.name)["within"])

@@ -398,7 +398,8 @@ class TrainingPlan(Plan):
         """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
 
         With `--accumulate-steps`, on several replicas where XLA compiles or an execution has
-        several steps, and with parameter servers the model gets a training function.
+        several steps, with XLA beside `--deterministic`, and with parameter servers the model gets
+        a training function.
 
         Args:
             model: compiled, under the strategy.

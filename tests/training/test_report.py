@@ -1,4 +1,4 @@
-"""What a run reports at its end."""
+"""Tests the verdict and the model card."""
 
 import types
 from pathlib import Path

@@ -80,7 +80,7 @@ def logged_after_the_checkpoint(run_dir: Path) -> tuple[int, int]:
     ids=["thrice", "seven times"],
 )
 def test_killed_at_every_moment_and_at_random_ones(moments, steps, folder, unbroken):
-    """One run is killed again and again; in the end nobody can tell."""
+    """A run killed several times equals one that was never killed."""
     run_dir = folder / f"killed-{len(moments)}"
     for at in moments:
         killed_run(run_dir, "tiny", status=-signal.SIGKILL, kill={"at": at, "save": 1})

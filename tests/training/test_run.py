@@ -1,4 +1,4 @@
-"""What a run promises, tried on the tiny recipe: nothing lost, nothing silently wrong."""
+"""Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
 import logging
 import os
@@ -185,7 +185,7 @@ class TestResume:
 
 class TestFolder:
     def test_removed_while_it_trains(self, at_step, tmp_path):
-        """The next record, or the next checkpoint, says so; nothing is made anew."""
+        """The next record or checkpoint fails; the folder is not created again."""
         for log_every in (2, 1000):
             folder = tmp_path / f"run-{log_every}"
             at_step(5, lambda folder=folder: shutil.rmtree(folder))

@@ -1,4 +1,4 @@
-"""What a person finds in TensorBoard: the real one is started and asked what its pages ask it."""
+"""Starts TensorBoard on a run and sends it the requests that its pages send."""
 
 import html
 import json
@@ -46,7 +46,7 @@ class Pages:
 
 
 def groups_of_hparams(pages, **column):
-    """What the page of HParams shows, sorted by a column."""
+    """Returns the session groups of the HParams page, sorted by a column."""
     wanted = {
         "experimentName": "",
         "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_RUNNING"],
