@@ -49,7 +49,7 @@ def run(words: list[str], folder: Path, variant: tuple, index: int, steps: int) 
     megabytes, launcher, options = variant
     run_dir = folder / f"run-{index}"
     if launcher:
-        words = ["-m", "distribution.launch", *launcher, *words]
+        words = ["-m", "launch", *launcher, *words]
     words = [sys.executable, *words, "--dataset", str(folder / f"text-{megabytes}.txt")]
     words += [*options, "--run-dir", str(run_dir), "--max-steps", str(steps)]
     begun, sent = time.perf_counter(), loopback()

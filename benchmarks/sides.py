@@ -292,7 +292,7 @@ def matrix_product(folder: Path, sizes: dict, gate: Gate) -> None:
     import types
 
     import recipes  # noqa: F401 (picks the backend)
-    from distribution import mfu
+    from machine import mfu
     from models.bert import training_operations
 
     model = types.SimpleNamespace(

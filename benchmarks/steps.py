@@ -81,7 +81,8 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     import tensorflow as tf
 
     from data import masked_lm
-    from distribution import keras_compat, mfu
+    from distribution import keras_compat
+    from machine import mfu
     from models.bert import training_operations
     from recipes import bert_mlm
 

@@ -2,7 +2,7 @@
 
     python benchmarks/workers.py [--dataset FILE] [--vocabulary FILE] [--turns 15] [--json FILE]
 
-One side is `python -m distribution.launch --nproc-per-node 2 -m recipes.bert_mlm`, the other two
+One side is `python -m launch --nproc-per-node 2 -m recipes.bert_mlm`, the other two
 runs of `recipes.bert_mlm` at the same time, on a core each, with as many threads as the launcher
 gives a worker. They share the memory as the workers do, and have nothing to agree upon; so their
 sum is what two workers could reach at best. Batch per replica, text and model are the same.
@@ -115,7 +115,7 @@ def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
         *("--epochs", "100000", "--checkpoint-every", "1000000", "--log-every", "1"),
     ]
     alone = [sys.executable, *recipe]
-    launched = [sys.executable, "-m", "distribution.launch", "--nproc-per-node", "2", *recipe]
+    launched = [sys.executable, "-m", "launch", "--nproc-per-node", "2", *recipe]
     two, workers, sums, sides = [folder / f"alone-{core}" for core in range(2)], [], [], []
     try:
         # First those whom nobody misses while they stand still.

@@ -5,8 +5,8 @@ import time
 import keras
 
 from callbacks.steps import StepCallback
-from distribution import compiled
-from distribution.mfu import measure_peak
+from machine import xla_cache
+from machine.mfu import measure_peak
 
 MEASURED_FROM = 100  # steps of a run; in a shorter one the peak would take too large a part
 
@@ -26,7 +26,7 @@ class Throughput(StepCallback):
         examples_per_step: examples of one update of the weights, over all replicas.
         tokens_per_example: tokens that carry text in an average example, or None.
         operations_per_example: floating-point operations that training on an example needs, or
-            None. Then `mfu` is computed (`distribution/mfu.py`), in a run of `MEASURED_FROM` steps.
+            None. Then `mfu` is computed (`machine/mfu.py`), in a run of `MEASURED_FROM` steps.
         devices: how many devices the run has of the kind that the peak is measured on.
         time_to_first_step: seconds from the making of this object to the end of the first
             execution; None before.
@@ -54,7 +54,7 @@ class Throughput(StepCallback):
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
-            compiled.keep()  # before the run is perhaps killed
+            xla_cache.keep()  # before the run is perhaps killed
             return
         if (
             self._steps == 0

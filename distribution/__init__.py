@@ -1,1 +1,1 @@
-"""Where the work runs: strategies, scaling, launcher, and what Keras lacks for them."""
+"""Where the work runs: strategies, clusters, the update, and what Keras lacks for them."""

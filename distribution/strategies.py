@@ -60,7 +60,7 @@ def problems(name: str, replicas: int | None) -> list[str]:
     if name == "parameter_server" and not has_servers:
         found.append(
             "--strategy parameter_server needs a cluster with parameter servers in TF_CONFIG: "
-            "start it with python -m distribution.launch --ps 1 --nproc-per-node 2 -m ..."
+            "start it with python -m launch --ps 1 --nproc-per-node 2 -m ..."
         )
     if name in ("none", "mirrored", "central_storage") and workers > 1:
         found.append(

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-from distribution.quiet_start import start_quietly
+from machine.quiet_start import start_quietly
 from training.command_line import answer_early
 
 os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -10,8 +10,8 @@ if __name__ == "__main__":
         prog="python -m recipes",
         description="Start one of these with python -m; --help lists its options:\n\n"
         + "\n".join(listed)
-        + "\n  distribution.launch             Start a recipe in several processes"
-        "\n  distribution.doctor             Check this machine's devices",
+        + "\n  launch                          Start a recipe in several processes"
+        "\n  launch.doctor                   Check this machine's devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args()

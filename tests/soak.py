@@ -75,14 +75,14 @@ def command(name: str, strategy: str, folder: Path, output: Path) -> list[str]:
         else:
             words += [f"--{flag}", str(value)]
     if strategy == "workers-2":
-        launcher = ["-m", "distribution.launch", "--nproc-per-node", "2"]
+        launcher = ["-m", "launch", "--nproc-per-node", "2"]
         words = [*launcher, *words]
     return words
 
 
 def finish(words: list[str], folder: Path, seconds: float, number: int = 0) -> tuple[int, str]:
     """Runs a process, which gets a signal after some seconds; returns its status and output."""
-    if words[1] == "distribution.launch":
+    if words[1] == "launch":
         path = os.pathsep.join([str(ROOT), str(folder)])
         process = processes.start(*words, PYTHONPATH=path)
     else:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_ENABLE_METRICS_COLLECTION": "0"}
 
-from tests.distribution import test_on_ray as ray_runs  # noqa: E402
+from tests.launch import test_on_ray as ray_runs  # noqa: E402
 from tests.support import strategy_run  # noqa: E402
 
 FAULTS = 4  # in a round, at most

@@ -102,10 +102,10 @@ def test_the_manifests_mean_what_the_page_says():
     (container,) = tfjob["template"]["spec"]["containers"]
     assert container["name"] == "tensorflow" and tfjob["restartPolicy"] == "OnFailure"
     rayjob = manifest("rayjob.yaml")["spec"]
-    from distribution.on_ray import read_options
+    from launch.on_ray import read_options
 
     words = shlex.split(rayjob["entrypoint"])
-    options = read_options(words[words.index("distribution.on_ray") + 1 :])
+    options = read_options(words[words.index("launch.on_ray") + 1 :])
     (group,) = rayjob["rayClusterSpec"]["workerGroupSpecs"]
     assert options.workers == (group["minReplicas"], group["maxReplicas"])
     (container,) = group["template"]["spec"]["containers"]

@@ -17,7 +17,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
-from distribution.requirements import version_line
+from machine.requirements import version_line
 from training import options
 from training.errors import OptionsError, RunError
 from training.options import flag, from_json, metadata

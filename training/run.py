@@ -27,9 +27,10 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import compiled, keras_compat, mfu, parameter_server, strategies
+from distribution import keras_compat, parameter_server, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica
+from machine import mfu, xla_cache
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import LogFile, run_logging
@@ -83,7 +84,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
-        stack.callback(compiled.keep)
+        stack.callback(xla_cache.keep)
         try:
             run.open()
             yield run
@@ -451,7 +452,7 @@ class TrainingPlan(Plan):
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
         if self.jit is True or model.jit_compile:
-            known = compiled.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
+            known = xla_cache.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
         callbacks = self._callbacks(validation, test, extra, fingerprint)
         epochs_done = 0

@@ -12,8 +12,8 @@ from callbacks import checkpoint as checkpoints
 from callbacks import tensorboard
 from callbacks.errors import saving
 from data import files
-from distribution.launch import not_a_run
 from training.errors import RunError
+from training.folder_check import not_a_run
 from training.options import SharedOptions, flag, metadata, read_json, shown, to_json
 
 log = logging.getLogger("recipes")

@@ -68,7 +68,7 @@ def mfu_of_products(dtype: str, side: int, products: int) -> tuple[float, float,
     import tensorflow as tf
 
     from callbacks.throughput import Throughput
-    from distribution import mfu
+    from machine import mfu
 
     keras.config.set_dtype_policy(dtype)
     multiply = mfu.matrix_products(side, products, dtype)

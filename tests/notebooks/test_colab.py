@@ -123,7 +123,7 @@ def test_the_cells_that_need_colab(start, tiny_run, tmp_path):
     words = "--IPKernelApp.exec_lines=" + first.format(str(tmp_path / "packages"))
     for _ in range(2):  # the second time as after a restart: the clone is there
         kernel = start(words, cwd=content, REPOSITORY=f"file://{repository}")
-        printed = run(kernel, CODE[: code_with("distribution.requirements") + 1])
+        printed = run(kernel, CODE[: code_with("machine.requirements") + 1])
         assert "to install: nothing" in printed and "fatal" not in printed
         run(kernel, CODE[:1])
         assert kernel.run("print(os.getcwd())").out == f"{content}/keras-recipes\n"

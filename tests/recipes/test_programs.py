@@ -12,7 +12,7 @@ from training.command_line import programs
 
 RECIPES = sorted(programs())
 MODULES = ["recipes", *(f"recipes.{name}" for name in RECIPES)]
-MODULES += ["distribution.launch", "distribution.doctor"]
+MODULES += ["launch", "launch.doctor"]
 HEAVY = {"tensorflow", "keras", "keras_nlp", "keras_hub"}
 
 
@@ -63,7 +63,7 @@ def test_the_list_names_every_program_in_a_line():
             line for line in ended.stdout.splitlines() if line.split()[:1] == [f"recipes.{name}"]
         ]
         assert len(lines) == 1 and len(lines[0].split()) > 3
-    assert "distribution.doctor" in ended.stdout
+    assert "launch.doctor" in ended.stdout
 
 
 @pytest.mark.long  # the only one here that imports TensorFlow in a process of its own

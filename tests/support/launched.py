@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from distribution import launch
+from launch import processes as launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -59,9 +59,10 @@ class Runs:
             if key not in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES") and not key.startswith("SLURM")
         }
         paths = os.pathsep.join([str(ROOT), str(self.folder)])
-        program = ["-m", "distribution.launch"]
+        program = ["-m", "launch"]
         if patch:
-            code = f"import sys; from distribution import launch; {patch}; sys.exit(launch.main())"
+            start = "sys.exit(launch.main())"
+            code = f"import sys; from launch import processes as launch; {patch}; {start}"
             program = ["-c", code]
         process = subprocess.Popen(
             [sys.executable, *program, *options, "-m", "fake", *arguments],

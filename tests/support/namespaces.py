@@ -2,7 +2,7 @@
 
     def test_something(two_hosts):
         first, second = two_hosts
-        process = first.start([sys.executable, "-m", "distribution.launch", ...])
+        process = first.start([sys.executable, "-m", "launch", ...])
 
 A test file makes the fixture known with `pytest_plugins = ["tests.support.namespaces"]`.
 """

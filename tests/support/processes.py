@@ -124,7 +124,7 @@ def _ended(process: Forked | subprocess.Popen, status: int, timeout: int = 1800)
 
 def launch(workers: int, *words: str, status: int = 0, logs: Path, options=(), **more) -> str:
     """Runs a module under the launcher."""
-    launcher = ("-m", "distribution.launch", "--nproc-per-node", str(workers))
+    launcher = ("-m", "launch", "--nproc-per-node", str(workers))
     words += ("--run-dir", str(logs))
     return run(*launcher, *options, "-m", *words, status=status, **more)
 

@@ -29,7 +29,7 @@ def test_a_worker_of_a_parameter_server_run_dies(tmp_path):
     strategy_run.write_data(tmp_path)
     run_dir = tmp_path / "run"
     launcher = processes.start(
-        *("-m", "distribution.launch", "--nproc-per-node", "2", "--ps", "1"),
+        *("-m", "launch", "--nproc-per-node", "2", "--ps", "1"),
         *("-m", "recipes.bert_mlm", "--dataset", str(tmp_path / "text.txt")),
         *("--preset", "scratch", "--vocabulary-size", "120", "--num-layers", "1"),
         *("--hidden-dim", "16", "--sequence-length", "16", "--epochs", "16"),

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from distribution import compiled
+from machine import xla_cache
 from tests.support.processes import start
 
 # Compiles a step of a tiny model, as a run does; tells what it computed, and what was kept.
@@ -13,11 +13,11 @@ PROGRAM = """
 import json, os, sys
 import recipes
 import tensorflow as tf
-from distribution import compiled
+from machine import xla_cache
 if "deterministic" in sys.argv:
     tf.config.experimental.enable_op_determinism()
-known = compiled.take(sys.argv[1], "tiny")
-times = lambda: [path.stat().st_mtime_ns for path in compiled._own.iterdir()]
+known = xla_cache.take(sys.argv[1], "tiny")
+times = lambda: [path.stat().st_mtime_ns for path in xla_cache._own.iterdir()]
 before = times()
 w = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)))
 @tf.function(jit_compile=True)
@@ -25,11 +25,11 @@ def step(x):
     w.assign_sub(tf.nn.softmax(tf.nn.gelu(x @ w)))
 step(tf.random.stateless_normal((64, 64), (3, 4)))
 after = times()
-compiled.keep()
+xla_cache.keep()
 print(json.dumps([known, before == after, w.numpy().tobytes().hex()]))
 """
 # An unknown flag would end the process. The last two are for --deterministic on a GPU.
-XLA_FLAGS = compiled.KERNELS + (
+XLA_FLAGS = xla_cache.KERNELS + (
     "/tmp/none --xla_gpu_deterministic_ops=true --xla_gpu_exclude_nondeterministic_ops=true"
 )
 
@@ -67,7 +67,7 @@ def process(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         state = {"_owner": os.getpid(), "_own": tmp_path / name, "_seen": set()}
         for variable, value in state.items():
-            monkeypatch.setattr(compiled, variable, value)
+            monkeypatch.setattr(xla_cache, variable, value)
         return tmp_path / name
 
     return begin
@@ -75,13 +75,13 @@ def process(tmp_path, monkeypatch):
 
 def test_what_is_kept_is_taken_with_the_same_options(tmp_path, process):
     own = process("first")
-    assert not compiled.take(tmp_path, "mnist", {"seed": 1})
+    assert not xla_cache.take(tmp_path, "mnist", {"seed": 1})
     (own / "step.pb").write_bytes(b"code")
-    compiled.keep()
-    assert not compiled.take(tmp_path, "mnist", {"seed": 2})  # as in a notebook
+    xla_cache.keep()
+    assert not xla_cache.take(tmp_path, "mnist", {"seed": 2})  # as in a notebook
     own = process("second")
-    assert not compiled.take(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
-    assert compiled.take(tmp_path, "mnist", {"seed": 1})
+    assert not xla_cache.take(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
+    assert xla_cache.take(tmp_path, "mnist", {"seed": 1})
     assert (own / "step.pb").read_bytes() == b"code"
 
 
@@ -90,19 +90,19 @@ def test_on_a_gpu_the_choice_of_kernels_is_kept(tmp_path, process, monkeypatch):
     for name, known in (("first", False), ("second", True)):
         monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_ftz=false")
         own = process(name)
-        assert compiled.take(tmp_path, "mnist") == known
-        assert os.environ["XLA_FLAGS"] == f'--xla_gpu_ftz=false {compiled.KERNELS}"{own}"'
+        assert xla_cache.take(tmp_path, "mnist") == known
+        assert os.environ["XLA_FLAGS"] == f'--xla_gpu_ftz=false {xla_cache.KERNELS}"{own}"'
         if not known:
             (own / "tmp").mkdir()  # XLA's
             (own / "kernel.textproto").write_text("the fastest")
-            compiled.keep()
+            xla_cache.keep()
     assert (own / "kernel.textproto").read_text() == "the fastest"
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, process):
     own = process("own")
     (tmp_path / "programs").write_text("a file")  # root may write everywhere else
-    assert not compiled.take(tmp_path, "mnist")
+    assert not xla_cache.take(tmp_path, "mnist")
     (own / "step.pb").write_bytes(b"code")
-    compiled.keep()
+    xla_cache.keep()
     assert (tmp_path / "programs").read_text() == "a file"

@@ -17,7 +17,7 @@ class config:
 """
 PROGRAM = """
 import logging, os, sys, warnings
-from distribution.quiet_start import start_quietly
+from machine.quiet_start import start_quietly
 start_quietly()
 early = "tensorflow" in sys.modules
 import tensorflow

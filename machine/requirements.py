@@ -1,6 +1,6 @@
 """Tells which versions are installed, and what pip has to install beside a TensorFlow that stays.
 
-    python -m distribution.requirements     # in Colab: a requirement a line, or nothing
+    python -m machine.requirements     # in Colab: a requirement a line, or nothing
 
 It imports neither TensorFlow nor Keras.
 """

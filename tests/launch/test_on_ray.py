@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from distribution import on_ray
+from launch import on_ray
 from tests.support import processes, strategy_run
 
 ray_cluster = pytest.mark.ray
@@ -52,7 +52,7 @@ class Nodes:
         """Starts a driver, which runs a module."""
         address = ["--address", self.cluster.address, "--workers", workers, *options]
         process = processes.start(
-            *("-m", "distribution.on_ray", *address, "-m", *map(str, words)),
+            *("-m", "launch.on_ray", *address, "-m", *map(str, words)),
             PYTHONPATH=os.pathsep.join([str(self.folder), processes.ENVIRONMENT["PYTHONPATH"]]),
             **environ,
         )
@@ -231,7 +231,7 @@ def test_a_cluster_that_is_gone_ends_with_the_command_that_resumes(nodes, whole)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
     said = end(process, 75)
     assert "does not answer" in said
-    assert re.search(r"Resume with:\n  python -m distribution.on_ray .*--run-dir \S+gone", said)
+    assert re.search(r"Resume with:\n  python -m launch.on_ray .*--run-dir \S+gone", said)
 
 
 # --- Supervision, of small modules in place of recipes ---
@@ -400,6 +400,6 @@ def test_what_the_processes_are_told(monkeypatch):
 
 def test_no_cluster_at_the_address():
     words = "--address 127.0.0.1:1 --workers 1 -m fake --run-dir /r".split()
-    output = processes.run("-m", "distribution.on_ray", *words, status=2)
+    output = processes.run("-m", "launch.on_ray", *words, status=2)
     assert re.search(r"no Ray cluster answers|Ray is not installed", output)
     assert sys.modules.get("ray") is None or "Traceback" not in output

@@ -17,7 +17,7 @@ import typing
 import warnings
 from collections.abc import Iterator
 
-from distribution import compiled
+from machine import xla_cache
 
 # Warnings that mean nothing here.
 HARMLESS = (
@@ -59,7 +59,7 @@ class _QuietFinder:
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
-            compiled.use_own_folder()
+            xla_cache.use_own_folder()
             with _standard_error_caught():
                 execute(module)
                 module.config.list_physical_devices("GPU")  # this is when the drivers complain

@@ -1,6 +1,6 @@
 """Reports devices and versions, and proves that training on two workers equals training on one.
 
-    python -m distribution.doctor [--quick]
+    python -m launch.doctor [--quick]
 
 The proof trains a small model of `recipes.dna_melting` in float64, and compares all weights and the
 optimizer's variables, in about a minute; `--quick` leaves it out. Exit status 0, or 1 if they
@@ -17,23 +17,23 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from distribution import requirements
-from distribution.launch import visible_gpus
-from distribution.quiet_start import start_quietly
+from launch.processes import visible_gpus
+from machine import requirements
+from machine.quiet_start import start_quietly
 
 RECIPE = """
     -m recipes.dna_melting --oligos 200 --num-layers 1 --num-heads 2 --hidden-dim 8 --dropout 0
     --precision float64 --global-batch-size 8 --lr-scaling none --max-steps 20 --warmup-steps 5
     --clip-norm 0.5 --jit off --quiet --run-dir
 """.split()
-LAUNCHER = ["-m", "distribution.launch", "--nproc-per-node", "2"]
+LAUNCHER = ["-m", "launch", "--nproc-per-node", "2"]
 PROOF_SECONDS = 180  # for each of the two
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m distribution.doctor",
+        prog="python -m launch.doctor",
         description="Report devices and versions; prove that two workers train as one does.",
     )
     parser.add_argument("--quick", action="store_true", help="leave the proof out")

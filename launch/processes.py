@@ -1,6 +1,6 @@
 """Starts a recipe in several processes, on one machine or on a fixed list of hosts.
 
-    python -m distribution.launch --nproc-per-node 2 -m recipes.bert_mlm --epochs 1
+    python -m launch --nproc-per-node 2 -m recipes.bert_mlm --epochs 1
 
 Each process gets a `TF_CONFIG`, a share of the GPUs (without GPUs: of the cores) and a log file.
 The launcher never imports TensorFlow: it starts at once and takes no memory on a GPU.
@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distribution.cluster import slurm_tasks
+from training.folder_check import not_a_run
 
 WRONG_OPTIONS = 2  # exit status of a command that cannot work; trying again is no use
 SAVED_AND_STOPPED = 75  # exit status of a recipe that was asked to stop, and saved
@@ -44,13 +45,13 @@ START_SECONDS = 300  # for the other hosts to answer
 
 EXAMPLES = """\
 one machine, two workers (with GPUs: half of them each):
-  python -m distribution.launch --nproc-per-node 2 -m recipes.bert_mlm --epochs 1
+  python -m launch --nproc-per-node 2 -m recipes.bert_mlm --epochs 1
 
 one machine, two workers and a parameter server:
-  python -m distribution.launch --nproc-per-node 2 --ps 1 -m recipes.bert_mlm
+  python -m launch --nproc-per-node 2 --ps 1 -m recipes.bert_mlm
 
 two machines: the same command on each, with its own --node-rank (here on the second)
-  python -m distribution.launch --hosts 10.0.0.1,10.0.0.2 --node-rank 1 \\
+  python -m launch --hosts 10.0.0.1,10.0.0.2 --node-rank 1 \\
       -m recipes.bert_mlm --run-dir /shared/runs/first
 
 Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them.
@@ -77,8 +78,8 @@ def say(text: str, speaker: str = "launch") -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the launcher's own options."""
     parser = argparse.ArgumentParser(
-        prog="python -m distribution.launch",
-        usage="python -m distribution.launch [options] -m MODULE [options of the module]",
+        prog="python -m launch",
+        usage="python -m launch [options] -m MODULE [options of the module]",
         description="Start a recipe in several processes, on one machine or on several.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -175,7 +176,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         run_dir = Path("runs", options.module.rpartition(".")[2], stamp)
         argv = [*argv, "--run-dir", str(run_dir)]
         options.arguments += argv[-2:]
-    options.command = ["python", "-m", "distribution.launch", *argv]
+    options.command = ["python", "-m", "launch", *argv]
     options.run_dir, options.node_rank = run_dir, options.node_rank or 0
     if len(options.hosts) > 1:
         options.base_port = options.base_port or DEFAULT_BASE_PORT
@@ -233,23 +234,6 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
     if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
         problems += not_a_run(run_dir)
     return problems
-
-
-def not_a_run(folder: Path) -> list[str]:
-    """Returns a line where a folder contains files but no run.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    # What the launcher and the run write before options.json.
-    ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+")
-    names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
-    if not names or (folder / "options.json").exists():
-        return []
-    return [
-        f"--run-dir {folder}: not a run directory (contains {', '.join(names[:3])}); pass a new or"
-        " empty one"
-    ]
 
 
 # --- What each process gets ---
@@ -586,7 +570,3 @@ class Launch(Requests):
         """Returns when the run's results were written; None where there are none."""
         results = self.options.run_dir / "results.json"
         return results.stat().st_mtime_ns if results.exists() else None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from distribution import launch
+from launch import processes as launch
 from tests.support.launched import COUNTS_SIGNALS, find_ports
 
 SLEEPS = "ready()\ntime.sleep(60)"
@@ -370,7 +370,7 @@ def test_a_request_before_the_workers_handle_signals(runs, servers):
     process.send_signal(signal.SIGINT)
     status, _, err = runs.end(process)
     assert status == 75, err
-    assert "stopped. Resume with:\n  python -m distribution.launch" in err
+    assert "stopped. Resume with:\n  python -m launch" in err
     assert len(runs.pids()) == 1 + 2 * servers
 
 

@@ -1,6 +1,6 @@
 """Starts a recipe on a Ray cluster, with as many workers as the cluster has places for.
 
-    python -m distribution.on_ray --workers 1:4 --gpus-per-worker 1 --cpus-per-worker 4 \
+    python -m launch.on_ray --workers 1:4 --gpus-per-worker 1 --cpus-per-worker 4 \
         -m recipes.bert_mlm --run-dir /shared/runs/first
 
 Each worker is an actor, which starts the recipe as a process. When one is lost, the run resumes
@@ -20,8 +20,8 @@ import subprocess
 import sys
 import time
 
-from distribution import launch
-from distribution.launch import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
+from launch import processes as launch
+from launch.processes import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
 
 try:
     import ray
@@ -289,8 +289,8 @@ def worker_counts(text: str) -> tuple[int, int]:
 def read_options(argv: list[str]) -> argparse.Namespace:
     """Reads and checks the command line; a `SystemExit` with status 2 where it cannot work."""
     parser = argparse.ArgumentParser(
-        prog="python -m distribution.on_ray",
-        usage="python -m distribution.on_ray [options] -m MODULE [options of the module]",
+        prog="python -m launch.on_ray",
+        usage="python -m launch.on_ray [options] -m MODULE [options of the module]",
         epilog="Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them."
         " Ports are neither encrypted nor protected by a password: private networks only.",
         allow_abbrev=False,
@@ -311,7 +311,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
     options.run_dir, options.folder = run_dir, os.getcwd()
-    options.command = ["python", "-m", "distribution.on_ray", *argv]
+    options.command = ["python", "-m", "launch.on_ray", *argv]
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     options.environment = passed_on | {
         "PYTHONUNBUFFERED": "1",

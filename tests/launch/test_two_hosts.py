@@ -21,7 +21,7 @@ def test_training_over_the_link_ends_with_identical_weights(two_hosts, tmp_path)
     launchers = [
         host.start(
             [
-                *[sys.executable, "-m", "distribution.launch"],
+                *[sys.executable, "-m", "launch"],
                 *["--hosts", ",".join(host.address for host in two_hosts)],
                 *["--node-rank", str(rank), "-m", "strategy_run", chosen, str(tmp_path / "runs")],
                 *["--run-dir", str(tmp_path / "logs")],

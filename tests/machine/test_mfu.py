@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from distribution import mfu as module
-from distribution.mfu import count_devices, measure_peak
+from machine import mfu as module
+from machine.mfu import count_devices, measure_peak
 
 
 class Device:

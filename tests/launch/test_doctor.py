@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from distribution import doctor
+from launch import doctor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def run(*words, **environ):
     """Runs the doctor as a person would; returns exit status, output and errors."""
     done = subprocess.run(
-        [sys.executable, "-m", "distribution.doctor", *words],
+        [sys.executable, "-m", "launch.doctor", *words],
         cwd=ROOT,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | environ,
         capture_output=True,

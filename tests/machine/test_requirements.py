@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from distribution import requirements
+from machine import requirements
 from tests.support.launched import ROOT
 
 WANTED = ["keras==3.2.1", "tensorflow==2.21.0", "tensorflow-text==2.21.1", "numpy>=2.0"]
@@ -39,6 +39,6 @@ def test_missing(there, gpu, expected, monkeypatch):
 
 
 def test_here_nothing_is_missing():
-    words = [sys.executable, "-m", "distribution.requirements"]
+    words = [sys.executable, "-m", "machine.requirements"]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

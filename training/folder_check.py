@@ -1,0 +1,21 @@
+"""Checks a folder before a run is stored there; imports neither Keras nor TensorFlow."""
+
+import re
+from pathlib import Path
+
+
+def not_a_run(folder: Path) -> list[str]:
+    """Returns a line where a folder contains files but no run.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    # What the launcher and the run write before options.json.
+    ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+")
+    names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
+    if not names or (folder / "options.json").exists():
+        return []
+    return [
+        f"--run-dir {folder}: not a run directory (contains {', '.join(names[:3])}); pass a new or"
+        " empty one"
+    ]
