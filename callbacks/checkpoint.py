@@ -33,7 +33,7 @@ from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import files
 from distribution import keras_compat
-from distribution.global_batch import MetricStates
+from distribution.metric_states import MetricStates
 
 log = logging.getLogger("recipes")
 
@@ -212,11 +212,6 @@ class Checkpoint(StepCallback):
         ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
         # The validation puts its own numbers into the metrics.
         self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
-
-    def on_test_batch_end(self, batch, logs=None):
-        """Gives up an evaluation; a run that resumes does it again."""
-        if self.asked_to_stop():
-            raise Stopped
 
     def save_stopped(self) -> None:
         """Saves a run that was stopped, unless its last step is saved already."""

@@ -12,7 +12,8 @@ from callbacks.errors import saving
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution import keras_compat
-from distribution.global_batch import MetricStates, gradient_norm
+from distribution.metric_states import MetricStates
+from distribution.step import gradient_norm
 
 
 class Records(StepCallback):
@@ -84,7 +85,7 @@ class Records(StepCallback):
             "loss": self._loss.since_last(),
             "learning_rate": used_learning_rate(self.model.optimizer),
         }
-        norm = gradient_norm(self.model.optimizer)
+        norm = gradient_norm(self.model)
         if norm is not None:
             numbers["gradient_norm"] = norm
         self._record("step", step, numbers | self.throughput.since_last())

@@ -1,13 +1,14 @@
-"""Ends `fit()` at the run's last step, or when the loss is no longer a number."""
+"""Ends `fit()` at the run's last step or on a bad loss, and an evaluation on a signal."""
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
 from callbacks.checkpoint import newest_name
-from callbacks.errors import BadLoss
+from callbacks.errors import BadLoss, Stopped
 from callbacks.records import used_learning_rate
 from callbacks.steps import StepCallback
 
@@ -21,6 +22,23 @@ class StopAtStep(StepCallback):
         """Ends the epoch at the last step."""
         if step >= self.total_steps:
             self.model.stop_training = True
+
+
+class StopEvaluation(keras.callbacks.Callback):
+    """Gives up an evaluation when the run is asked to stop; a run that resumes repeats it.
+
+    Args:
+        asked_to_stop: tells, equally on all workers, whether the run should stop.
+    """
+
+    def __init__(self, asked_to_stop: Callable[[], bool]):
+        super().__init__()
+        self.asked_to_stop = asked_to_stop
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Raises `Stopped` after the batch."""
+        if self.asked_to_stop():
+            raise Stopped
 
 
 class StopOnBadLoss(StepCallback):

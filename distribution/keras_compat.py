@@ -8,20 +8,25 @@ Tested with Keras 3.15.1 and TensorFlow 2.21.
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
 import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.tensorflow import random as tf_random
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
 from keras.src.saving import saving_lib
-from keras.src.trainers import epoch_iterator
+from keras.src.trainers import compile_utils, epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from distribution.errors import DistributionError
 
 
 @contextlib.contextmanager
@@ -32,9 +37,17 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """
     parameter_server = tf.distribute.ParameterServerStrategy
     shared_weights = (tf.distribute.experimental.CentralStorageStrategy, parameter_server)
-    patches = [use_what_is_built, count_from_mid_epoch, write_weights_at_once, share_losses]
+    patches = [
+        use_what_is_built,
+        count_from_mid_epoch,
+        write_weights_at_once,
+        leave_losses_unscaled,
+        weigh_each_value,
+        leave_gradients_reduced,
+        drop_out_by_place,
+    ]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        patches += [average_logs, distribute_data]
+        patches += [distribute_data]
     if isinstance(strategy, parameter_server):
         patches += [distribute_data]
     if isinstance(strategy, shared_weights):
@@ -89,51 +102,120 @@ def write_weights_at_once() -> contextlib.AbstractContextManager:
     return _replaced(saving_lib.H5IOStore, "__init__", make)
 
 
-def share_losses() -> contextlib.AbstractContextManager:
-    """Counts the losses of a model's layers, as of an L2 penalty, once over all replicas.
+@contextlib.contextmanager
+def leave_losses_unscaled() -> Iterator[None]:
+    """Leaves each loss the mean of its replica; `distribution.step` averages the replicas.
 
-    Breaks: Keras multiplies them by 1 / replicas, which TensorFlow takes through float32: the
-    gradient under three replicas differs by 1e-8. Does: divides by the replicas.
+    Breaks: Keras multiplies some losses (its own, penalties of layers) by 1 / replicas, which
+    TensorFlow takes through float32, and others not (what a model's `compute_loss()` makes of
+    tensors): with three replicas the gradient differs by 1e-8, or is three times as large.
+    Does: leaves out the factor.
     """
 
     def make(stock):
-        def scale_loss_for_distribution(value):
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            return keras.ops.divide(value, keras.ops.cast(replicas, value.dtype))
+        return lambda value: value
 
-        return scale_loss_for_distribution
+    with (
+        _replaced(loss_module, "scale_loss_for_distribution", make),
+        _replaced(loss_module, "unscale_loss_for_distribution", make),
+    ):
+        yield
 
-    return _replaced(loss_module, "scale_loss_for_distribution", make)
 
+def weigh_each_value() -> contextlib.AbstractContextManager:
+    """Lets a weight of an example count for each of its values.
 
-def average_logs() -> contextlib.AbstractContextManager:
-    """Lets `fit()` return its logs under MultiWorkerMirroredStrategy.
-
-    Breaks: `reduce_per_replica("auto")` takes the mean over axis 0 of scalars
-    (keras-team/keras#20585, open). Does: takes the mean over all replicas, as Keras does under
-    MirroredStrategy, in one all-reduce; so each worker logs the same numbers.
+    Breaks: weights of shape (batch,) beside losses of shape (batch, time) are multiplied along the
+    wrong axis: a traceback, or wrong numbers where both are equally long. Does: appends axes.
     """
 
     def make(stock):
-        def reduce_per_replica(values, strategy, reduction):
-            if reduction == "auto":
-                return _mean_over_replicas(strategy, values)
-            return stock(values, strategy, reduction)
+        def reduce_weighted_values(values, sample_weight=None, *args, **kwargs):
+            if sample_weight is not None:
+                values = keras.ops.convert_to_tensor(values)
+                weights = keras.ops.convert_to_tensor(sample_weight)
+                # Keras itself squeezes or expands (batch, 1) and (batch,).
+                while 1 <= len(weights.shape) < len(values.shape):
+                    weights = keras.ops.expand_dims(weights, axis=-1)
+                if len(weights.shape) > 1 and len(weights.shape) == len(values.shape):
+                    # So that the mean over values counts it as often.
+                    weights = keras.ops.broadcast_to(weights, keras.ops.shape(values))
+                sample_weight = weights
+            return stock(values, sample_weight, *args, **kwargs)
 
-        return reduce_per_replica
+        return reduce_weighted_values
 
-    return _replaced(tf_trainer, "reduce_per_replica", make)
+    return _replaced(loss_module, "reduce_weighted_values", make)
 
 
-def _mean_over_replicas(strategy, values):
-    stacked = strategy.run(
-        lambda logs: tf.stack(
-            [tf.cast(v, keras.config.floatx()) for v in keras.tree.flatten(logs)]
-        ),
-        args=(values,),
+def leave_gradients_reduced() -> contextlib.AbstractContextManager:
+    """Lets an optimizer take its gradients as already summed over the replicas.
+
+    Breaks: Keras sums them in the innermost part of `apply()`, after clipping and after the look
+    for an overflow, and has no public way to leave that out (keras-team/keras#19308, open). Does:
+    leaves it out.
+    """
+
+    def make(stock):
+        return lambda self, grads_and_vars: grads_and_vars
+
+    return _replaced(TFOptimizer, "_all_reduce_sum_gradients", make)
+
+
+def drop_out_by_place() -> contextlib.AbstractContextManager:
+    """Makes a dropout mask a function of seed, step and place in the global batch.
+
+    Breaks: all replicas draw the same mask, so the noise of a global batch repeats itself, and
+    another number of replicas draws another one. Does: draws on each replica its rows of the mask
+    that one replica would draw for the whole global batch. TensorFlow's generator (Philox) counts
+    in blocks of numbers, so a replica begins at the block of its first row; nothing is drawn twice.
+    """
+
+    def make(stock):
+        def dropout(inputs, rate, noise_shape=None, seed=None):
+            replica = tf.distribute.get_replica_context()
+            several = replica is not None and replica.num_replicas_in_sync > 1
+            shape = tf_random._get_concrete_noise_shape(inputs, noise_shape)
+            shape = tf.shape(inputs) if shape is None else tf.convert_to_tensor(shape)
+            # A mask with one row is the same for all examples, on every replica.
+            shared = noise_shape is not None and noise_shape[0] == 1
+            if not several or shared or not 0.0 < rate < 1.0 or len(inputs.shape) == 0:
+                return stock(inputs, rate, noise_shape, seed)
+            seed = tf_random._cast_seed(tf_random.draw_seed(seed))
+            index = replica.replica_id_in_sync_group
+            drawn = _uniform_rows(shape, seed, inputs.dtype, index)
+            scaled = inputs * tf.constant(1.0 / (1.0 - rate), inputs.dtype)
+            return tf.where(drawn >= tf.constant(rate, inputs.dtype), scaled, tf.zeros_like(scaled))
+
+        return dropout
+
+    return _replaced(tf_random, "dropout", make)
+
+
+def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:
+    """Draws rows [index rows, (index + 1) rows) of what `tf.random.stateless_uniform` draws.
+
+    Args:
+        shape: int32 tensor; its first number counts the rows.
+        seed: of shape (2,).
+        dtype: of the numbers, which lie in [0, 1).
+        index: which part of the rows, counted from 0.
+    """
+    block = 2 if dtype == tf.float64 else 4  # numbers of one count of the generator
+    count = tf.reduce_prod(shape)
+    first = tf.cast(index, tf.int64) * tf.cast(count, tf.int64)
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    low = counter[0] + tf.cast(first // block, tf.uint64)
+    high = counter[1] + tf.cast(low < counter[0], tf.uint64)
+    drawn = tf.raw_ops.StatelessRandomUniformV2(
+        shape=tf.stack([count + block]),  # its first row may begin within a block
+        key=key,
+        counter=tf.stack([low, high]),
+        alg=tf.random.Algorithm.AUTO_SELECT.value,
+        dtype=dtype,
     )
-    mean = strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
-    return keras.tree.pack_sequence_as(values, tf.unstack(mean))
+    skipped = tf.cast(first % block, tf.int32)
+    return tf.reshape(tf.slice(drawn, [skipped], [count]), shape)
 
 
 def add_in_place() -> contextlib.AbstractContextManager:
@@ -363,21 +445,135 @@ def update_together() -> Iterator[None]:
         yield
 
 
-class WithoutReduction:
-    """An optimizer that takes its gradients as already summed over the replicas; a mixin.
+def own_steps(model: keras.Model) -> list[str]:
+    """Returns which of `train_step` and `test_step` a model overrides."""
+    stock = tf_trainer.TensorFlowTrainer
+    names = ("train_step", "test_step")
+    return [name for name in names if getattr(type(model), name) is not getattr(stock, name)]
 
-    Breaks: Keras sums them in the innermost part of `apply()`, after clipping and after the look
-    for an overflow, and has no public way to leave that out (keras-team/keras#19308, open). Does:
-    leaves it out.
+
+def call(model: keras.Model, x, training: bool):
+    """Calls a model as `train_step` does: `training` is handed over where it is an argument.
+
+    Lacks: no public name tells whether it is.
     """
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return grads_and_vars
+    return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
-def logs_of_replicas(strategy: tf.distribute.Strategy, values):
-    """Reduces what `strategy.run` returned to one value a name, as `fit()` does."""
-    return tf_trainer.reduce_per_replica(values, strategy, "auto")
+def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool):
+    """Calls `compute_loss()`, also one that was written before it had `training`.
+
+    Lacks: no public name tells whether it has.
+    """
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def mask_of(output) -> tf.Tensor | None:
+    """Returns the mask that a layer put on its output, or None.
+
+    Lacks: `keras.Layer.compute_mask()` has to be told the inputs' masks.
+    """
+    return backend.get_keras_mask(output)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric `loss`.
+
+    Lacks: `model.metrics` has it by its name alone, which a metric of the model may have too.
+    """
+    return model._loss_tracker
+
+
+def prepare_losses(model: keras.Model) -> None:
+    """Makes each loss of a built model one whose means over replicas can be averaged.
+
+    `reduction="mean_with_sample_weight"` divides by the weights of one replica; they are divided by
+    their global mean already, so it becomes the mean. A sum over the global batch is `replicas`
+    times the mean of the replicas' sums. Lacks: no public name for the losses that `compile()`
+    made of names, functions, lists and dicts.
+
+    Raises:
+        DistributionError: a loss returns no single number and no mean.
+    """
+    compiled = model._compile_loss
+    if compiled is None or not compiled.built:
+        return
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    prepared = []
+    for entry in compiled._flat_losses:
+        if entry.loss.reduction == "mean_with_sample_weight":
+            entry.loss.reduction = "sum_over_batch_size"
+        elif entry.loss.reduction == "sum" and replicas > 1:
+            weight = 1.0 if entry.loss_weights is None else entry.loss_weights
+            entry = entry._replace(loss_weights=weight * replicas)
+        elif entry.loss.reduction in (None, "none") and replicas > 1:
+            raise DistributionError(
+                f"loss {entry.name} has reduction=None, which has no mean over several replicas; "
+                'leave it out, or write reduction="sum"'
+            )
+        prepared.append(entry)
+    compiled._flat_losses[:] = prepared
+
+
+# Which examples of the batch that a replica evaluates are no padding. Each replica is traced in a
+# thread of its own, and several at a time.
+_evaluated = threading.local()
+
+
+@contextlib.contextmanager
+def padding_left_out(sample_weight) -> Iterator[None]:
+    """Leaves examples without any weight out of `metrics=` while a batch is evaluated.
+
+    Breaks: `compile(metrics=...)` counts each example of a batch, also those that pad the last one.
+    Does: hands the metrics of a model that went through `prepare_metrics` a weight of 1 or 0 per
+    example.
+    """
+    present = None
+    for leaf in keras.tree.flatten(sample_weight):
+        if leaf is not None:
+            rows = tf.reduce_any(tf.reshape(leaf != 0, [tf.shape(leaf)[0], -1]), axis=1)
+            present = rows if present is None else present | rows
+    _evaluated.present = present
+    try:
+        yield
+    finally:
+        _evaluated.present = None
+
+
+def prepare_metrics(model: keras.Model) -> None:
+    """Lets `padding_left_out` reach what `compile(metrics=...)` made of a built model.
+
+    Lacks: no public name for the metrics of names, lists and dicts.
+    """
+    compiled = model._compile_metrics
+    if compiled is not None and compiled.built:
+        compiled._flat_metrics = [
+            m and _OfExamples(m.metrics, m.output_name) for m in compiled._flat_metrics
+        ]
+
+
+class _OfExamples(compile_utils.MetricsList):
+    """The metrics of one output, which weigh examples by 1 or 0."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        present = getattr(_evaluated, "present", None)
+        if present is not None:
+            sample_weight = tf.cast(present, keras.config.floatx())
+            mask = backend.get_keras_mask(y_pred)
+            if mask is not None:
+                rows = tf.reshape(sample_weight, [-1] + [1] * (len(mask.shape) - 1))
+                sample_weight = tf.broadcast_to(rows, tf.shape(mask))
+        super().update_state(y_true, y_pred, sample_weight=sample_weight)
+
+
+def is_deterministic() -> bool:
+    """Tells whether `tf.config.experimental.enable_op_determinism()` was called.
+
+    Lacks: no public API reports this.
+    """
+    return is_op_determinism_enabled()
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer):
@@ -387,15 +583,6 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer):
     for the schedule itself.
     """
     return optimizer._learning_rate
-
-
-def has_unweighted_metrics(model: keras.Model) -> bool:
-    """Tells whether a model was compiled with `metrics=`, which ignore the examples' weights.
-
-    Lacks: there is no public name for what `compile()` was given.
-    """
-    compiled = model._compile_metrics
-    return bool(compiled is not None and keras.tree.flatten(compiled._user_metrics or []))
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

@@ -9,15 +9,19 @@ survived: its steps go to another one, so that each batch is trained on once.
 import logging
 import math
 import time
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from distribution.global_batch import Mixin, specialize
+from distribution.step import Step
 
 log = logging.getLogger("recipes")
 
 WINDOW = 20  # steps between two joins
+
+# A mixin calls what the optimizer has with which `specialize` puts it together.
+Mixin: Any = object
 
 
 def make_strategy() -> tf.distribute.Strategy:
@@ -35,7 +39,7 @@ def make_strategy() -> tf.distribute.Strategy:
 
 def use_coordinator(
     model: keras.Model,
-    strategy: tf.distribute.Strategy,
+    step: Step,
     *,
     window: int,
     steps_per_epoch: int,
@@ -48,34 +52,37 @@ def use_coordinator(
     patched for it is in force within `keras_compat.patch_keras_for`.
 
     Args:
-        model: compiled under the strategy's scope with `steps_per_execution=window`, and built.
-        strategy: a ParameterServerStrategy; any other one is left alone.
+        model: compiled under the strategy's scope, and built.
+        step: the model's, as `distribution.step.install()` returned it; under any other strategy
+            than ParameterServerStrategy nothing is done.
         window: steps that are scheduled before a join.
         steps_per_epoch: steps of an epoch, where a window ends too.
         total_steps: steps of the run, where a window ends too.
         steps_done: steps that an earlier part of the run has done.
     """
+    strategy = step.strategy
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return
     bound_adam(model.optimizer)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    step = steps_done
+    model.steps_per_execution = window
+    done = steps_done
 
     @tf.function
     def train_step(data):
-        strategy.run(model.train_step, args=(data,))
+        strategy.run(tf.autograph.experimental.do_not_convert(step.update), args=(data,))
 
     @tf.function
     def test_step(data):
-        strategy.run(model.test_step, args=(data,))
+        strategy.run(tf.autograph.experimental.do_not_convert(step.evaluate), args=(data,))
 
     def train_window(iterator):
-        nonlocal step
-        steps = min(window, steps_per_epoch - step % steps_per_epoch, total_steps - step)
+        nonlocal done
+        steps = min(window, steps_per_epoch - done % steps_per_epoch, total_steps - done)
         for _ in range(steps):
             coordinator.schedule(train_step, args=(next(iterator),))
         coordinator.join()
-        step += steps
+        done += steps
         return model.get_metrics_result()
 
     def test_window(iterator):
@@ -138,3 +145,13 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
             super().assign_sub(variable, value)
 
     specialize(optimizer, Bounded)
+
+
+def specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
+    """Makes an optimizer an instance of a subclass of its class, in which `mixin` comes first.
+
+    The subclass bears the names of its base, under which Keras saves and loads an optimizer.
+    """
+    base = type(optimizer)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    optimizer.__class__ = type(base.__name__, (mixin, base), names)

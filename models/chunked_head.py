@@ -13,7 +13,6 @@ import keras_nlp
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.global_batch import GlobalMean, weight_sum
 
 # Logits of a chunk, at most: 80 MB in float32. Larger products are faster ones.
 LOGITS_AT_ONCE = 20_000_000
@@ -35,7 +34,7 @@ class ChunkedHead(keras.Model):
         >>> learner = chunked_masked_lm(model)
         >>> learner.compile(
         ...     optimizer,
-        ...     loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ...     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         ...     weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
         ... )
         >>> learner.fit(data)      # trains `model`
@@ -59,22 +58,19 @@ class ChunkedHead(keras.Model):
         """As `keras.Model.compile()`, for the loss and the metrics that the chunks give.
 
         Raises:
-            ValueError: the loss is no `GlobalMean` of `SparseCategoricalCrossentropy` of logits, or
-                a metric neither `SparseCategoricalCrossentropy` nor `SparseCategoricalAccuracy`.
+            ValueError: the loss is not `SparseCategoricalCrossentropy` of logits, or a metric
+                neither `SparseCategoricalCrossentropy` nor `SparseCategoricalAccuracy`.
         """
-        inner = getattr(loss, "loss", None)
         metrics = weighted_metrics or []
         if (
-            not isinstance(loss, GlobalMean)
-            or not isinstance(inner, keras.losses.SparseCategoricalCrossentropy)
-            or not inner.get_config()["from_logits"]
+            not isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+            or not loss.get_config()["from_logits"]
             or any(type(metric) not in COLUMNS for metric in metrics)
         ):
             raise ValueError(
-                "a head in chunks has the loss GlobalMean(keras.losses."
-                "SparseCategoricalCrossentropy(from_logits=True)) and the metrics "
-                "SparseCategoricalCrossentropy and SparseCategoricalAccuracy; any other needs the "
-                "stock head"
+                "a head in chunks has the loss keras.losses.SparseCategoricalCrossentropy("
+                "from_logits=True) and the weighted_metrics SparseCategoricalCrossentropy and "
+                "SparseCategoricalAccuracy; any other needs the stock head"
             )
         metrics = [
             keras.metrics.MeanMetricWrapper(_column, metric.name, column=COLUMNS[type(metric)])
@@ -92,10 +88,20 @@ class ChunkedHead(keras.Model):
         return {"hidden": self.hidden(inputs, training=training)}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """This replica's share of the mean over the global batch, as `GlobalMean`; scalar."""
-        total, y_pred["scores"] = self._scores(y, y_pred, sample_weight, gradients=training)
-        weight = tf.stop_gradient(weight_sum(y, sample_weight, total.dtype))
-        return tf.math.divide_no_nan(total, weight)
+        """Returns the weighted mean of the cross-entropies of this replica; scalar.
+
+        `distribution.step` hands over weights whose mean over the global batch is one: on each of
+        several replicas the mean counts by the replica's own mean weight.
+        """
+        weights = tf.ones_like(y) if sample_weight is None else sample_weight
+        weights = tf.cast(weights, keras.config.floatx())
+        # Relative to the largest one: half precision has no room for small ones.
+        relative = tf.math.divide_no_nan(weights, tf.reduce_max(weights))
+        total, y_pred["scores"] = self._scores(y, y_pred, relative, gradients=training)
+        mean = tf.math.divide_no_nan(total, tf.cast(tf.reduce_sum(relative), total.dtype))
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            mean *= tf.cast(tf.reduce_mean(weights), mean.dtype)
+        return mean
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Brings the metrics up to date; returns all of them by name."""

@@ -26,7 +26,6 @@ from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
@@ -146,19 +145,18 @@ def main(options: Options) -> dict:
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
             model.compile(
-                optimizer=reduce_before_clipping(optimizer),
-                loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                optimizer=optimizer,
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
-                **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model fills in.
         samples = MaskedSamples(
             run.tensorboard, valid_data, tokenizer.vocabulary, predictor=network
         )
-        fit_options = plan.fit_options(
+        fit_options = run.prepare(
             model,
             train_data,
             validation=valid_data,
@@ -171,7 +169,7 @@ def main(options: Options) -> dict:
             saves=network,
         )
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
             network,
             test={"cross_entropy": test["cross_entropy"], "accuracy": test["accuracy"]},

@@ -25,7 +25,6 @@ from callbacks.tensorboard import escape
 from data import batches, kneser_ney, word_pieces
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
@@ -140,15 +139,14 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             learner.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
-                loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                optimizer=bert.adamw(options, WarmUp(warmup, decay)),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
-                **plan.compile_options,
             )
-        fit_options = plan.fit_options(
+        fit_options = run.prepare(
             learner,
             train_data,
             validation=valid_data,
@@ -158,7 +156,7 @@ def main(options: Options) -> dict:
             saves=model,
         )
         learner.fit(train_data, **fit_options)
-        test = learner.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = learner.evaluate(test_data, return_dict=True, **run.evaluate_options)
         nats_per_byte = test["cross_entropy"] * tokens_per_byte
         return run.finish(
             model,

@@ -24,7 +24,6 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from data import arrays, melting
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -152,28 +151,27 @@ def main(options: Options) -> dict:
                 global_clipnorm=options.clip_norm,
             )
             model.compile(
-                optimizer=reduce_before_clipping(optimizer),
+                optimizer=optimizer,
                 # Measured temperatures have outliers, which a squared error would follow.
-                loss=GlobalMean(keras.losses.MeanAbsoluteError()),
+                loss=keras.losses.MeanAbsoluteError(),
                 weighted_metrics=[
                     keras.metrics.MeanAbsoluteError("mae"),
                     keras.metrics.RootMeanSquaredError("rmse"),
                 ],
-                **plan.compile_options,
             )
         # Training and test; TensorBoard shows predicted and measured temperatures.
         scatter = RegressionSummaries(run.tensorboard, *splits["test"], unit="°C")
-        fit_options = plan.fit_options(
+        fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[scatter]
         )
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         by_dataset = {}
         for name in sorted({molecule.dataset for molecule in molecules["test"]}):
             here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
             inputs, tm = to_arrays(here, width)
             part = arrays.evaluation_data(inputs, tm, batch_size=batch_size)
-            found = model.evaluate(part, return_dict=True, **plan.evaluate_options)
+            found = model.evaluate(part, return_dict=True, **run.evaluate_options)
             by_dataset[name] = with_r2(found, tm)
         return run.finish(
             model,

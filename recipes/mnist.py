@@ -20,7 +20,6 @@ import numpy as np
 from callbacks.pictures import ImageSummaries
 from data import arrays
 from data.images import DIGITS, load_images, read_image
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
@@ -102,22 +101,21 @@ def main(options: Options) -> dict:
             )
             optimizer = keras.optimizers.Adam(schedule, global_clipnorm=options.clip_norm)
             model.compile(
-                optimizer=reduce_before_clipping(optimizer),
-                loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                optimizer=optimizer,
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 # Without the L2 penalty, which the loss has on top.
-                weighted_metrics=[
+                metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
-                **plan.compile_options,
             )
         # Training and test; TensorBoard shows what the model confuses.
         shown = ImageSummaries(run.tensorboard, test_images, test_labels, DIGITS)
-        fit_options = plan.fit_options(
+        fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[shown]
         )
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},

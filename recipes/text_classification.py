@@ -22,7 +22,6 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
 from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import MacroF1
@@ -162,19 +161,18 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
-                loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+                optimizer=bert.adamw(options, WarmUp(warmup, decay)),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                     MacroF1(len(data.classes)),
                 ],
-                **plan.compile_options,
             )
         # Training and test.
-        fit_options = plan.fit_options(model, train_data, validation=valid_data, test=test_data)
+        fit_options = run.prepare(model, train_data, validation=valid_data, test=test_data)
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
             model,
             test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},

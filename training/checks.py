@@ -12,8 +12,7 @@ from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from distribution import keras_compat, strategies
-from distribution.global_batch import GlobalMean, is_reduced
+from distribution import strategies
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions
 from training.plan import Plan
@@ -203,43 +202,27 @@ def stateful(
     if missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
-            "to plan.fit_options(extra=[...]) as the run began with"
+            "to run.prepare(extra=[...]) as the run began with"
         )
     return found
 
 
-def refuse_unwrapped(model: keras.Model, replicas: int) -> None:
-    """Refuses a model that would train with silently wrong numbers on several replicas.
+def require_compiled(model: keras.Model, train_data) -> None:
+    """Refuses a model without `compile()`, and data that are not batches of a `tf.data.Dataset`.
 
     Raises:
-        RunError: with a line for each reason, and what to write.
+        RunError: says what to write.
     """
-    found = []
-    losses = keras.tree.flatten(model.loss)
-    if not losses or not all(isinstance(loss, GlobalMean) for loss in losses):
-        found.append(
-            "model.compile(loss=...): Keras's own mean is that of one replica, or counts empty "
-            "predictions; write GlobalMean(keras.losses...), from distribution.global_batch"
+    problems = []
+    if not model.compiled:
+        problems.append("run.prepare() takes a compiled model: call model.compile() before")
+    if not isinstance(train_data, tf.data.Dataset):
+        problems.append(
+            f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "
+            "data.arrays.training_data(..., **plan.batches) makes them from NumPy arrays"
         )
-    if not is_reduced(model.optimizer):
-        found.append(
-            "model.compile(optimizer=...): Keras clips and looks for overflows on one replica; "
-            "write reduce_before_clipping(keras.optimizers...), from distribution.global_batch"
-        )
-    if keras_compat.has_unweighted_metrics(model):
-        found.append(
-            "model.compile(metrics=...) counts the examples that pad the last batch; write "
-            "weighted_metrics=[...]"
-        )
-    for layer in keras_compat.layers_of(model):
-        normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-        if normalises and replicas > 1 and not layer.synchronized:
-            found.append(
-                f"layer {layer.name}: each of the {replicas} replicas would normalise its own part "
-                "of the batch; write BatchNormalization(synchronized=True)"
-            )
-    if found:
-        raise RunError("\n".join(found))
+    if problems:
+        raise RunError("\n".join(problems))
 
 
 def first_batch_sha256(train_data: tf.data.Dataset) -> str:

@@ -1,24 +1,19 @@
 """Loads a finished run, and evaluates it by its recipe's own `main`, with no steps."""
 
-import contextvars
 import dataclasses
 import importlib
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from callbacks.records import with_perplexity
-from callbacks.tensorboard import TensorBoard
 from data import files
 from training import artifacts
 from training.errors import RunError
 from training.options import from_json, read_json
-from training.plan import Plan, make_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +95,6 @@ def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) ->
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 
 
-# Evaluation: nothing is written.
-
-_trained: contextvars.ContextVar[LoadedRun | None] = contextvars.ContextVar("trained", default=None)
-
-
 def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None) -> dict:
     """Evaluates a run's model on the test split of its own dataset, or of another one.
 
@@ -128,107 +118,12 @@ def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_
         cache_dir=cache_dir,
         quiet=True,
     )
-    token = _trained.set(trained)
-    try:
-        return trained.module.main(options)
-    finally:
-        _trained.reset(token)
+    options.trained = trained
+    return trained.module.main(options)
 
 
-def requested() -> LoadedRun | None:
-    """Returns the run that `evaluate()` evaluates; None where a recipe trains."""
-    return _trained.get()
-
-
-class EvaluatedRun:
-    """Takes the place of a `Run` in a recipe's `main` while a trained run is evaluated."""
-
-    finished = False
-    resumes = True  # the weights come from the run
-
-    def __init__(self, trained: LoadedRun, options):
-        self.trained = trained
-        self.options = options
-        self.dataset = options.dataset
-        self.cache_dir = options.cache_dir or files.default_cache_dir()
-        self.metadata = trained.metadata
-        self.strategy = tf.distribute.get_strategy()
-        self.tensorboard = TensorBoard(None)
-        self.perplexity_of: str | None = None
-        self._facts: dict = {}
-        self._notes: list[str] = []
-
-    def fact(self, name: str):
-        """Returns what the run came to; its model is its own preset."""
-        if name == "preset" and self.trained.preset:
-            return self.trained.preset
-        return self.trained.resolved.get(name)
-
-    def note(self, *lines: str | None) -> None:
-        """Keeps lines that the result holds."""
-        self._notes += filter(None, lines)
-
-    def plan(self, *, examples: int, base_learning_rate: float, **facts) -> "EvaluationPlan":
-        """Plans batches; says where the run's own data have changed since it was trained."""
-        self._facts, resolved = facts, self.trained.resolved
-        sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
-        if facts.get("dataset") == resolved.get("dataset") and sums:
-            self.note(f"{self.dataset}: not the data that the run was trained on")
-        self.options.global_batch_size = min(self.options.global_batch_size, examples)
-        made = make_plan(
-            self.options,
-            replicas=1,
-            examples=examples,
-            batch_size_per_replica=1,
-            base_learning_rate=base_learning_rate,
-        )
-        return EvaluationPlan(**vars(made), run=self)
-
-    def finish(self, model, *, test: dict, baseline: dict, **_) -> dict:
-        """Returns the metrics of the test split."""
-        return {
-            "run_dir": str(self.trained.folder),
-            "recipe": self.trained.results["recipe"],
-            "steps": self.trained.results["steps"],
-            "dataset": self._facts.get("dataset"),
-            "test": with_perplexity(test, self.perplexity_of),
-            "baseline": baseline,
-            "notes": self._notes,
-        }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationPlan(Plan):
-    """A plan without steps."""
-
-    run: EvaluatedRun = dataclasses.field(repr=False, compare=False)
-    compile_options: ClassVar[dict] = {}  # Keras's defaults
-    evaluate_options: ClassVar[dict] = {"verbose": 0}
-
-    def fit_options(self, model, train_data, *, test, perplexity_of=None, saves=None, **_) -> dict:
-        """Gives the model the run's weights; `fit()` then has no epoch.
-
-        Raises:
-            RunError: the recipe builds another model than the run's.
-        """
-        self.run.perplexity_of = perplexity_of
-        trained, built = self.run.trained.load_model(), saves or model
-        weights = trained.get_weights()
-        same = [w.shape for w in built.weights] == [w.shape for w in weights]
-        if same:
-            built.set_weights(weights)
-            inputs = next(iter(test))[0]
-            same = _equal(built(inputs), trained(inputs))
-        if not same:
-            raise RunError(
-                f"{self.run.trained.folder}: from {self.run.dataset} the recipe builds another "
-                "model than the one that was trained; keep what build_model() takes from the data "
-                "in run.finish(metadata=...), and read it from run.metadata"
-            )
-        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0}
-
-
-def _equal(ours, theirs) -> bool:
+def same_outputs(ours, theirs) -> bool:
+    """Tells whether all outputs of two models are equal, to 1e-3."""
     pairs = zip(keras.tree.flatten(ours), keras.tree.flatten(theirs), strict=True)
     numbers = [map(keras.ops.convert_to_numpy, pair) for pair in pairs]
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in numbers)

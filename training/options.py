@@ -89,9 +89,12 @@ class SharedOptions(ProgramOptions):
     Attributes:
         JIT_MIN_STEPS: steps from which a run on CPUs is faster with `--jit on`, compiling
             counted, as the recipe's author has measured; None where it is not.
+        trained: the finished run that `main` evaluates instead of training; set by
+            `loaded_run.evaluate()`, not an option.
     """
 
     JIT_MIN_STEPS: ClassVar[int | None] = None
+    trained: ClassVar[Any] = None
 
     dataset: str = _data("auto", "A name or a path.")
     max_examples: int | None = _data(

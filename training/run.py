@@ -1,7 +1,11 @@
 """Opens, plans and finishes a run: the companion of a recipe's `main`, not a trainer.
 
-A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself.
-`run.plan()` returns what `compile()`, `fit()` and `evaluate()` need of the run.
+A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself,
+as plain Keras. `run.plan()` returns batches, rate and steps; `run.prepare()` makes the compiled
+model exact and returns what `fit()` takes.
+
+The same `main` evaluates a finished run: `start_run()` then gives it the weights of that run
+(`run.trained`), no steps, and no folder.
 """
 
 import contextlib
@@ -21,18 +25,18 @@ from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
 from callbacks.records import EvaluateEvery, Records, with_perplexity
 from callbacks.steps import StepCallback
-from callbacks.stopping import StopAtStep, StopOnBadLoss
+from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import keras_compat, parameter_server, strategies
+from distribution import keras_compat, parameter_server, step, strategies
 from distribution.errors import DistributionError
-from distribution.global_batch import compute_per_replica
 from machine import mfu, xla_cache
-from training import artifacts, checks, loaded_run
+from training import artifacts, checks
 from training.errors import OptionsError, RunError
+from training.loaded_run import LoadedRun, same_outputs
 from training.log import LogFile, run_logging
 from training.options import SharedOptions, check, command, shown
 from training.plan import Plan, make_plan
@@ -58,20 +62,21 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         The run. If it is `finished`, there is nothing to do.
 
     Raises:
-        OptionsError: the options are wrong, or do not go with the devices or the cluster.
+        OptionsError: the options are wrong, or incompatible with the devices or the cluster.
         DistributionError: likewise.
         RunError: the run's folder cannot be used.
         Stopped: a signal stopped the run; it is saved.
     """
     checks.refuse_other_options(recipe, options)
     check(options)
-    trained = loaded_run.requested()
-    if trained is not None:
-        with checks.precision(options.precision):
-            yield loaded_run.EvaluatedRun(trained, options)  # type: ignore[misc]
-        return
-    checks.refuse_pairs(options)
     with contextlib.ExitStack() as stack:
+        if options.trained is not None:  # recipes.evaluate
+            strategy = tf.distribute.get_strategy()
+            stack.enter_context(checks.precision(options.precision))
+            stack.enter_context(keras_compat.patch_keras_for(strategy))
+            yield Run(recipe, options, strategy, options.trained)
+            return
+        checks.refuse_pairs(options)
         stack.enter_context(run_logging(options.quiet))
         signals.install()
         stack.callback(signals.restore)
@@ -103,6 +108,7 @@ class Run:
 
     Attributes:
         strategy: for `with run.strategy.scope():`.
+        trained: the finished run that is evaluated; None where one is trained.
         tensorboard: where a callback of the recipe's own writes images or texts.
         cache_dir: the folder of downloads, vocabularies and tokens.
         results: what a finished run left; empty before.
@@ -116,23 +122,33 @@ class Run:
         recipe: str,
         options: SharedOptions,
         strategy: tf.distribute.Strategy,
+        trained: LoadedRun | None = None,
     ):
         self.recipe = recipe
         self.strategy = strategy
+        self.trained = trained
         self.strategy_name = strategies.name_of(strategy)
         self.workers = strategies.workers(strategy)
         self.is_chief = strategies.is_chief(strategy)
+        self.cache_dir = options.cache_dir or default_cache_dir()
+        self._begun = time.perf_counter()
+        self._notes: list[str] = []
+        self._facts: dict = {}  # what plan() was given
+        self._plan: Plan  # made by plan()
+        self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
+        self._perplexity_of: str | None = None
+        if trained is not None:
+            self.options = options
+            self.metadata = trained.metadata
+            self.tensorboard = TensorBoard(None)
+            return
+        self.metadata = {}
         self.agreement = strategies.Agreement(strategy)
-        # A copy: the options of a notebook's cell shall open a new folder each time.
+        # Copied, so that re-running a notebook cell creates a new folder.
         run_dir = options.run_dir or self._new_folder()
         self.options = dataclasses.replace(options, run_dir=run_dir)
         self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
-        self.cache_dir = options.cache_dir or default_cache_dir()
-        self.metadata: dict = {}
-        self._begun = time.perf_counter()
-        self._notes: list[str] = []
-        self._plan: TrainingPlan  # made by plan()
-        # What fit() gets; the others are made by TrainingPlan.fit_options().
+        # What fit() gets; the others are made by prepare().
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
         self.terminal = TerminalLog(self.throughput)
@@ -172,31 +188,41 @@ class Run:
     @property
     def results(self) -> dict:
         """Returns the results of a finished run; empty in one that is not finished."""
-        return self.folder.results or {}
+        return (self.folder.results or {}) if self.trained is None else {}
 
     @property
     def finished(self) -> bool:
         """Tells whether there is nothing to do: `main` then returns `run.results`."""
-        return self.folder.results is not None
+        return self.trained is None and self.folder.results is not None
 
     @property
     def dataset(self) -> str:
         """Returns `--dataset`; a run that resumes keeps the one that `auto` stood for."""
+        if self.trained is not None:
+            return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
 
     @property
     def resumes(self) -> bool:
-        """Tells whether the weights come from a checkpoint of this run."""
-        return self.folder.checkpoint is not None
+        """Tells whether the weights come from a checkpoint of this run, or from a finished one."""
+        return self.trained is not None or self.folder.checkpoint is not None
 
     def fact(self, name: str):
-        """Returns what this run was planned with, for instance its preset; None in a new run."""
-        return self.folder.facts.get(name)
+        """Returns what this run was planned with, for instance its preset; None in a new run.
+
+        A finished run's own model is its preset.
+        """
+        if self.trained is None:
+            return self.folder.facts.get(name)
+        if name == "preset" and self.trained.preset:
+            return self.trained.preset
+        return self.trained.resolved.get(name)
 
     def note(self, *lines: str | None) -> None:
         """Logs what is used instead of the first choice, and why; kept in `results.json` too."""
         for line in filter(None, lines):
-            log.warning("%s", line)
+            if self.trained is None:
+                log.warning("%s", line)
             self._notes.append(line)
 
     def plan(
@@ -208,7 +234,7 @@ class Run:
         tokens_per_example: float | None = None,
         about: dict[str, str] | None = None,
         **facts,
-    ) -> "TrainingPlan":
+    ) -> Plan:
         """Plans batches, learning rate and steps; prints the plan, and writes `options.json`.
 
         Args:
@@ -224,8 +250,11 @@ class Run:
             OptionsError: the replicas cannot share the batch, or the data have no full step.
             RunError: the run in the folder was planned differently.
         """
+        self._facts = facts
+        if self.trained is not None:
+            return self._plan_evaluation(examples, base_learning_rate)
         info = self.folder.checkpoint
-        made = make_plan(
+        plan = make_plan(
             self.options,
             replicas=strategies.replicas(self.strategy),
             planned_replicas=strategies.planned_replicas(self.strategy),
@@ -235,18 +264,10 @@ class Run:
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
-        steps = self.options.steps_per_execution
         if self.strategy_name != "parameter_server":
-            checks.refuse_executions_across_epochs(steps, made)
-        elif steps == 1:
-            steps = parameter_server.WINDOW
-        plan = TrainingPlan(
-            **vars(made),
-            run=self,
-            steps_per_execution=steps,
-            jit=checks.jit_compile(self.options, self.strategy, made.total_steps),
-        )
+            checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
+        self._jit = checks.jit_compile(self.options, self.strategy, plan.total_steps)
         self.folder.keep_facts(
             facts | plan.fixed(), replicas_per_worker=plan.replicas // self.workers
         )
@@ -255,6 +276,24 @@ class Run:
         if self.is_chief:
             self._print_plan(plan, about or {})
         return plan
+
+    def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:
+        """Plans batches; notes where the run's own data have changed since it was trained."""
+        assert self.trained is not None
+        facts, resolved = self._facts, self.trained.resolved
+        sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
+        if facts.get("dataset") == resolved.get("dataset") and sums:
+            self.note(f"{self.dataset}: not the data that the run was trained on")
+        batch = self.options.global_batch_size or 1
+        self.options.global_batch_size = min(batch, examples)
+        self._plan = make_plan(
+            self.options,
+            replicas=1,
+            examples=examples,
+            batch_size_per_replica=1,
+            base_learning_rate=base_learning_rate,
+        )
+        return self._plan
 
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
@@ -265,6 +304,169 @@ class Run:
         info = self.folder.checkpoint
         if info is not None:
             log.info("resumes at step %d from %s", info.step, info.folder)
+
+    def prepare(
+        self,
+        model: keras.Model,
+        train_data: tf.data.Dataset,
+        *,
+        validation: tf.data.Dataset,
+        test: tf.data.Dataset,
+        extra: Sequence[keras.callbacks.Callback] = (),
+        perplexity_of: str | None = None,
+        operations_per_example: int | None = None,
+        saves: keras.Model | None = None,
+    ) -> dict:
+        """Builds the model, makes its steps exact, and returns what `model.fit()` takes.
+
+        The model gets the step of `distribution.step`, and `fit()` the run's callbacks; the XLA
+        programs of earlier runs are restored; a trial shows that the model can be saved. From here
+        on a signal is noted, and the run saved.
+
+        Args:
+            model: compiled as on keras.io, under the strategy.
+            train_data: global batches, from the run's next one on.
+            validation: batches of the validation split.
+            test: batches of the test split, for `--test-every`.
+            extra: callbacks of the recipe. What a `StepCallback` returns from `get_state()` is kept
+                in each checkpoint and handed back when the run resumes.
+            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
+            operations_per_example: floating-point operations that training on one example needs,
+                for `mfu`.
+            saves: the model that `run.finish()` will save, where that is not `model`.
+
+        Raises:
+            RunError: the data would differ when the run resumes, the model cannot be saved or has
+                changed since the checkpoint, or a callback holds state that no checkpoint keeps.
+            DistributionError: the model cannot be made exact here, or XLA cannot compile it.
+            OptionsError: the model has no metric `--keep-best`.
+        """
+        self._perplexity_of = perplexity_of
+        if self.trained is not None:
+            return self._take_weights(model, saves or model, test)
+        info, plan, options = self.folder.checkpoint, self._plan, self.options
+        checks.require_compiled(model, train_data)
+        first_batch = checks.first_batch_sha256(train_data)
+        keras_compat.build(model, train_data)
+        fingerprint = checks.require_same(info, model, first_batch, plan.global_batch_size)
+        checks.require_metric(model, options.keep_best, options.keep_best_mode)
+        jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
+        if options.jit != "on" and keras_compat.not_for_xla(model) and plan.replicas > 1:
+            jit = False
+        installed = step.install(
+            model,
+            batches_per_update=plan.accumulate_steps,
+            updates_per_execution=options.steps_per_execution,
+            jit_compile=bool(jit),
+        )
+        if self.strategy_name == "parameter_server":
+            several = options.steps_per_execution > 1
+            parameter_server.use_coordinator(
+                model,
+                installed,
+                window=options.steps_per_execution if several else parameter_server.WINDOW,
+                steps_per_epoch=plan.steps_per_epoch,
+                total_steps=plan.total_steps,
+                steps_done=plan.steps_done,
+            )
+        else:  # there, others do the work
+            self.throughput.operations_per_example = operations_per_example
+            self.throughput.devices = mfu.count_devices(plan.replicas, self.workers)
+        if self.is_chief:
+            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
+            artifacts.require_saveable(saves or model, self.folder.path, type(options))
+        self.records.perplexity_of = perplexity_of
+        if jit:
+            known = xla_cache.take(self.cache_dir, self.recipe, shown(options) | plan.fixed())
+            log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
+        callbacks = self._callbacks(validation, test, extra, fingerprint)
+        epochs_done = 0
+        if info is not None:
+            epochs_done = info.epochs_done
+            if info.state["finished"] and options.resume != "extend":
+                epochs_done = plan.epochs
+        signals.training = True  # from here on a signal is noted, and the run saved
+        return {
+            "validation_data": validation,
+            "callbacks": callbacks,
+            "initial_epoch": epochs_done,
+            "epochs": plan.epochs,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "verbose": 0,  # the callbacks print
+            "shuffle": False,  # the data are shuffled already
+        }
+
+    def _take_weights(self, model, built, test) -> dict:
+        """Gives the recipe's model the weights of the finished run; `fit()` then has no epoch.
+
+        Raises:
+            RunError: the recipe builds another model than the run's.
+        """
+        assert self.trained is not None
+        keras_compat.build(model, test)
+        step.install(model)
+        stored = self.trained.load_model()
+        weights = stored.get_weights()
+        same = [w.shape for w in built.weights] == [w.shape for w in weights]
+        if same:
+            built.set_weights(weights)
+            inputs = next(iter(test))[0]
+            same = same_outputs(built(inputs), stored(inputs))
+        if not same:
+            raise RunError(
+                f"{self.trained.folder}: from {self.dataset} the recipe builds another model than "
+                "the one that was trained; keep what build_model() takes from the data in "
+                "run.finish(metadata=...), and read it from run.metadata"
+            )
+        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0}
+
+    def _callbacks(self, validation, test, extra, fingerprint) -> list[keras.callbacks.Callback]:
+        """Returns what `fit()` gets, in the order that makes a resumed run identical."""
+        options = self.options
+        info = self.folder.checkpoint
+        ours = {"records": self.records, "tensorboard": self.tensorboard}
+        stateful = checks.stateful(ours, extra, info)
+        self.checkpoint = Checkpoint(
+            self.folder.path / "checkpoints",
+            every=options.checkpoint_every,
+            keep=options.keep_checkpoints,
+            is_chief=self.is_chief,
+            asked_to_stop=self._asked_to_stop,
+            stateful_callbacks=stateful,
+            best=options.keep_best,
+            best_mode=options.keep_best_mode,
+            patience=options.early_stopping,
+            fingerprint=fingerprint,
+            restored=info,
+        )
+        plan = self._plan
+        callbacks = [
+            Restore(info, stateful),
+            StopAtStep(),
+            StopEvaluation(self._asked_to_stop),
+            StopOnBadLoss(self.checkpoint.folder),
+            self.throughput,  # before whatever evaluates, writes or saves
+            *extra,
+            self.records,
+            self.tensorboard,
+            self.terminal,
+            EvaluateEvery(self.records, validation, "validation", options.validate_every),
+            EvaluateEvery(self.records, test, "test", options.test_every),
+            self.checkpoint,  # saves what the others have logged
+        ]
+        for callback in callbacks:
+            if isinstance(callback, StepCallback):
+                callback.count_steps(plan.steps_per_epoch, plan.total_steps, plan.steps_done)
+        return callbacks
+
+    @property
+    def evaluate_options(self) -> dict:
+        """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
+        callbacks = [] if self.trained is not None else [StopEvaluation(self._asked_to_stop)]
+        return {"verbose": 0, "callbacks": callbacks}
+
+    def _asked_to_stop(self) -> bool:
+        return self.agreement.any_worker(signals.asked)
 
     def finish(
         self,
@@ -291,6 +493,16 @@ class Run:
             BadLoss: a test metric is not a number; nothing is written.
             CannotSave: the folder is gone or the disk is full.
         """
+        if self.trained is not None:
+            return {
+                "run_dir": str(self.trained.folder),
+                "recipe": self.trained.results["recipe"],
+                "steps": self.trained.results["steps"],
+                "dataset": self._facts.get("dataset"),
+                "test": with_perplexity(test, self._perplexity_of),
+                "baseline": baseline,
+                "notes": self._notes,
+            }
         steps = self.checkpoint.step
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
@@ -352,164 +564,3 @@ class Run:
             log.log(RESULT, "results  %s", path / "results.json")
         signals.training = False
         return results
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingPlan(Plan):
-    """Carries a run's plan, and what `compile()`, `fit()` and `evaluate()` take for it.
-
-    Attributes:
-        run: the run that is planned.
-        steps_per_execution: steps of one call of the training function.
-        jit: whether XLA compiles the step; "auto" leaves it to Keras.
-    """
-
-    run: Run = dataclasses.field(repr=False, compare=False)
-    steps_per_execution: int
-    jit: bool | str
-
-    @property
-    def compile_options(self) -> dict:
-        """For `model.compile()`: XLA, and the steps of one execution."""
-        jit = False if self._in_parts and self.jit is True else self.jit
-        return {"jit_compile": jit, "steps_per_execution": self.steps_per_execution}
-
-    @property
-    def _in_parts(self) -> bool:
-        """Returns whether `compute_per_replica` replaces Keras's training function."""
-        if self.run.strategy_name == "parameter_server":
-            return False
-        deterministic = self.run.options.deterministic  # Keras compiles nothing then
-        jit = self.jit is True and (self.replicas > 1 or deterministic)
-        several = self.replicas > 1 and self.steps_per_execution > 1
-        return jit or several or self.accumulate_steps > 1
-
-    def fit_options(
-        self,
-        model: keras.Model,
-        train_data: tf.data.Dataset,
-        *,
-        validation: tf.data.Dataset,
-        test: tf.data.Dataset,
-        extra: Sequence[keras.callbacks.Callback] = (),
-        perplexity_of: str | None = None,
-        operations_per_example: int | None = None,
-        saves: keras.Model | None = None,
-    ) -> dict:
-        """Builds the model, refuses what would go wrong, and returns what `model.fit()` takes.
-
-        With `--accumulate-steps`, on several replicas where XLA compiles or an execution has
-        several steps, with XLA beside `--deterministic`, and with parameter servers the model gets
-        a training function.
-
-        Args:
-            model: compiled, under the strategy.
-            train_data: global batches, from the run's next one on.
-            validation: batches of the validation split.
-            test: batches of the test split, for `--test-every`.
-            extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
-                is kept in each checkpoint and handed back when the run resumes.
-            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
-            operations_per_example: floating-point operations that training on one example needs,
-                for `mfu`.
-            saves: the model that `run.finish()` will save, where that is not `model`.
-
-        Raises:
-            RunError: the model would train with wrong numbers on several replicas, the data would
-                differ when the run resumes, the model cannot be saved or has changed since the
-                checkpoint, or a callback holds state that no checkpoint keeps.
-            OptionsError: the model has no metric `--keep-best`.
-        """
-        run = self.run
-        info = run.folder.checkpoint
-        checks.refuse_unwrapped(model, self.replicas)
-        first_batch = checks.first_batch_sha256(train_data)
-        keras_compat.build(model, train_data)
-        fingerprint = checks.require_same(info, model, first_batch, self.global_batch_size)
-        checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
-        if self._in_parts:
-            with run.strategy.scope():
-                compute_per_replica(
-                    model,
-                    batches_per_step=self.accumulate_steps,
-                    steps_per_execution=self.steps_per_execution,
-                    jit_compile=self.jit is True
-                    and (run.options.jit == "on" or not keras_compat.not_for_xla(model)),
-                )
-        parameter_server.use_coordinator(
-            model,
-            run.strategy,
-            window=self.steps_per_execution,
-            steps_per_epoch=self.steps_per_epoch,
-            total_steps=self.total_steps,
-            steps_done=self.steps_done,
-        )
-        if run.strategy_name != "parameter_server":  # others do the work there
-            run.throughput.operations_per_example = operations_per_example
-            run.throughput.devices = mfu.count_devices(self.replicas, run.workers)
-        if run.is_chief:
-            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
-            artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
-        run.records.perplexity_of = perplexity_of
-        if self.jit is True or model.jit_compile:
-            known = xla_cache.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
-            log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
-        callbacks = self._callbacks(validation, test, extra, fingerprint)
-        epochs_done = 0
-        if info is not None:
-            epochs_done = info.epochs_done
-            if info.state["finished"] and run.options.resume != "extend":
-                epochs_done = self.epochs
-        signals.training = True  # from here on a signal is noted, and the run saved
-        return {
-            "validation_data": validation,
-            "callbacks": callbacks,
-            "initial_epoch": epochs_done,
-            "epochs": self.epochs,
-            "steps_per_epoch": self.steps_per_epoch,
-            "verbose": 0,  # the callbacks print
-            "shuffle": False,  # the data are shuffled already
-        }
-
-    def _callbacks(self, validation, test, extra, fingerprint) -> list[keras.callbacks.Callback]:
-        """Returns what `fit()` gets, in the order that makes a resumed run identical."""
-        run = self.run
-        options = run.options
-        info = run.folder.checkpoint
-        ours = {"records": run.records, "tensorboard": run.tensorboard}
-        stateful = checks.stateful(ours, extra, info)
-        run.checkpoint = Checkpoint(
-            run.folder.path / "checkpoints",
-            every=options.checkpoint_every,
-            keep=options.keep_checkpoints,
-            is_chief=run.is_chief,
-            asked_to_stop=lambda: run.agreement.any_worker(signals.asked),
-            stateful_callbacks=stateful,
-            best=options.keep_best,
-            best_mode=options.keep_best_mode,
-            patience=options.early_stopping,
-            fingerprint=fingerprint,
-            restored=info,
-        )
-        callbacks = [
-            Restore(info, stateful),
-            StopAtStep(),
-            StopOnBadLoss(run.checkpoint.folder),
-            run.throughput,  # before whatever evaluates, writes or saves
-            *extra,
-            run.records,
-            run.tensorboard,
-            run.terminal,
-            EvaluateEvery(run.records, validation, "validation", options.validate_every),
-            EvaluateEvery(run.records, test, "test", options.test_every),
-            run.checkpoint,  # saves what the others have logged
-        ]
-        for callback in callbacks:
-            if isinstance(callback, StepCallback):
-                callback.count_steps(self.steps_per_epoch, self.total_steps, self.steps_done)
-        return callbacks
-
-    @property
-    def evaluate_options(self) -> dict:
-        """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self.run.checkpoint]}

@@ -10,7 +10,6 @@ import numpy as np
 
 from callbacks.steps import StepCallback
 from data import arrays
-from distribution.global_batch import GlobalMean, reduce_before_clipping
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.options import SharedOptions
@@ -81,9 +80,9 @@ def compile_arguments(options: Options, learning_rate) -> dict:
         global_clipnorm=options.clip_norm,
     )
     return dict(
-        optimizer=reduce_before_clipping(optimizer),
-        loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-        weighted_metrics=[
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[
             keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
             keras.metrics.SparseCategoricalAccuracy("accuracy"),
         ],
@@ -127,14 +126,14 @@ def main(
         )
         with run.strategy.scope():
             model = build(options)
-            model.compile(**arguments(options, plan.learning_rate), **plan.compile_options)
-        fit_options = plan.fit_options(
+            model.compile(**arguments(options, plan.learning_rate))
+        fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=list(extra)
         )
         if inside is not None:
             inside(run, model)
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(model, test=test, baseline={"accuracy": 0.5})
 
 

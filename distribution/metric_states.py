@@ -1,0 +1,76 @@
+"""Reads and writes what metrics have added up, replica by replica."""
+
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class MetricStates:
+    """Reads and writes the variables of a model's metrics.
+
+    Each replica adds up its own numbers, which are summed when a metric is read. To resume bit for
+    bit, each replica must get its own numbers back. All workers call together.
+
+    Args:
+        model: a built and compiled model.
+    """
+
+    _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "MetricStates":
+        """Returns the one of this model: its functions are traced once."""
+        if model not in cls._known:
+            cls._known[model] = cls(model)
+        return cls._known[model]
+
+    def __init__(self, model: keras.Model):
+        self.strategy = model.distribute_strategy
+        self.variables = list(model.metrics_variables)
+        self.replicas = self.strategy.num_replicas_in_sync
+        # CentralStorageStrategy and ParameterServerStrategy hold one copy for all replicas.
+        self.one_copy = self.replicas == 1 or not isinstance(
+            self.strategy,
+            (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy),
+        )
+        self.sizes = [int(np.prod(v.shape, dtype=int)) for v in self.variables]
+        self._read = tf.function(self._read_all)
+        self._write = tf.function(self._write_all)
+
+    def read(self) -> list[list[float]]:
+        """Returns a row for each replica (one row where there is one copy)."""
+        if self.one_copy:
+            parts = [keras.ops.convert_to_numpy(v).reshape(-1) for v in self.variables]
+            return [np.concatenate(parts).astype(np.float64).tolist() if parts else []]
+        return self._read().numpy().tolist()
+
+    def write(self, rows: list[list[float]]) -> None:
+        """Puts rows back; of another number of replicas only their sum is kept."""
+        values = np.asarray(rows, np.float64)
+        if self.one_copy or len(values) != self.replicas:
+            total = np.split(values.sum(0), np.cumsum(self.sizes)[:-1])
+            for variable, value in zip(self.variables, total, strict=True):
+                variable.assign(value.reshape(variable.shape).astype(variable.dtype))
+        else:
+            self._write(tf.constant(values))
+
+    def _read_all(self):
+        def read():
+            parts = [
+                tf.cast(tf.reshape(tf.convert_to_tensor(v.value), [-1]), tf.float64)
+                for v in self.variables
+            ]
+            return tf.concat(parts, 0)[None]
+
+        return self.strategy.gather(self.strategy.run(read), axis=0)
+
+    def _write_all(self, values):
+        def write():
+            row = values[tf.distribute.get_replica_context().replica_id_in_sync_group]
+            for variable, value in zip(self.variables, tf.split(row, self.sizes), strict=True):
+                local = tf.cast(tf.reshape(value, variable.shape), variable.dtype)
+                variable.value.assign(local)
+
+        self.strategy.run(write)

@@ -1,0 +1,378 @@
+"""The update: what a step of `fit()` and of `evaluate()` computes, for any number of replicas.
+
+This page is the reason why the numbers are equal wherever a model trains. A step is an update of
+the weights. In reading order:
+
+1. **Weigh.** Keras averages the weighted losses of one replica over all of its values, so empty
+   values count, and replicas with more weight count less. Here the weights of a batch are divided
+   by their mean over the *global* batch (`mean_one`). Keras's own average of each replica, averaged
+   over the replicas, is then the weighted mean over the global batch. A mask of Keras
+   (`Embedding(mask_zero=True)`) is a weight of zero.
+2. **Forward and backward**, on each replica, by the model's own `compute_loss()`.
+3. **Reduce** the gradients over the replicas. Keras does it last: it clips each replica's own
+   gradient, looks for overflows on replica 0 only, and never adds up the gradients of a row that a
+   batch looks up several times in an embedding.
+4. **Finite? Unscale, clip, apply**: Keras's optimizer, on the gradient of the global batch.
+
+With accumulation, 1 and 2 run once per batch, and each batch counts by its sum of weights. An
+execution of several steps is a loop around all of it. XLA compiles no reduction over replicas: on
+one device it compiles the whole step; on several, or with accumulation, it compiles part 2 on each
+replica, and part 4.
+"""
+
+import math
+import weakref
+
+import keras
+import tensorflow as tf
+
+from distribution import keras_compat
+from distribution.errors import DistributionError
+
+# The step that `install()` gave to a model.
+_steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def install(
+    model: keras.Model,
+    *,
+    batches_per_update: int = 1,
+    updates_per_execution: int = 1,
+    jit_compile: bool = False,
+) -> "Step":
+    """Gives `fit()` and `evaluate()` of a model the step of this page.
+
+    They take the functions that they find in `model.train_function` and `model.test_function`.
+    Compiled again, a model needs this again.
+
+    Args:
+        model: compiled and built, under its strategy's scope.
+        batches_per_update: elements of the dataset that one update accumulates.
+        updates_per_execution: updates of one call of the training function.
+        jit_compile: whether XLA compiles what it can.
+
+    Raises:
+        DistributionError: the model has a `train_step` of its own, a loss that returns no value
+            per example, or a layer that XLA cannot compile.
+    """
+    strategy = model.distribute_strategy
+    own = keras_compat.own_steps(model)
+    replicas = strategy.num_replicas_in_sync
+    if own and (replicas > 1 or batches_per_update > 1 or updates_per_execution > 1):
+        raise DistributionError(
+            f"{type(model).__name__} has {' and '.join(own)} of its own, which computes the mean "
+            "of one replica and one batch: it trains on one device, without --accumulate-steps "
+            "and --steps-per-execution; or override compute_loss() and compute_metrics() instead"
+        )
+    refused = keras_compat.not_for_xla(model)
+    if jit_compile and refused and (replicas > 1 or keras_compat.is_deterministic()):
+        raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
+    model.steps_per_execution = updates_per_execution
+    with strategy.scope():
+        step = Step(model, batches_per_update, updates_per_execution, jit_compile)
+    _steps[model] = step
+    if own:  # Keras's step on one device, where it is right
+        model.jit_compile = jit_compile
+        return step
+    keras_compat.prepare_losses(model)
+    keras_compat.prepare_metrics(model)
+    for layer in keras_compat.layers_of(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
+            layer.synchronized = True  # normalises by the global batch
+    model.train_function = step.train
+    model.test_function = step.test
+    return step
+
+
+def gradient_norm(model: keras.Model) -> float | None:
+    """Returns the norm of the last step's gradient, of the global batch and before clipping.
+
+    Returns:
+        The root of the sum of all squares; not finite before the first step and where half
+        precision overflowed; None for a model without a step, or with a `train_step` of its own.
+    """
+    step = _steps.get(model)
+    if step is None or keras_compat.own_steps(model):
+        return None
+    return float(keras.ops.convert_to_numpy(step.norm))
+
+
+class Step:
+    """Computes the steps of one model; made by `install()`.
+
+    Args:
+        model: compiled and built.
+        batches_per_update: elements of the dataset that one update accumulates.
+        updates_per_execution: updates of one call of `train`.
+        jit_compile: whether XLA compiles what it can.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches_per_update: int,
+        updates_per_execution: int,
+        jit_compile: bool,
+    ):
+        self._model = weakref.ref(model)  # the model holds the step's functions
+        self.strategy = model.distribute_strategy
+        self.replicas = self.strategy.num_replicas_in_sync
+        self.batches_per_update = batches_per_update
+        self.updates_per_execution = updates_per_execution
+        self.variables = model.trainable_variables
+        self.floatx = keras.config.floatx()
+        self.norm = keras.Variable(
+            math.nan,
+            trainable=False,
+            dtype=self.floatx,
+            synchronization="on_read",  # each replica keeps its own
+            aggregation="only_first_replica",  # they are the same
+            name="gradient_norm",
+        )
+        # XLA's border.
+        whole = self.replicas == 1 and batches_per_update == 1
+        self.jit_compile = jit_compile
+        self._in_parts = jit_compile and not whole
+        self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
+        self._update = self._compiled(self.update, jit_compile and whole)
+        self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if self._in_parts and optimizer is not None:
+            optimizer.jit_compile = True  # keras_compat.update_together
+        # Each replica adds up its own gradients; they are reduced once, when they are applied.
+        self.sums: list[tf.Variable] = []
+        self.totals: list[tf.Variable] = []
+        if batches_per_update > 1:
+            self.sums = [_local(tf.zeros(v.shape, v.dtype)) for v in self.variables]
+            self.totals = [_local(tf.zeros((), self.floatx)) for _ in range(2)]
+        self._execution = tf.function(self._execute)
+        self._test_step = tf.function(self._test_batch)
+
+    @property
+    def model(self) -> keras.Model:
+        """Returns the model."""
+        return self._model()
+
+    @staticmethod
+    def _compiled(function, jit_compile: bool):
+        function = tf.autograph.experimental.do_not_convert(function)
+        return tf.function(function, jit_compile=True) if jit_compile else function
+
+    # --- One batch, on one replica ---
+
+    def update(self, data) -> dict:
+        """Makes one update from one batch; returns the metrics. Runs on each replica."""
+        loss, _, gradients = self._forward_and_backward(data, self.sums_of_weights(data))
+        return self.apply(self.reduce(gradients), loss)
+
+    def sums_of_weights(self, data) -> list[tf.Tensor]:
+        """Sums each output's weights over the global batch; empty without weights."""
+        _, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+        leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
+        return self.global_sums([tf.reduce_sum(tf.cast(leaf, self.floatx)) for leaf in leaves])
+
+    def forward_and_backward(self, data, sums) -> tuple:
+        """Computes a replica's loss, its batch's global weight, and its share of the gradient.
+
+        The mean of the losses over the replicas is the loss of the global batch; the sum of the
+        shares is its gradient.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = keras_compat.call(self.model, x, training=True)
+            loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=True)
+            share = self.model.optimizer.scale_loss(loss)
+            if self.replicas > 1:
+                share = share / self.replicas
+        gradients = tape.gradient(share, [v.value for v in self.variables])
+        self.model.compute_metrics(x, y, y_pred, sample_weight)
+        # Dense: the rows of an embedding that a batch looks up several times are added up.
+        return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+    def loss(self, x, y, y_pred, sample_weight, sums, training: bool) -> tuple:
+        """Returns a replica's loss, and the sum of all weights of the global batch."""
+        masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
+        if any(mask is not None for mask in masks):
+            if self._in_parts or (self.replicas > 1 and self.jit_compile):
+                raise DistributionError(
+                    "--jit on: a mask of the model decides which values count, so replicas add up "
+                    "in the middle of what XLA would compile; use --jit off"
+                )
+            weights = [_times_mask(w, m) for w, m in _per_output(sample_weight, masks)]
+            sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
+            sample_weight = keras.tree.pack_sequence_as(y_pred, weights)
+            y_pred = keras.tree.map_structure(tf.identity, y_pred)  # without their masks
+        elif sample_weight is None and self.replicas > 1 and _uneven(x):
+            sample_weight = tf.ones(tf.shape(keras.tree.flatten(x)[0])[:1], self.floatx)
+            sums = self.global_sums([tf.reduce_sum(sample_weight)])
+        total = tf.add_n(sums) if sums else self.replicas * _examples(x, self.floatx)
+        left = iter(sums)
+        weights = keras.tree.map_structure(
+            lambda w: None if w is None else self.mean_one(w, next(left)), sample_weight
+        )
+        value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
+        return tf.convert_to_tensor(value), total
+
+    def mean_one(self, weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        """Divides weights by their mean over the global batch.
+
+        With n replicas that hold `size` weights each, the mean is total / (n size).
+        """
+        weights = tf.cast(weights, self.floatx)
+        count = self.replicas * tf.size(weights)
+        return weights * tf.math.divide_no_nan(tf.cast(count, self.floatx), total)
+
+    def reduce(self, gradients: list) -> list:
+        """Sums the replicas' shares of the gradient."""
+        sums = iter(self.global_sums([g for g in gradients if g is not None]))
+        return [None if g is None else next(sums) for g in gradients]
+
+    def global_sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums values over all replicas of all workers."""
+        if self.replicas == 1 or not values:
+            return values
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    def apply(self, gradients: list, loss: tf.Tensor) -> dict:
+        """Applies the gradient of the global batch by Keras's optimizer; returns the metrics."""
+        present = [g for g in gradients if g is not None]
+        optimizer = self.model.optimizer
+        if present:
+            norm = tf.linalg.global_norm(present)
+            scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
+            if scale is not None:
+                norm = norm / tf.cast(scale.value, norm.dtype)
+            self.norm.assign(tf.cast(norm, self.floatx))
+        if self.variables:
+            optimizer.apply(gradients, self.variables)
+        # Each step counts the same.
+        keras_compat.loss_tracker(self.model).update_state(tf.cast(loss, self.floatx))
+        return self.model.get_metrics_result()
+
+    def evaluate_batch(self, data, sums) -> dict:
+        """Adds one batch to the metrics; returns them. Runs on each replica."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = keras_compat.call(self.model, x, training=False)
+        loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=False)
+        # A batch counts by its weight: the last one, which is padded, by less.
+        tracker = keras_compat.loss_tracker(self.model)
+        tracker.update_state(tf.cast(loss, self.floatx), tf.stop_gradient(weight) / self.replicas)
+        with keras_compat.padding_left_out(sample_weight):
+            self.model.compute_metrics(x, y, y_pred, sample_weight)
+        return self.model.get_metrics_result()
+
+    # --- Several batches of one update ---
+
+    def _start(self) -> None:
+        for variable in (*self.sums, *self.totals):
+            variable.assign(tf.zeros_like(variable))
+
+    def _add_batch(self, data) -> None:
+        loss, weight, gradients = self._forward_and_backward(data, self.sums_of_weights(data))
+        weight = tf.cast(weight, self.floatx)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            if gradient is not None:
+                total.assign_add(gradient * tf.cast(weight, gradient.dtype))
+        for total, value in zip(
+            self.totals, (weight, tf.cast(loss, self.floatx) * weight), strict=True
+        ):
+            total.assign_add(value)
+
+    def _apply_sums(self) -> dict:
+        weight, loss = self.totals
+        gradients = [tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in self.sums]
+        return self.apply(self.reduce(gradients), tf.math.divide_no_nan(loss, weight))
+
+    # --- The functions of `fit()` and `evaluate()` ---
+
+    def train(self, iterator) -> dict:
+        """Makes the updates of one execution; returns the metrics."""
+        # A plain function, as Keras's own: a tf.function would become a part of what is exported.
+        return self._execution(iterator)
+
+    def _execute(self, iterator):
+        if self.updates_per_execution > 1:
+            for _ in tf.range(self.updates_per_execution - 1):
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                self._one_update(iterator)
+        return self._logs(self._one_update(iterator))
+
+    def _one_update(self, iterator):
+        if self.batches_per_update == 1:
+            return self.strategy.run(self._update, args=(next(iterator),))
+        self.strategy.run(_plain(self._start))
+        for _ in tf.range(self.batches_per_update):
+            # One batch after the other: for the memory, and for the order of collectives.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            self.strategy.run(_plain(self._add_batch), args=(next(iterator),))
+        return self.strategy.run(_plain(self._apply_sums))
+
+    def test(self, iterator) -> dict:
+        """Evaluates the batches of one execution, or those that are left; returns the metrics."""
+        logs = self._test_step(next(iterator))
+        for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
+            logs = self._test_step(data)
+        return logs
+
+    def _test_batch(self, data):
+        return self._logs(self.strategy.run(_plain(self.evaluate), args=(data,)))
+
+    def evaluate(self, data) -> dict:
+        """Adds one batch to the metrics; returns them. Runs on each replica."""
+        return self._evaluate_batch(data, self.sums_of_weights(data))
+
+    def _logs(self, values: dict) -> dict:
+        """Averages what the replicas returned; every worker gets the same numbers."""
+        if self.replicas == 1:
+            return values
+        names = sorted(values)
+        stacked = self.strategy.run(
+            _plain(lambda logs: tf.stack([tf.cast(logs[name], self.floatx) for name in names])),
+            args=(values,),
+        )
+        mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
+        return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+def _plain(function):
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def _local(value: tf.Tensor) -> tf.Variable:
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
+
+
+def _examples(x, dtype) -> tf.Tensor:
+    return tf.cast(tf.shape(keras.tree.flatten(x)[0])[0], dtype)
+
+
+def _uneven(x) -> bool:
+    """Tells whether replicas may hold different numbers of examples."""
+    return any(leaf.shape[0] is None for leaf in keras.tree.flatten(x))
+
+
+def _per_output(sample_weight, masks: list) -> list[tuple]:
+    """Pairs each output's weights with its mask; one tensor of weights serves all outputs."""
+    if not keras.tree.is_nested(sample_weight):
+        return [(sample_weight, mask) for mask in masks]
+    return list(zip(keras.tree.flatten(sample_weight), masks, strict=True))
+
+
+def _times_mask(weights, mask):
+    """Multiplies weights, of the examples or of each value, by a mask; either may be None."""
+    if mask is None:
+        return None if weights is None else tf.cast(weights, keras.config.floatx())
+    mask = tf.cast(mask, keras.config.floatx())
+    if weights is None:
+        return mask
+    weights = tf.cast(weights, mask.dtype)
+    if len(weights.shape) == len(mask.shape) + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, axis=-1)
+    while len(weights.shape) < len(mask.shape):
+        weights = tf.expand_dims(weights, axis=-1)
+    return weights * mask
