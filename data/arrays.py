@@ -10,11 +10,13 @@ import tensorflow as tf
 from data import batches
 
 Examples = TypeVar("Examples", list[str], np.ndarray)
+Arrays = np.ndarray | dict[str, np.ndarray] | list[np.ndarray] | tuple[np.ndarray, ...]
 
 
 def training_data(
-    x: np.ndarray | dict[str, np.ndarray],
-    y: np.ndarray,
+    x: Arrays,
+    y: Arrays,
+    sample_weight: Arrays | None = None,
     *,
     seed: int,
     batch_size: int,
@@ -31,9 +33,11 @@ def training_data(
     ```
 
     Args:
-        x: An array of shape (examples, ...), or several by name.
-        y: An array of shape (examples, ...). A regression with one answer wants a column,
-            (examples, 1), as the model's answers are.
+        x: An array of shape (examples, ...), or several in a dict, list or tuple.
+        y: An array of shape (examples, ...), or several. A regression with one answer wants a
+            column, (examples, 1), as the model's answers are.
+        sample_weight: Weights of the examples, (examples,), or of their time steps,
+            (examples, time), one array or one per output; None for ones.
         seed: The run's seed.
         batch_size: Examples of a global batch.
         batches_per_epoch: Where an epoch ends, see `batches.training_batches`.
@@ -43,40 +47,44 @@ def training_data(
             nothing else (`batches.uniform` draws such numbers), so that a run resumes bit for bit.
 
     Returns:
-        Batches (x, y, weights). Floating point numbers become `keras.config.floatx()`, integers and
-        booleans int32; the weights are ones of shape (batch,) in `floatx`.
+        Batches (x, y), or (x, y, weights) where there are weights. Floating point numbers become
+        `keras.config.floatx()`, integers and booleans int32; the weights are in `floatx`.
 
     Raises:
         ValueError: The arrays have different lengths, a type that is neither, integers that int32
             does not hold, or fewer examples than an epoch takes.
     """
     return batches.training_batches(
-        _count(x, y),
+        _count(x, y, sample_weight),
         batch_size,
         seed,
-        _gather(x, y, change),
+        _gather(x, y, sample_weight, change),
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
     )
 
 
 def evaluation_data(
-    x: np.ndarray | dict[str, np.ndarray], y: np.ndarray, *, batch_size: int
+    x: Arrays, y: Arrays, sample_weight: Arrays | None = None, *, batch_size: int
 ) -> tf.data.Dataset:
     """Makes batches of every example once, in order.
 
     Args:
         x: As for `training_data`.
         y: As for `training_data`.
+        sample_weight: As for `training_data`.
         batch_size: Examples of a global batch; the last one is padded with examples of weight zero.
 
     Returns:
-        Batches (x, y, weights) as from `training_data`.
+        Batches (x, y, weights) as from `training_data`; without `sample_weight` they are ones.
 
     Raises:
         ValueError: As `training_data`.
     """
-    return batches.evaluation_batches(_count(x, y), batch_size, _gather(x, y))
+    count = _count(x, y, sample_weight)
+    if sample_weight is None:
+        sample_weight = np.ones(count)
+    return batches.evaluation_batches(count, batch_size, _gather(x, y, sample_weight))
 
 
 def draw_examples(
@@ -99,28 +107,33 @@ def draw_examples(
     return {**splits, "train": (x, y[drawn])}
 
 
-def _count(x: np.ndarray | dict[str, np.ndarray], y: np.ndarray) -> int:
-    lengths = [len(array) for array in (*tf.nest.flatten(x), y)]
+def _count(*arrays: Arrays | None) -> int:
+    lengths = [len(array) for array in tf.nest.flatten(arrays) if array is not None]
     if len(set(lengths)) > 1:
-        raise ValueError(f"arrays of different lengths: {lengths}; expected an example a row")
-    return len(y)
+        raise ValueError(f"arrays of different lengths: {lengths}; expected one example per row")
+    return lengths[0]
 
 
 def _gather(
-    x: np.ndarray | dict[str, np.ndarray], y: np.ndarray, change: Callable | None = None
+    x: Arrays, y: Arrays, sample_weight: Arrays | None, change: Callable | None = None
 ) -> Callable:
     floatx = keras.config.floatx()
     tables = tf.nest.map_structure(_table, (x, y))
+    weights = None
+    if sample_weight is not None:
+        weights = tf.nest.map_structure(lambda w: _table(np.asarray(w, floatx)), sample_weight)
 
     def make_batch(indices: tf.Tensor, epoch: tf.Tensor) -> tuple:
         def rows(table: tf.Tensor) -> tf.Tensor:
-            found = tf.gather(table, indices)
-            return tf.cast(found, floatx if table.dtype.is_floating else tf.int32)
+            gathered = tf.gather(table, indices)
+            return tf.cast(gathered, floatx if table.dtype.is_floating else tf.int32)
 
         inputs, answers = tf.nest.map_structure(rows, tables)
         if change is not None:
             inputs = change(inputs, indices, epoch)
-        return inputs, answers, tf.ones(tf.shape(indices), floatx)
+        if weights is None:
+            return inputs, answers
+        return inputs, answers, tf.nest.map_structure(rows, weights)
 
     return make_batch
 

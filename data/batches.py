@@ -91,14 +91,19 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
         count: number of examples.
         batch_size: examples of a global batch.
         make_batch: maps (indices, epoch) to (x, y, sample_weight); `epoch` is `EVALUATION_EPOCH`.
+            Weights of several outputs may be nested.
     """
     total = -(-count // batch_size) * batch_size
 
     def batch_at(positions):
         epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
         x, y, weights = make_batch(tf.minimum(positions, count - 1), epoch)
-        real = tf.cast(positions < count, weights.dtype)
-        return x, y, weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
+
+        def without_padding(weights: tf.Tensor) -> tf.Tensor:
+            real = tf.cast(positions < count, weights.dtype)
+            return weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
+
+        return x, y, tf.nest.map_structure(without_padding, weights)
 
     return _in_batches(0, total, batch_size, batch_at)
 

@@ -185,7 +185,7 @@ class Step:
             if self.replicas > 1:
                 share = share / self.replicas
         gradients = tape.gradient(share, [v.value for v in self.variables])
-        self.model.compute_metrics(x, y, y_pred, sample_weight)
+        self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
         # Dense: the rows of an embedding that a batch looks up several times are added up.
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
@@ -258,7 +258,7 @@ class Step:
         tracker = keras_compat.loss_tracker(self.model)
         tracker.update_state(tf.cast(loss, self.floatx), tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(sample_weight):
-            self.model.compute_metrics(x, y, y_pred, sample_weight)
+            self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
         return self.model.get_metrics_result()
 
     # --- Several batches of one update ---
@@ -368,11 +368,24 @@ def _times_mask(weights, mask):
     if mask is None:
         return None if weights is None else tf.cast(weights, keras.config.floatx())
     mask = tf.cast(mask, keras.config.floatx())
-    if weights is None:
-        return mask
-    weights = tf.cast(weights, mask.dtype)
+    return mask if weights is None else _as_long(weights, mask) * mask
+
+
+def _beside_masks(sample_weight, y_pred):
+    """Returns the weights with one for each value of a mask, which Keras's metrics multiply."""
+    masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
+    if sample_weight is None or all(mask is None for mask in masks):
+        return sample_weight
+    pairs = _per_output(sample_weight, masks)
+    weights = [w if w is None or m is None else _as_long(w, m) for w, m in pairs]
+    return keras.tree.pack_sequence_as(y_pred, weights)
+
+
+def _as_long(weights, mask):
+    """Returns weights of examples, or of each value, in the shape of a mask."""
+    weights = tf.cast(weights, keras.config.floatx())
     if len(weights.shape) == len(mask.shape) + 1 and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, axis=-1)
     while len(weights.shape) < len(mask.shape):
         weights = tf.expand_dims(weights, axis=-1)
-    return weights * mask
+    return tf.broadcast_to(weights, tf.shape(mask))

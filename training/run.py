@@ -251,6 +251,12 @@ class Run:
             RunError: the run in the folder was planned differently.
         """
         self._facts = facts
+        if self.options.max_examples is not None and examples > self.options.max_examples:
+            raise OptionsError(
+                f"--max-examples {self.options.max_examples}: this recipe does not apply it (its "
+                f"training split has {examples:,} examples); in a recipe, take the examples of "
+                "data.arrays.draw_examples(splits, options.max_examples, options.seed)"
+            )
         if self.trained is not None:
             return self._plan_evaluation(examples, base_learning_rate)
         info = self.folder.checkpoint

@@ -3,8 +3,8 @@
     python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
 Each run's options are in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the process
-is one of several workers. `runs` chooses some of them; `stop_after` makes the process send itself
-SIGTERM after so many steps; other keys are options of the recipe.
+is one of several workers. `runs` chooses some of them, also of PROGRAMS; `stop_after` makes the
+process send itself SIGTERM after N steps, `kill_after` SIGKILL; other keys are options.
 """
 
 import json
@@ -63,6 +63,18 @@ RUNS = {
     "dna_together": ("dna_melting", TINY_OLIGOS | TOGETHER),
     "text": ("text_classification", TINY_SENTENCES),
     "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
+}
+
+# Plain Keras programs, whose dropout is on. Batches that two and three replicas can share.
+TINY_PROGRAM = COMMON | dict(
+    max_steps=5, global_batch_size=12, validate_every=2, checkpoint_every=2
+)
+PROGRAMS = {
+    name: (f"tests.programs.{name}", TINY_PROGRAM)
+    for name in (
+        *("convnet", "masked_tokens", "two_outputs", "autoencoder", "time_series"),
+        "kerasnlp_task",
+    )
 }
 
 
@@ -151,8 +163,8 @@ def data_options(module: str, folder: Path) -> dict:
     return {"dataset": str(folder / names[module])}
 
 
-def stop_after(last: int) -> None:
-    """Makes this process send itself SIGTERM when this step is done."""
+def signal_after(last: int, number: int) -> None:
+    """Makes this process send itself a signal when this step is done."""
     from callbacks.stopping import StopAtStep
 
     stock = StopAtStep.on_step_end
@@ -160,7 +172,7 @@ def stop_after(last: int) -> None:
     def on_step_end(self, step, logs):
         stock(self, step, logs)
         if step == last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     StopAtStep.on_step_end = on_step_end
 
@@ -170,14 +182,18 @@ def main(chosen: dict, output: Path) -> None:
 
     from callbacks.errors import Stopped
 
+    known = RUNS | PROGRAMS
     which = chosen.pop("runs", None) or list(RUNS)
-    if "stop_after" in chosen:
-        stop_after(chosen.pop("stop_after"))
+    for key, number in (("stop_after", signal.SIGTERM), ("kill_after", signal.SIGKILL)):
+        if key in chosen:
+            signal_after(chosen.pop(key), number)
     for name in which:
-        module, options = RUNS[name]
-        recipe = importlib.import_module(f"recipes.{module}")
+        module, options = known[name]
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
-        extra |= data_options(module, output.parent)
+        if name in RUNS:
+            extra |= data_options(module, output.parent)
+            module = f"recipes.{module}"
+        recipe = importlib.import_module(module)
         try:
             results = recipe.main(recipe.Options(**(options | extra | chosen)))
         except Stopped:
