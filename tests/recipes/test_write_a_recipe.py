@@ -1,5 +1,6 @@
 """The recipe of docs/write_a_recipe.md, taken out of the page and used as its reader would."""
 
+import difflib
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import pytest
 from tests.support import processes
 
 PAGE = (processes.ROOT / "docs" / "write_a_recipe.md").read_text()
+BEFORE, AFTER, COMPLETE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 # Adds a folder to the package, as a file saved in recipes/ would be.
 RUN = """
 import runpy, sys
@@ -32,7 +34,8 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 def run(tmp_path_factory):
     """Runs a module with words, in whose `recipes` the page's recipe is; returns its output."""
     package = tmp_path_factory.mktemp("package")
-    (package / "tumours.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
+    (package / "tumours.py").write_text(COMPLETE)
+    (package / "short.py").write_text(AFTER)
     script = package / "script.py"
     script.write_text(RUN)
 
@@ -59,6 +62,20 @@ def said(run, tmp_path_factory):
 
 def results(folder):
     return json.loads((folder / "results.json").read_text())
+
+
+def test_the_page_counts_the_lines_that_differ_from_plain_keras():
+    before, after = (
+        [line.strip() for line in text.splitlines() if line.strip()] for text in (BEFORE, AFTER)
+    )
+    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert f"\n{len(new)} lines differ from plain Keras" in PAGE
+    assert f"{len(new) - 6} that are the run's" in PAGE
+
+
+def test_the_program_of_the_page_trains(run, tmp_path):
+    run("recipes.short", "--max-steps", 5, "--run-dir", tmp_path / "short")
+    assert results(tmp_path / "short")["steps"] == 5
 
 
 def test_it_learns_and_shows_up(said):
