@@ -54,6 +54,11 @@ class Records(StepCallback):
         self.workers_by_step: list[dict[str, int]] = []
         self._loss = StepLoss()
 
+    @property
+    def loss_now(self) -> float:
+        """Returns the mean loss of the steps since the last record; that of the record before."""
+        return self._loss.so_far()
+
     def get_state(self) -> dict:
         """Returns the history, the losses since the last record, and how long the file is."""
         return {
@@ -136,6 +141,7 @@ class StepLoss:
         self.total, self.steps = 0.0, 0  # since the last record
         self.epoch = self.begin = self.done = 0  # where the running mean begins, and is
         self.sum = 0.0  # of the losses from `begin` to `done`
+        self.last = 0.0  # what `since_last()` returned
 
     def add(self, epoch: int, done: int, mean: float) -> None:
         """Adds the steps of an execution.
@@ -157,9 +163,13 @@ class StepLoss:
 
     def since_last(self) -> float:
         """Returns the mean since the last call; NaN where no step counts."""
-        mean = self.total / self.steps if self.steps else math.nan
+        self.last = self.total / self.steps if self.steps else math.nan
         self.total, self.steps = 0.0, 0
-        return mean
+        return self.last
+
+    def so_far(self) -> float:
+        """Returns the mean since the last call of `since_last()`; right after it, the same mean."""
+        return self.total / self.steps if self.steps else self.last
 
 
 class EvaluateEvery(StepCallback):

@@ -37,10 +37,7 @@ class TerminalLog(StepCallback):
                 f"loss {record['loss']:.4f}",
                 f"learning rate {record['learning_rate']:.3g}",
             ]
-            for unit in ("tokens", "examples"):
-                if f"{unit}_per_second" in record:
-                    parts.append(f"{record[f'{unit}_per_second']:,.0f} {unit}/s")
-                    break
+            parts += speed_of(record)
             seconds = self.throughput.seconds_for(self.total_steps - step)
             if seconds is not None:
                 parts.append(f"{format_seconds(seconds)} left")
@@ -57,6 +54,14 @@ class TerminalLog(StepCallback):
     def on_train_end(self, logs=None):
         """Remembers that what follows are results."""
         self._trained = True
+
+
+def speed_of(numbers: dict) -> list[str]:
+    """Returns tokens a second, or examples where no tokens are counted; empty before both."""
+    for unit in ("tokens", "examples"):
+        if f"{unit}_per_second" in numbers:
+            return [f"{numbers[f'{unit}_per_second']:,.0f} {unit}/s"]
+    return []
 
 
 def format_epoch(record: dict) -> str:

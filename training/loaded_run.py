@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from callbacks.progress import EvaluationProgress
 from callbacks.records import with_perplexity
 from callbacks.tensorboard import TensorBoard
 from data import files
@@ -203,7 +204,7 @@ class EvaluationPlan(Plan):
 
     run: EvaluatedRun = dataclasses.field(repr=False, compare=False)
     compile_options: ClassVar[dict] = {}  # Keras's defaults
-    evaluate_options: ClassVar[dict] = {"verbose": 0}
+    evaluate_options: ClassVar[dict] = {"verbose": 0, "callbacks": [EvaluationProgress()]}
 
     def fit_options(self, model, train_data, *, test, perplexity_of=None, saves=None, **_) -> dict:
         """Gives the model the run's weights; `fit()` then has no epoch.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from callbacks.errors import saving
 from callbacks.terminal_log import RESULT
+from data import live_line
 
 log = logging.getLogger("recipes")
 # In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
@@ -24,8 +25,9 @@ class TerminalHandler(logging.Handler):
         super().__init__(RESULT if quiet else logging.INFO)
 
     def emit(self, record):
-        """Writes one line."""
-        print(self.format(record), flush=True)
+        """Writes one line, above a live one."""
+        with live_line.paused():
+            print(self.format(record), flush=True)
 
 
 class LogFile(logging.FileHandler):
@@ -66,7 +68,8 @@ def run_logging(quiet: bool) -> Iterator[None]:
     log.propagate = False
     tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
     try:
-        yield
+        with live_line.quiet(quiet):
+            yield
     finally:
         for handler in log.handlers[count:]:
             log.removeHandler(handler)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
+from callbacks.progress import Progress
 from callbacks.records import EvaluateEvery, Records, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopOnBadLoss
@@ -84,6 +85,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
+        stack.callback(run.progress.close)
         stack.callback(xla_cache.keep)
         try:
             run.open()
@@ -143,6 +145,7 @@ class Run:
             options.log_every,
             workers=self.workers,
         )
+        self.progress = Progress(self.throughput, self.records)
         self.checkpoint: Checkpoint
 
     def _new_folder(self) -> Path:
@@ -500,6 +503,7 @@ class TrainingPlan(Plan):
             run.records,
             run.tensorboard,
             run.terminal,
+            run.progress,
             EvaluateEvery(run.records, validation, "validation", options.validate_every),
             EvaluateEvery(run.records, test, "test", options.test_every),
             run.checkpoint,  # saves what the others have logged
@@ -512,4 +516,4 @@ class TrainingPlan(Plan):
     @property
     def evaluate_options(self) -> dict:
         """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self.run.checkpoint]}
+        return {"verbose": 0, "callbacks": [self.run.checkpoint, self.run.progress]}

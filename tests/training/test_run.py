@@ -1,9 +1,12 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
+import hashlib
 import logging
 import os
 import shutil
 import signal
+import threading
+import time
 
 import keras
 import numpy as np
@@ -292,6 +295,52 @@ class TestSignals:
         signals._handle(signal.SIGTERM, None)
         assert statuses == [128 + signal.SIGTERM]
         assert capsys.readouterr().err.count("a second one stops immediately") == 1
+
+    def test_it_is_acknowledged_while_native_code_runs(self, left, monkeypatch):
+        """Python calls no handler then: for minutes while a large model compiles."""
+        statuses, now = left
+        heard = []
+        monkeypatch.setattr(signals_module, "print", lambda *words, **_: heard.append(words), False)
+        signals = Signals()
+        signals.install()
+        signals.training = True
+        compiled = threading.Event()
+        seen = []
+
+        def person():
+            for status in (None, 128 + signal.SIGINT):
+                os.kill(os.getpid(), signal.SIGINT)
+                while not compiled.is_set() and not (statuses if status else heard):
+                    time.sleep(0.005)
+                seen.append((len(heard), list(statuses), compiled.is_set()))
+                now[0] += 1.0
+
+        thread = threading.Thread(target=person)
+        try:
+            thread.start()
+            hashlib.pbkdf2_hmac("sha256", b"native code", b"", 1_000_000)
+            compiled.set()
+            thread.join()
+        finally:
+            signals.restore()
+        assert seen == [(1, [], False), (1, [128 + signal.SIGINT], False)]
+        assert signal.getsignal(signal.SIGINT) != signals._handle
+
+    def test_a_forked_process_leaves_the_signals_of_its_parent(self):
+        signals = signals_module.signals
+        signals.install()
+        signals.training = True
+        try:
+            child = os.fork()
+            if child == 0:
+                signals.training = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0 if signals.asked else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            time.sleep(0.05)
+            assert not signals.asked and signals._first is None
+        finally:
+            signals.restore()
 
     def test_outside_of_training_it_raises(self, left):
         with pytest.raises(signals_module.StopRequested):
