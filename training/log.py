@@ -43,7 +43,8 @@ class LogFile(logging.FileHandler):
         Raises:
             CannotSave: the line could not be written.
         """
-        log.removeHandler(self)  # later lines still reach the terminal
+        for logger in (log, tensorflow_log):  # later lines still reach the terminal
+            logger.removeHandler(self)
         self.close()
         with saving(self.baseFilename):
             raise
@@ -52,6 +53,17 @@ class LogFile(logging.FileHandler):
         """Closes the file; a line that did not fit was reported."""
         with contextlib.suppress(OSError):
             super().close()
+
+
+def log_to_file(path: Path) -> None:
+    """Appends the run's log and TensorFlow's warnings to a file, until `run_logging` ends.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    handler = LogFile(path)
+    for logger in (log, tensorflow_log):
+        logger.addHandler(handler)
 
 
 @contextlib.contextmanager
@@ -72,7 +84,8 @@ def run_logging(quiet: bool) -> Iterator[None]:
             yield
     finally:
         for handler in log.handlers[count:]:
-            log.removeHandler(handler)
+            for logger in (log, tensorflow_log):
+                logger.removeHandler(handler)
             handler.close()
         level, log.propagate, of_tensorflow = before
         log.setLevel(level)

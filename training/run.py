@@ -31,10 +31,10 @@ from data.files import default_cache_dir
 from distribution import keras_compat, parameter_server, strategies
 from distribution.errors import DistributionError
 from distribution.global_batch import compute_per_replica
-from machine import mfu, xla_cache
+from machine import device, mfu, xla_cache
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
-from training.log import LogFile, run_logging
+from training.log import log_to_file, run_logging
 from training.options import SharedOptions, check, command, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
@@ -86,7 +86,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
         stack.callback(run.progress.close)
-        stack.callback(xla_cache.keep)
+        stack.callback(xla_cache.store)
         try:
             run.open()
             yield run
@@ -162,7 +162,7 @@ class Run:
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
             worker = strategies.worker_index(self.strategy)
-            log.addHandler(LogFile(self.folder.path / f"worker-{worker}.log"))
+            log_to_file(self.folder.path / f"worker-{worker}.log")
         checkpoint = self.folder.checkpoint
         if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
             raise RunError(
@@ -256,13 +256,15 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
+            self.note(device.unused_gpu())
             self._print_plan(plan, about or {})
         return plan
 
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
         replicas = f"{plan.replicas} in {self.workers} worker(s): {name}"
-        lines = {"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines()
+        lines = {"run": str(self.folder.path), **about, "device": device.describe()}
+        lines |= {"replicas": replicas} | plan.lines()
         for title, line in lines.items():
             log.info("%-14s %s", title, line)
         info = self.folder.checkpoint
@@ -318,6 +320,7 @@ class Run:
             "global_batch_size": self._plan.global_batch_size,
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
+            "device": device.describe(),
             "seed": self.options.seed,
             "steps": steps,  # fewer than planned after --early-stopping
             "epochs": self.checkpoint.epochs_done,
@@ -455,7 +458,7 @@ class TrainingPlan(Plan):
             artifacts.require_saveable(saves or model, run.folder.path, type(run.options))
         run.records.perplexity_of = perplexity_of
         if self.jit is True or model.jit_compile:
-            known = xla_cache.take(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
+            known = xla_cache.restore(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
         callbacks = self._callbacks(validation, test, extra, fingerprint)
         epochs_done = 0

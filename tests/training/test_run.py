@@ -16,6 +16,7 @@ from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep
+from machine import device
 from tests.support import processes, tiny_recipe
 from training import signals as signals_module
 from training.errors import RunError
@@ -89,6 +90,15 @@ EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
 
 
 class TestNumbers:
+    def test_the_device_is_named(self, finished):
+        named = device.describe()
+        assert processes.results(finished)["device"] == named
+        assert f"device         {named}\n" in (finished / "worker-0.log").read_text()
+
+    def test_a_gpu_that_cannot_be_used_is_noted(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(device, "unused_gpu", lambda: "a GPU is there")
+        assert start(tmp_path / "run", max_steps=1)["notes"] == ["a GPU is there"]
+
     def test_evaluations_in_mid_epoch_are_each_of_their_split(self, finished):
         """Held against NumPy on the weights of that step."""
         data = tiny_recipe.splits()
