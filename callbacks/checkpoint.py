@@ -143,7 +143,7 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
 
 
 class Checkpoint(StepCallback):
-    """Saves every so many steps, at each epoch's end, and when the run is asked to stop.
+    """Saves every N steps, at each epoch's end, and when the run is asked to stop.
 
     Comes last among the callbacks, so that it saves what the others have logged.
 
@@ -214,7 +214,7 @@ class Checkpoint(StepCallback):
         self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
 
     def on_test_batch_end(self, batch, logs=None):
-        """Gives up an evaluation; a run that resumes does it again."""
+        """Gives up an evaluation; a run that resumes repeats it."""
         if self.asked_to_stop():
             raise Stopped
 

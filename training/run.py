@@ -146,6 +146,7 @@ class Run:
             workers=self.workers,
         )
         self.progress = Progress(self.throughput, self.records)
+        self.evaluation_callbacks: list[keras.callbacks.Callback] = [self.progress]
         self.checkpoint: Checkpoint
 
     def _new_folder(self) -> Path:
@@ -482,7 +483,13 @@ class TrainingPlan(Plan):
         run = self.run
         options = run.options
         info = run.folder.checkpoint
+        during = run.evaluation_callbacks
+        validate = EvaluateEvery(
+            run.records, validation, "validation", options.validate_every, during
+        )
+        test_too = EvaluateEvery(run.records, test, "test", options.test_every, during)
         ours = {"records": run.records, "tensorboard": run.tensorboard}
+        ours |= {"validate_every": validate, "test_every": test_too}
         stateful = checks.stateful(ours, extra, info)
         run.checkpoint = Checkpoint(
             run.folder.path / "checkpoints",
@@ -497,6 +504,7 @@ class TrainingPlan(Plan):
             fingerprint=fingerprint,
             restored=info,
         )
+        during.append(run.checkpoint)
         callbacks = [
             Restore(info, stateful),
             StopAtStep(),
@@ -507,8 +515,8 @@ class TrainingPlan(Plan):
             run.tensorboard,
             run.terminal,
             run.progress,
-            EvaluateEvery(run.records, validation, "validation", options.validate_every),
-            EvaluateEvery(run.records, test, "test", options.test_every),
+            validate,
+            test_too,
             run.checkpoint,  # saves what the others have logged
         ]
         for callback in callbacks:
@@ -519,4 +527,4 @@ class TrainingPlan(Plan):
     @property
     def evaluate_options(self) -> dict:
         """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
-        return {"verbose": 0, "callbacks": [self.run.checkpoint, self.run.progress]}
+        return {"verbose": 0, "callbacks": self.run.evaluation_callbacks}

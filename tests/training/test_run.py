@@ -283,6 +283,32 @@ class TestFullDisk:
         assert_as_unbroken(folder, finished)
 
 
+@pytest.mark.parametrize("step", [3, 12, 9])
+def test_a_stop_ends_an_evaluation_in_mid_epoch(step, tmp_path, finished, monkeypatch):
+    """A run that resumes repeats it, with the numbers and the place that it would have had."""
+    stock, batches = Checkpoint.on_test_batch_end, []
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.saved_step < step <= self.step + 1:  # the callbacks before it are at this step
+            batches.append(batch)
+            if len(batches) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        stock(self, batch, logs)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "on_test_batch_end", on_test_batch_end)
+        with pytest.raises(Stopped):
+            start(folder, **EVALUATIONS)
+    assert batches == [0] * (2 if step == 12 else 1)  # the test split's too
+    assert newest(folder).step == step
+    assert step not in [record["step"] for record in processes.records(folder, "evaluation")]
+    start(folder, **EVALUATIONS)
+    assert_as_unbroken(folder, finished)
+    assert processes.records(folder) == processes.records(finished)
+    assert processes.events(folder) == processes.events(finished)
+
+
 class TestSignals:
     @pytest.fixture
     def left(self, monkeypatch):
