@@ -46,7 +46,7 @@ class Records(StepCallback):
     ):
         super().__init__()
         self.path = path
-        self.listeners = listeners
+        self.listeners = list(listeners)
         self.throughput = throughput
         self.log_every = log_every
         self.perplexity_of: str | None = None

@@ -21,6 +21,7 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
+from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert
@@ -171,8 +172,13 @@ def main(options: Options) -> dict:
                 ],
                 **plan.compile_options,
             )
-        # Training and test.
-        fit_options = plan.fit_options(model, train_data, validation=valid_data, test=test_data)
+        # Training and test; TensorBoard shows how sentences are classified.
+        samples = ClassifiedSentences(
+            run.tensorboard, inputs["valid"], splits["valid"][0], labels["valid"], data.classes
+        )
+        fit_options = plan.fit_options(
+            model, train_data, validation=valid_data, test=test_data, extra=[samples]
+        )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(

@@ -19,6 +19,8 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
+from callbacks.plateau import FACTOR, ReduceOnPlateau
+from callbacks.profile import Profile
 from callbacks.progress import Progress
 from callbacks.records import EvaluateEvery, Records, with_perplexity
 from callbacks.steps import StepCallback
@@ -35,7 +37,7 @@ from machine import device, mfu, xla_cache
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import log_to_file, run_logging
-from training.options import SharedOptions, check, command, shown
+from training.options import SharedOptions, check, command, profile_window, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
@@ -86,6 +88,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
         stack.callback(run.progress.close)
+        stack.callback(run.profile.close)
         stack.callback(xla_cache.store)
         try:
             run.open()
@@ -146,6 +149,7 @@ class Run:
             workers=self.workers,
         )
         self.progress = Progress(self.throughput, self.records)
+        self.profile = Profile(run_dir, profile_window(options.profile) if self.is_chief else None)
         self.evaluation_callbacks: list[keras.callbacks.Callback] = [self.progress]
         self.checkpoint: Checkpoint
 
@@ -325,6 +329,8 @@ class Run:
             "seed": self.options.seed,
             "steps": steps,  # fewer than planned after --early-stopping
             "epochs": self.checkpoint.epochs_done,
+            # --early-stopping ends on the best weights.
+            "weights_of_step": self.checkpoint.weights_step or steps,
             "history": self.records.history,
             "test": test,
             "baseline": baseline,
@@ -415,7 +421,8 @@ class TrainingPlan(Plan):
             validation: batches of the validation split.
             test: batches of the test split, for `--test-every`.
             extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
-                is kept in each checkpoint and handed back when the run resumes.
+                is kept in each checkpoint and handed back when the run resumes. One that has
+                `on_record(record)` gets every record of the run.
             perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
             operations_per_example: floating-point operations that training on one example needs,
                 for `mfu`.
@@ -431,6 +438,7 @@ class TrainingPlan(Plan):
         info = run.folder.checkpoint
         checks.refuse_unwrapped(model, self.replicas)
         first_batch = checks.first_batch_sha256(train_data)
+        plateau = self._plateau(model)
         keras_compat.build(model, train_data)
         fingerprint = checks.require_same(info, model, first_batch, self.global_batch_size)
         checks.require_metric(model, run.options.keep_best, run.options.keep_best_mode)
@@ -461,7 +469,11 @@ class TrainingPlan(Plan):
         if self.jit is True or model.jit_compile:
             known = xla_cache.restore(run.cache_dir, run.recipe, shown(run.options) | self.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
-        callbacks = self._callbacks(validation, test, extra, fingerprint)
+        if info is None:
+            run.tensorboard.show_options(shown(run.options) | self.fixed())
+            names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
+            run.tensorboard.show_charts(list(names))
+        callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
         epochs_done = 0
         if info is not None:
             epochs_done = info.epochs_done
@@ -478,7 +490,18 @@ class TrainingPlan(Plan):
             "shuffle": False,  # the data are shuffled already
         }
 
-    def _callbacks(self, validation, test, extra, fingerprint) -> list[keras.callbacks.Callback]:
+    def _plateau(self, model: keras.Model) -> dict[str, StepCallback]:
+        """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or nothing."""
+        options = self.run.options
+        if options.reduce_on_plateau is None:
+            return {}
+        metric, factor = options.keep_best or "val_loss", options.plateau_factor or FACTOR
+        arguments = (options.reduce_on_plateau, metric, factor, options.keep_best_mode)
+        return {"plateau": ReduceOnPlateau(model, *arguments)}
+
+    def _callbacks(
+        self, validation, test, extra, plateau, fingerprint
+    ) -> list[keras.callbacks.Callback]:
         """Returns what `fit()` gets, in the order that makes a resumed run identical."""
         run = self.run
         options = run.options
@@ -489,7 +512,8 @@ class TrainingPlan(Plan):
         )
         test_too = EvaluateEvery(run.records, test, "test", options.test_every, during)
         ours = {"records": run.records, "tensorboard": run.tensorboard}
-        ours |= {"validate_every": validate, "test_every": test_too}
+        ours |= {"validate_every": validate, "test_every": test_too} | plateau
+        run.records.listeners += [each for each in extra if hasattr(each, "on_record")]
         stateful = checks.stateful(ours, extra, info)
         run.checkpoint = Checkpoint(
             run.folder.path / "checkpoints",
@@ -517,6 +541,8 @@ class TrainingPlan(Plan):
             run.progress,
             validate,
             test_too,
+            run.profile,
+            *plateau.values(),
             run.checkpoint,  # saves what the others have logged
         ]
         for callback in callbacks:

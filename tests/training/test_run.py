@@ -1,6 +1,7 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -151,6 +152,43 @@ class TestCheckpoints:
         assert results["resumed_from_step"] == 3
         assert_as_unbroken(folder, finished)
 
+    def test_early_stopping_ends_on_the_best_weights(self, tmp_path, capsys):
+        """A val_loss that should grow: the first epoch is the best one, two more are waited for."""
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=2, epochs=5)
+        folder = tmp_path / "run"
+        found = start(folder, **options)
+        assert (found["steps"], found["weights_of_step"]) == (3 * PER_EPOCH, PER_EPOCH)
+        best = checkpoint_files.read(folder / "best")
+        value = found["history"]["val_loss"][0]
+        line = f"weights        of epoch 1, the best of 3 (val_loss {value:.4f})\n"
+        assert line in capsys.readouterr().out
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        model.load_weights(best.folder / "model.weights.h5")
+        stored = load_run(folder).load_model()
+        for ours, theirs in zip(stored.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        x, y = tiny_recipe.splits()["test"]
+        logits = keras.ops.convert_to_numpy(model(x))
+        assert found["test"]["accuracy"] == pytest.approx((logits.argmax(axis=1) == y).mean())
+        # Killed before its results were written.
+        shutil.rmtree(folder / "model")
+        (folder / "results.json").unlink()
+        again = start(folder, **options)
+        assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
+        assert again["weights_sha256"] == found["weights_sha256"]
+
+    def test_a_lowered_rate_is_lowered_in_a_run_that_resumes(self, stopped, tmp_path):
+        """A val_loss that should grow never does: the rate is halved after each epoch but one."""
+        options = dict(keep_best="val_loss", keep_best_mode="max", reduce_on_plateau=1, epochs=4)
+        unbroken = start(tmp_path / "unbroken", **options)
+        found = [r["learning_rate"] for r in processes.records(tmp_path / "unbroken", "epoch")]
+        schedule = [0.01 * (1 - (PER_EPOCH * epoch - 1) / 100) for epoch in (1, 2, 3, 4)]
+        expected = [rate * factor for rate, factor in zip(schedule, (1, 1, 0.5, 0.25), strict=True)]
+        assert found == pytest.approx(expected, rel=1e-5)
+        folder = stopped(2 * PER_EPOCH + 3, **options)
+        assert start(folder, **options)["weights_sha256"] == unbroken["weights_sha256"]
+        assert processes.records(folder) == processes.records(tmp_path / "unbroken")
+
     def test_the_best_has_the_highest_accuracy(self, tmp_path):
         found = start(tmp_path / "run", epochs=4, base_learning_rate=0.1, keep_best="val_accuracy")
         accuracies = found["history"]["val_accuracy"]
@@ -281,6 +319,20 @@ class TestFullDisk:
         (small_disk / "filler").unlink()
         assert as_command(*line)[0] == 0
         assert_as_unbroken(folder, finished)
+
+
+def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
+    class Tracker(keras.callbacks.Callback):
+        seen = []
+
+        def on_record(self, record):
+            self.seen.append(record)
+
+    tracker = Tracker()
+    start(tmp_path / "run", extra=[tracker], validate_every=4, profile="2:3")
+    lines = [json.loads(line) for line in open(tmp_path / "run" / "metrics.jsonl")]
+    assert tracker.seen == lines and {r["event"] for r in lines} == {"step", "epoch", "evaluation"}
+    assert list(tmp_path.glob("run/plugins/profile/*/*.xplane.pb"))
 
 
 @pytest.mark.parametrize("step", [3, 12, 9])
