@@ -173,7 +173,6 @@ class TestProblems:
             ("0:3", None),
             ("3", None),
             ("3:", None),
-            (None, None),
         ],
     )
     def test_a_window_of_steps(self, text, window):
