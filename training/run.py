@@ -422,7 +422,7 @@ class TrainingPlan(Plan):
             test: batches of the test split, for `--test-every`.
             extra: callbacks of the recipe's own. What a `StepCallback` returns from `get_state()`
                 is kept in each checkpoint and handed back when the run resumes. One that has
-                `on_record(record)` gets every record of the run.
+                `on_record(record)` gets every record of the run, on the chief.
             perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
             operations_per_example: floating-point operations that training on one example needs,
                 for `mfu`.
@@ -513,7 +513,8 @@ class TrainingPlan(Plan):
         test_too = EvaluateEvery(run.records, test, "test", options.test_every, during)
         ours = {"records": run.records, "tensorboard": run.tensorboard}
         ours |= {"validate_every": validate, "test_every": test_too} | plateau
-        run.records.listeners += [each for each in extra if hasattr(each, "on_record")]
+        if run.is_chief:
+            run.records.listeners += [each for each in extra if hasattr(each, "on_record")]
         stateful = checks.stateful(ours, extra, info)
         run.checkpoint = Checkpoint(
             run.folder.path / "checkpoints",
