@@ -92,6 +92,10 @@ class Progress(EvaluationProgress):
     def _place(self) -> str:
         return f"step {self.step}/{self.total_steps}"
 
+    def on_test_begin(self, logs=None):
+        """Shows that an evaluation begins; the first one compiles."""
+        self._draw(lambda: f"{self._place()}  evaluating", at_once=True)
+
     def on_test_batch_end(self, batch, logs=None):
         """Counts the batches of an evaluation: within `fit()` in the line of the step."""
         if self._steps is not None:
