@@ -34,9 +34,10 @@ help:
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
+	@echo "installing TensorFlow, Keras and what they need into .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 bert_mlm causal_lm mnist dna_melting text_classification: .venv/installed
@@ -72,8 +73,8 @@ check-upstream: .venv/installed
 .venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-export
-	.venv-export/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-export.lock
-	.venv-export/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-export/bin/python -m pip install --disable-pip-version-check -r requirements.lock -r requirements-export.lock
+	.venv-export/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 test-export: .venv-export/installed
@@ -83,8 +84,8 @@ test-export: .venv-export/installed
 .venv-ray/installed: requirements.lock requirements-ray.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-ray.lock
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-ray/bin/python -m pip install --disable-pip-version-check -r requirements.lock -r requirements-ray.lock
+	.venv-ray/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 test-ray: .venv-ray/installed

@@ -31,6 +31,7 @@ import keras
 from callbacks.errors import Stopped, saving
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
+from callbacks.terminal_log import RESULT
 from data import files
 from distribution import keras_compat
 from distribution.metric_states import MetricStates
@@ -143,7 +144,7 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
 
 
 class Checkpoint(StepCallback):
-    """Saves every so many steps, at each epoch's end, and when the run is asked to stop.
+    """Saves every N steps, at each epoch's end, and when the run is asked to stop.
 
     Comes last among the callbacks, so that it saves what the others have logged.
 
@@ -156,9 +157,13 @@ class Checkpoint(StepCallback):
         stateful_callbacks: callbacks whose `get_state()` belongs into a checkpoint, by name.
         best: metric of the validation split by which the best checkpoint is kept too, or None.
         best_mode: "min" or "max", or "auto" where the metric tells which is better.
-        patience: epochs without a better one after which the run ends, or None.
+        patience: epochs without a better one after which the run ends, or None. Where it is given,
+            the model has the best weights when `fit()` returns.
         fingerprint: what a run that resumes is compared with; JSON values.
         restored: the checkpoint that this run resumes from, or None.
+
+    Attributes:
+        weights_step: the step whose weights the model has after `fit()`, where it is not the last.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class Checkpoint(StepCallback):
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
+        self.weights_step: int | None = None
         self._epoch_metrics: list | None = None
         self.saved_step = restored.step if restored else 0
 
@@ -237,6 +243,24 @@ class Checkpoint(StepCallback):
             )
             self.model.stop_training = True
         return False
+
+    def on_train_end(self, logs=None):
+        """Puts the best weights back where the run may end early: they are tested and saved."""
+        if self.patience is None or self.best_value is None:
+            return
+        best = self.folder.parent / "best"
+        if self.best_epoch != self.epochs_done:
+            damage = files.damage(best, (WEIGHTS, STATE))
+            if damage is not None:
+                log.warning("%s is damaged (%s): the last weights are kept", best, damage)
+                return
+            self.model.load_weights(best / WEIGHTS)
+            self.weights_step = read(best).step
+        log.log(
+            RESULT,
+            "%-14s of epoch %d, the best of %d (%s %.4f)",
+            *("weights", self.best_epoch, self.epochs_done, self.best, self.best_value),
+        )
 
     def save(self, finished: bool = False, is_best: bool = False) -> None:
         """Writes a checkpoint of this very moment.

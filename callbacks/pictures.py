@@ -59,19 +59,26 @@ class ImageSummaries(Predictions):
         from sklearn.metrics import ConfusionMatrixDisplay
 
         figure = _figure(*[3 + 0.4 * len(self.classes)] * 2)
+        axes = figure.add_subplot()
         # The root, because a good model's mistakes are a few percent: they would be invisible.
-        ConfusionMatrixDisplay.from_predictions(
+        drawn = ConfusionMatrixDisplay.from_predictions(
             self.labels,
             predicted,
             labels=range(len(self.classes)),
             display_labels=self.classes,
-            ax=figure.add_subplot(),
+            ax=axes,
             cmap="Blues",
             im_kw={"norm": PowerNorm(0.5)},
-            text_kw={"fontsize": 8},
+            values_format="d",
+            text_kw={"fontsize": 11 if len(self.classes) <= 20 else 8},
             xticks_rotation="vertical",
             colorbar=False,
         )
+        for count in drawn.text_.flat:  # mistakes that never occur would hide the others
+            if count.get_text() == "0":
+                count.set_text("")
+        axes.tick_params(labelsize=11)
+        axes.set_title(f"step {self.step}: {np.mean(predicted == self.labels):.1%} right")
         return _pixels(figure)
 
 

@@ -13,6 +13,8 @@ from callbacks.tensorboard import TensorBoard, escape
 BATCH = 250  # examples of one call of the model
 MASKED = 4  # sentences that are shown, the first of the split
 FILLS = 3  # of a mask, the likeliest ones
+CLASSIFIED = 10  # sentences that are shown, the first of the split
+LONGEST = 300  # characters of one of them
 NOT_SHOWN = ("[CLS]", "[SEP]", "[PAD]")
 
 
@@ -120,6 +122,46 @@ class MaskedSamples(Predictions):
                 space = "" if piece.startswith("##") else " "
                 text += space + bold_if(position in masked, piece.removeprefix("##"))
         return "\n".join([text.strip(), "", *rows])
+
+
+class ClassifiedSentences(Predictions):
+    """Writes sentences, their classes and the likeliest prediction, each epoch.
+
+    Args:
+        tensorboard: where the text goes.
+        inputs: what the model takes of a split, a dict of arrays; the first ten are taken.
+        sentences: the same sentences as text.
+        labels: their classes, integers of shape (n,).
+        classes: the names of the classes.
+    """
+
+    def __init__(
+        self,
+        tensorboard: TensorBoard,
+        inputs,
+        sentences: Sequence[str],
+        labels: np.ndarray,
+        classes: Sequence[str],
+    ):
+        super().__init__(tensorboard, keras.tree.map_structure(lambda x: x[:CLASSIFIED], inputs))
+        self.sentences = list(sentences[:CLASSIFIED])
+        self.labels = np.asarray(labels)[:CLASSIFIED]
+        self.classes = list(map(str, classes))
+
+    def show(self, outputs):
+        """Writes a table; the predicted class is bold where it is right."""
+        shares = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
+        rows = ["| sentence | class | predicted |", "| --- | --- | --- |"]
+        for sentence, label, share in zip(self.sentences, self.labels, shares, strict=True):
+            best = int(np.argmax(share))
+            predicted = bold_if(best == label, self.classes[best])
+            if len(sentence) > LONGEST:
+                sentence = sentence[:LONGEST] + " ..."
+            rows.append(
+                f"| {escape(sentence)} | {escape(self.classes[label])} "
+                f"| {predicted} {share[best]:.1%} |"
+            )
+        tf.summary.text("sentences", "\n".join(rows))
 
 
 def bold_if(condition: bool, text: str) -> str:

@@ -1,5 +1,6 @@
 """Records steps, epochs and evaluations, in metrics.jsonl and for whoever shows them."""
 
+import contextlib
 import json
 import math
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import keras
 
-from callbacks.errors import saving
+from callbacks.errors import Stopped, saving
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution import keras_compat
@@ -17,7 +18,7 @@ from distribution.step import gradient_norm
 
 
 class Records(StepCallback):
-    """Makes a record of every so many steps, of each epoch and of each evaluation.
+    """Makes a record of every N steps, of each epoch and of each evaluation.
 
     A record is a dict with `event` ("step", "epoch" or "evaluation"), `step` (of the run), `epoch`
     (counted from 1) and numbers. It is a line of metrics.jsonl, of which a resumed run keeps the
@@ -46,7 +47,7 @@ class Records(StepCallback):
     ):
         super().__init__()
         self.path = path
-        self.listeners = listeners
+        self.listeners = list(listeners)
         self.throughput = throughput
         self.log_every = log_every
         self.perplexity_of: str | None = None
@@ -54,6 +55,11 @@ class Records(StepCallback):
         self.history: dict[str, list[float]] = {}
         self.workers_by_step: list[dict[str, int]] = []
         self._loss = StepLoss()
+
+    @property
+    def loss_now(self) -> float:
+        """Returns the mean loss of the steps since the last record; that of the record before."""
+        return self._loss.so_far()
 
     def get_state(self) -> dict:
         """Returns the history, the losses since the last record, and how long the file is."""
@@ -137,6 +143,7 @@ class StepLoss:
         self.total, self.steps = 0.0, 0  # since the last record
         self.epoch = self.begin = self.done = 0  # where the running mean begins, and is
         self.sum = 0.0  # of the losses from `begin` to `done`
+        self.last = 0.0  # what `since_last()` returned
 
     def add(self, epoch: int, done: int, mean: float) -> None:
         """Adds the steps of an execution.
@@ -158,40 +165,76 @@ class StepLoss:
 
     def since_last(self) -> float:
         """Returns the mean since the last call; NaN where no step counts."""
-        mean = self.total / self.steps if self.steps else math.nan
+        self.last = self.total / self.steps if self.steps else math.nan
         self.total, self.steps = 0.0, 0
-        return mean
+        return self.last
+
+    def so_far(self) -> float:
+        """Returns the mean since the last call of `since_last()`; right after it, the same mean."""
+        return self.total / self.steps if self.steps else self.last
 
 
 class EvaluateEvery(StepCallback):
-    """Evaluates on a split every so many steps, without disturbing the epoch's own metrics.
+    """Evaluates on a split every N steps, without disturbing the epoch's own metrics.
 
-    A run that is asked to stop meanwhile stops after it.
+    A run that is asked to stop meanwhile ends the evaluation, and repeats it when it resumes.
 
     Args:
         records: where the numbers go, under the split's name.
         data: batches of the split.
         split: "validation" or "test".
         every: steps between two evaluations; None for never.
+        callbacks: for `evaluate()`; one of them raises `Stopped` where the run should stop.
     """
 
-    def __init__(self, records: Records, data, split: str, every: int | None):
+    def __init__(
+        self,
+        records: Records,
+        data,
+        split: str,
+        every: int | None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ):
         super().__init__()
         self.records = records
         self.data = data
         self.split = split
         self.every = every
+        self.callbacks = callbacks
+        self._owed = False
+
+    def get_state(self) -> dict:
+        """Returns whether the evaluation of this step was given up."""
+        return {"owed": self._owed}
+
+    def set_state(self, state: dict) -> None:
+        """Takes it back."""
+        self._owed = state["owed"]
+
+    def on_train_begin(self, logs=None):
+        """Repeats the evaluation that the run was stopped in, with the weights of that step."""
+        if self._owed:
+            self._evaluate()
 
     def on_step_end(self, step, logs):
-        """Evaluates where it is due."""
-        if not self.is_due(self.every):
-            return
+        """Evaluates where it is due; `Checkpoint`, which comes later, stops the run."""
+        if self.is_due(self.every):
+            with contextlib.suppress(Stopped):
+                self._evaluate()
+
+    def _evaluate(self) -> None:
         states = MetricStates.of(self.model)
         of_the_epoch = states.read()
-        numbers = self.model.evaluate(self.data, verbose=0, return_dict=True)
-        states.write(of_the_epoch)
+        self._owed = True
+        try:
+            numbers = self.model.evaluate(
+                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
+            )
+        finally:
+            states.write(of_the_epoch)
+        self._owed = False
         numbers = {name: float(value) for name, value in numbers.items()}
-        self.records.record_evaluation(self.split, step, numbers)
+        self.records.record_evaluation(self.split, self.step, numbers)
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:

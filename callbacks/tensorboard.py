@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -60,6 +62,42 @@ class TensorBoard(StepCallback):
                 tag = _tag(record, name)
                 if tag is not None:
                     tf.summary.scalar(tag, value)
+
+    def show_options(self, options: dict) -> None:
+        """Shows the options on the page Text, as a table, at step 0.
+
+        Args:
+            options: by name; those that are None are left out.
+        """
+        rows = [
+            f"| {escape(name)} | {escape(value)} |"
+            for name, value in options.items()
+            if value is not None
+        ]
+        with self.writing(0):
+            tf.summary.text("options", "\n".join(["| option | value |", "| --- | --- |", *rows]))
+
+    def show_charts(self, metrics: Sequence[str]) -> None:
+        """Shows each metric's training, validation and test in one chart: page Custom Scalars.
+
+        Args:
+            metrics: names, without `val_`.
+        """
+        from tensorboard.plugins.custom_scalar import layout_pb2, summary
+
+        charts = [
+            layout_pb2.Chart(
+                title=name,
+                multiline=layout_pb2.MultilineChartContent(
+                    tag=[f"^{re.escape(name)}/(train|validation|test)$"]
+                ),
+            )
+            for name in metrics
+        ]
+        category = layout_pb2.Category(title="train, validation, test", chart=charts)
+        layout = summary.pb(layout_pb2.Layout(category=[category]))
+        with self.writing(0):
+            tf.summary.experimental.write_raw_pb(layout.SerializeToString())
 
     def show_hparams(self, step: int, hparams: dict) -> None:
         """Shows options by which finished runs can be sorted, beside their last scalars.

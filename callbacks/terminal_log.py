@@ -10,6 +10,9 @@ log = logging.getLogger("recipes")
 # The level of a run's results, which --quiet shows too.
 RESULT = logging.INFO + 5
 
+COLUMNS = 80  # of an epoch's line
+SPACE = "  "  # between two numbers
+
 
 class TerminalLog(StepCallback):
     """Logs each record in a line.
@@ -37,16 +40,14 @@ class TerminalLog(StepCallback):
                 f"loss {record['loss']:.4f}",
                 f"learning rate {record['learning_rate']:.3g}",
             ]
-            for unit in ("tokens", "examples"):
-                if f"{unit}_per_second" in record:
-                    parts.append(f"{record[f'{unit}_per_second']:,.0f} {unit}/s")
-                    break
+            parts += speed_of(record)
             seconds = self.throughput.seconds_for(self.total_steps - step)
             if seconds is not None:
                 parts.append(f"{format_seconds(seconds)} left")
             log.info("%s", "  ".join(parts))
         elif record["event"] == "epoch":
-            log.info("%s", format_epoch(record))
+            for line in format_epoch(record):
+                log.info("%s", line)
         else:
             level = RESULT if self._trained else logging.INFO
             metrics = metrics_of(record)
@@ -59,16 +60,30 @@ class TerminalLog(StepCallback):
         self._trained = True
 
 
-def format_epoch(record: dict) -> str:
-    """Returns an epoch's metrics, training | validation, and the rate."""
+def speed_of(numbers: dict) -> list[str]:
+    """Returns tokens a second, or examples where no tokens are counted; empty before both."""
+    for unit in ("tokens", "examples"):
+        if f"{unit}_per_second" in numbers:
+            return [f"{numbers[f'{unit}_per_second']:,.0f} {unit}/s"]
+    return []
+
+
+def format_epoch(record: dict) -> list[str]:
+    """Returns an epoch's metrics, training | validation, and the rate: lines of 80 columns."""
     train, valid = metrics_of(record), metrics_of(record, "val_")
-    parts = [f"epoch {record['epoch']}"]
+    epoch = f"epoch {record['epoch']}"
+    parts = []
     for name in sorted(train | valid, key="loss".__ne__):
         numbers = [format_number(part.get(name)) for part in (train, valid) if part]
         parts.append(f"{name} {' | '.join(numbers)}")
     if "learning_rate" in record:
         parts.append(f"lr {record['learning_rate']:.3g}")
-    return "  ".join(parts)
+    lines = [epoch]
+    for part in parts:
+        if len(lines[-1]) + len(SPACE + part) > COLUMNS:
+            lines.append(" " * len(epoch))
+        lines[-1] += SPACE + part
+    return lines
 
 
 def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:

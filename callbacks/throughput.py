@@ -54,7 +54,7 @@ class Throughput(StepCallback):
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
-            xla_cache.keep()  # before the run is perhaps killed
+            xla_cache.store()  # before the run is perhaps killed
             return
         if (
             self._steps == 0

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import requests
-from tqdm import tqdm
 
 from data import files
 from data.errors import DataError
+from data.live_line import live_line
 
 # One of the WikiText mirrors answers 403 to the default User-Agent of Python's libraries.
 HEADERS = {
@@ -62,7 +62,7 @@ def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
             if not response.ok:
                 return f"answered {response.status_code} {response.reason}"
             total = int(response.headers.get("Content-Length", 0)) or None
-            with tqdm(desc=what, total=total, unit="B", unit_scale=True, disable=None) as bar:
+            with live_line(what=what, total=total, unit="B", unit_scale=True) as bar:
                 for chunk in response.iter_content(CHUNK_BYTES):
                     file.write(chunk)
                     bar.update(len(chunk))

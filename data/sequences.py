@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from tqdm import tqdm
 
 from data import files, word_pieces
 from data.errors import DataError
+from data.live_line import live_line
 from data.text import Text
 from data.word_pieces import SpecialTokens
 
@@ -97,7 +97,7 @@ def sequences_once(
     def build(folder: Path) -> None:
         folder.mkdir()
         for split, found in text.splits.items():
-            found = tqdm(found, f"tokenising {split}", disable=None)
+            found = live_line(found, f"tokenising {split}")
             if text_mode == "lines":
                 found = (line for line in found if len(line.encode()) > SHORT_LINE)
             tokens = word_pieces.tokenize(found, tokenizer)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from data import files
 from data.errors import DataError
+from data.live_line import Waiting, live_line
 from data.text import Text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -96,7 +96,8 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
         vocab_size=size, special_tokens=fixed, show_progress=False
     )
     repeated = (" ".join([word] * count) for word, count in sorted(words.items()))
-    tokenizer.train_from_iterator(repeated, trainer)
+    with Waiting("learning the vocabulary"):
+        tokenizer.train_from_iterator(repeated, trainer)
     pieces = tokenizer.get_vocab()
     return sorted(pieces, key=lambda piece: pieces[piece])
 
@@ -131,7 +132,7 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-{size}"
 
     def build(folder: Path) -> None:
-        lines = tqdm(text.splits["train"], "learning the vocabulary", disable=None)
+        lines = live_line(text.splits["train"], "reading words")
         content = "".join(f"{piece}\n" for piece in learn_vocabulary(lines, size))
         folder.mkdir()
         (folder / "vocabulary.txt").write_text(content, encoding="utf-8")

@@ -54,9 +54,13 @@ def report_devices() -> None:
 
     from distribution import strategies
     from distribution.errors import DistributionError
+    from machine import device
 
     gpus = tf.config.list_physical_devices("GPU")
-    print(f"devices: {len(gpus)} GPU, {os.cpu_count()} CPU cores")
+    print(f"devices: {len(gpus)} GPU, {os.cpu_count()} CPU cores: {device.describe()}")
+    unused = device.unused_gpu()
+    if unused:
+        print(f"warning: {unused}")
     try:
         print(f"strategy: auto takes {strategies.resolve('auto', None)}")
     except DistributionError as error:
@@ -102,12 +106,25 @@ def last_tensors(run: Path) -> dict[str, np.ndarray]:
 
 
 def differences(one: dict, other: dict) -> list[str]:
-    """Lists the tensors for which not max|a-b| <= 1e-9 max(1, max|a|)."""
-    return [
-        name
-        for name, a in one.items()
-        if not abs(a - other[name]).max() <= 1e-9 * max(1.0, abs(a).max())
-    ]
+    """Lists the tensors that are in one run only, have other shapes, or differ.
+
+    They differ unless max|a-b| <= 1e-9 max(1, max|a|).
+
+    Args:
+        one: arrays by name.
+        other: likewise.
+    """
+    found = []
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other:
+            found.append(f"{name} (only on {'one worker' if name in one else 'two workers'})")
+        elif one[name].shape != other[name].shape:
+            found.append(f"{name} (shapes {one[name].shape} and {other[name].shape})")
+        elif one[name].size:
+            a, b = one[name], other[name]
+            if not abs(a - b).max() <= 1e-9 * max(1.0, abs(a).max()):  # nor where it is not finite
+                found.append(name)
+    return found
 
 
 if __name__ == "__main__":

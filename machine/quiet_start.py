@@ -10,8 +10,8 @@ import importlib.machinery
 import logging
 import os
 import re
+import subprocess
 import sys
-import tempfile
 import types
 import typing
 import warnings
@@ -68,24 +68,44 @@ class _QuietFinder:
         return spec
 
 
+# Holds back what it reads, and writes it if the last line is not the one that says all is well:
+# TensorFlow may end this process in native code, where nothing of Python's is called any more.
+HOLD_BACK = """
+held=
+while IFS= read -r line; do
+  [ "$line" = "$0" ] && exit
+  held="$held$line
+"
+done
+printf %s "$held$line" >&2
+"""
+ALL_IS_WELL = b"keras-recipes: imported"
+
+
 @contextlib.contextmanager
 def _standard_error_caught() -> Iterator[None]:
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    shell = None
+    if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+        with contextlib.suppress(OSError):  # no shell: nothing is held back
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", HOLD_BACK, ALL_IS_WELL],
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C ends this process; what it wrote is still shown
+            )
+    if shell is None or shell.stdin is None:
         yield
         return
     stderr = os.dup(2)
     # Nothing but fatal errors; read once, by the import. Python reports the others, and XLA finds
     # tuning hints that it put into a program itself missing on this processor, in long lines.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            caught.seek(0)
-            os.write(stderr, caught.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+    os.dup2(shell.stdin.fileno(), 2)
+    shell.stdin.close()
+    try:
+        yield
+        os.write(2, b"\n" + ALL_IS_WELL + b"\n")
+    finally:
+        os.dup2(stderr, 2)  # the shell has read everything
+        os.close(stderr)
+        del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+        shell.wait()

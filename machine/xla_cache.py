@@ -1,19 +1,26 @@
 """Keeps what XLA has compiled, for later runs with the same options on the same processor.
 
-TensorFlow loads what it finds in a folder, does not look at its bytes, and has to know the folder
-when it is imported. So that folder is this process's own: `take()` copies the programs of the cache
-to it whose checksum is right, and `keep()` moves to the cache what was compiled since. On GPUs it
-is not the programs that are kept, which was not tried, but which of its kernels XLA found fastest.
+TensorFlow loads what it finds in a folder, does not check its bytes, and has to know the folder
+when it is imported. So that folder is this process's own: `restore()` copies the programs of the
+cache to it whose checksum is right, and `store()` moves to the cache what was compiled since. On
+GPUs it is not the programs that are kept, which was not tried, but which of its kernels XLA found
+fastest.
+
+A program is machine code: whoever can write to the cache can run code as its reader. So its folders
+must belong to this user, and nobody else may write there; otherwise they are not used.
 """
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import shutil
+import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 log = logging.getLogger("recipes")
@@ -21,6 +28,7 @@ log = logging.getLogger("recipes")
 PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
 KERNELS = "--xla_gpu_per_fusion_autotune_cache_dir="
+ABANDONED_SECONDS = 60  # younger folders are perhaps not locked yet
 FOLDERS = 50  # of the cache: those that were written last stay
 # They decide what is compiled, or for how many threads.
 ENVIRONMENT = ("XLA_", "TF_XLA_", "TF_NUM_", "TF_ENABLE_", "OMP_")
@@ -32,33 +40,64 @@ _seen: set[str] = set()  # names of what is in both
 
 
 def use_own_folder() -> None:
-    """Names a folder of this process to TensorFlow, which is about to be imported."""
+    """Names a folder of this process to TensorFlow, which is about to be imported.
+
+    Removes such folders of processes that were killed.
+    """
     global _own, _owner
     before, known, folder = f" {os.environ.get('TF_XLA_FLAGS', '')}".partition(PROGRAMS)
     if sys.platform != "linux" or (known and PREFIX not in folder):  # or the user keeps programs
         return
+    _remove_abandoned(Path(tempfile.gettempdir()))
     _owner = os.getpid()
     _own = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner}-"))
+    _lock(_own)  # until this process ends, however it does
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
     on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
     os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
 
 
-def take(cache_dir: Path, *made_from) -> bool:
+def _lock(folder: Path) -> int | None:
+    """Locks a folder for as long as this process lives; returns None where another one holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    for folder in temporary.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or another process removes it
+            if time.time() - folder.lstat().st_mtime < ABANDONED_SECONDS:
+                continue
+            descriptor = _lock(folder)
+            if descriptor is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
+
+
+def restore(cache_dir: Path, *made_from) -> bool:
     """Puts what earlier runs compiled where TensorFlow looks for it, before anything is compiled.
 
     Args:
         cache_dir: the cache; programs are stored in its folder `programs`.
-        *made_from: what decides the programs beside versions and processor.
+        *made_from: what decides the programs beside versions, processor and GPUs.
 
     Returns:
         Whether there is any.
     """
     global _cache
+    _cache = None  # of an earlier run of this process
+    _seen.clear()
     if _owner != os.getpid():
         return False
     import keras
     import tensorflow as tf
+
+    from machine import device
 
     flags = os.environ.get("XLA_FLAGS", "")
     if tf.config.list_physical_devices("GPU") and KERNELS not in flags:
@@ -66,15 +105,23 @@ def take(cache_dir: Path, *made_from) -> bool:
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
     with open("/proc/cpuinfo") as file:
         processor = sorted({line for line in file if line.startswith(("model", "flags"))})
-    made_from += (tf.__version__, keras.__version__, settings, processor)
+    made_from += (tf.__version__, keras.__version__, settings, processor, device.gpu_models())
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
-    _cache = Path(cache_dir) / "programs" / hashlib.sha256(key).hexdigest()[:24]
-    _seen.clear()  # of an earlier run of this process
+    programs = Path(cache_dir) / "programs"
+    folder = programs / hashlib.sha256(key).hexdigest()[:24]
+    with contextlib.suppress(OSError):  # not writable: nothing is kept
+        programs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (programs, folder):
+        if os.path.lexists(path) and not _is_private(path):
+            log.warning("%s: not used, since others can write there; remove it", path)
+            return False
+    _cache = folder
     for path in _cache.glob("*.sha256-*"):
         name, _, checksum = path.name.partition(".sha256-")
         with contextlib.suppress(OSError):  # another process has removed it
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() == checksum:
+            with open(path, "rb") as file:
+                content, owner = file.read(), os.fstat(file.fileno()).st_uid
+            if hashlib.sha256(content).hexdigest() == checksum and owner == os.geteuid():
                 (_own / name).write_bytes(content)
                 _seen.add(name)
             else:
@@ -83,7 +130,14 @@ def take(cache_dir: Path, *made_from) -> bool:
     return bool(_seen)
 
 
-def keep() -> None:
+def _is_private(path: Path) -> bool:
+    """Returns whether a path is a folder, and no link to one, that this user alone may change."""
+    found = path.lstat()
+    is_own = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and is_own
+
+
+def store() -> None:
     """Moves what was compiled since to the cache, unless that cannot be written."""
     if _cache is None:
         return
@@ -94,7 +148,7 @@ def keep() -> None:
             _seen.add(path.name)
             content = path.read_bytes()
             target = _cache / f"{path.name}.sha256-{hashlib.sha256(content).hexdigest()}"
-            _cache.mkdir(parents=True, exist_ok=True)
+            _cache.mkdir(mode=0o700, exist_ok=True)
             temporary = _cache / f".{os.getpid()}"
             temporary.write_bytes(content)
             os.replace(temporary, target)

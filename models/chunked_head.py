@@ -128,6 +128,10 @@ class ChunkedHead(keras.Model):
         scores = tf.stack([cross_entropy, hit], axis=-1)
         return total, tf.reshape(scores, tf.concat([tf.shape(y), [2]], axis=0))
 
+    def save(self, *args, **kwargs) -> None:
+        """Saves the model, which is what predicts; `keras.saving.load_model` returns that."""
+        self.whole.save(*args, **kwargs)
+
     def save_weights(self, *args, **kwargs) -> None:
         """Saves the model's weights and the optimizer; the file is the same with any head."""
         self.whole.save_weights(*args, **kwargs)

@@ -3,6 +3,7 @@
 import keras
 
 
+@keras.saving.register_keras_serializable("keras_recipes")
 class MacroF1(keras.metrics.Metric):
     """Computes the mean of the classes' F1 scores from integer labels.
 
@@ -12,10 +13,12 @@ class MacroF1(keras.metrics.Metric):
 
     Args:
         num_classes: number of classes.
+        name: of the metric.
+        dtype: of its sums; None for Keras's float type.
     """
 
-    def __init__(self, num_classes: int):
-        super().__init__(name="macro_f1")
+    def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
+        super().__init__(name=name, dtype=dtype)
         self.num_classes = num_classes
         self.hits = self.add_weight((num_classes,), "zeros", name="hits")
         self.labelled = self.add_weight((num_classes,), "zeros", name="labelled")
@@ -43,3 +46,7 @@ class MacroF1(keras.metrics.Metric):
         """Returns the score, a scalar from 0 to 1."""
         total = self.labelled + self.predicted
         return keras.ops.mean(keras.ops.divide_no_nan(2 * self.hits, total))
+
+    def get_config(self):
+        """Returns the arguments of the constructor, as JSON values."""
+        return {"num_classes": self.num_classes, **super().get_config()}

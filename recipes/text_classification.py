@@ -21,6 +21,7 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
+from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from models import bert
 from models.initial_weights import add_mean_layer, init_naive_bayes
@@ -169,8 +170,13 @@ def main(options: Options) -> dict:
                     MacroF1(len(data.classes)),
                 ],
             )
-        # Training and test.
-        fit_options = run.prepare(model, train_data, validation=valid_data, test=test_data)
+        # Training and test; TensorBoard shows how sentences are classified.
+        samples = ClassifiedSentences(
+            run.tensorboard, inputs["valid"], splits["valid"][0], labels["valid"], data.classes
+        )
+        fit_options = run.prepare(
+            model, train_data, validation=valid_data, test=test_data, extra=[samples]
+        )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(

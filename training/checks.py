@@ -188,8 +188,9 @@ def stateful(
         if isinstance(callback, KEEPS_STATE_OF_ITS_OWN):
             raise RunError(
                 f"keras.callbacks.{name} holds state that no checkpoint keeps, a resumed run "
-                "would train differently: take --keep-best and --early-stopping, or write a "
-                "callbacks.steps.StepCallback with get_state() and set_state()"
+                "would train differently: take --keep-best, --early-stopping and "
+                "--reduce-on-plateau, or write a callbacks.steps.StepCallback with get_state() "
+                "and set_state()"
             )
         if not isinstance(callback, StepCallback):
             continue

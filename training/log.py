@@ -7,6 +7,7 @@ from pathlib import Path
 
 from callbacks.errors import saving
 from callbacks.terminal_log import RESULT
+from data import live_line
 
 log = logging.getLogger("recipes")
 # In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
@@ -24,8 +25,9 @@ class TerminalHandler(logging.Handler):
         super().__init__(RESULT if quiet else logging.INFO)
 
     def emit(self, record):
-        """Writes one line."""
-        print(self.format(record), flush=True)
+        """Writes one line, above a live one."""
+        with live_line.paused():
+            print(self.format(record), flush=True)
 
 
 class LogFile(logging.FileHandler):
@@ -41,7 +43,8 @@ class LogFile(logging.FileHandler):
         Raises:
             CannotSave: the line could not be written.
         """
-        log.removeHandler(self)  # later lines still reach the terminal
+        for logger in (log, tensorflow_log):  # later lines still reach the terminal
+            logger.removeHandler(self)
         self.close()
         with saving(self.baseFilename):
             raise
@@ -50,6 +53,17 @@ class LogFile(logging.FileHandler):
         """Closes the file; a line that did not fit was reported."""
         with contextlib.suppress(OSError):
             super().close()
+
+
+def log_to_file(path: Path) -> None:
+    """Appends the run's log and TensorFlow's warnings to a file, until `run_logging` ends.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    handler = LogFile(path)
+    for logger in (log, tensorflow_log):
+        logger.addHandler(handler)
 
 
 @contextlib.contextmanager
@@ -66,10 +80,12 @@ def run_logging(quiet: bool) -> Iterator[None]:
     log.propagate = False
     tensorflow_log.setLevel(max(logging.WARNING, tensorflow_log.level))
     try:
-        yield
+        with live_line.quiet(quiet):
+            yield
     finally:
         for handler in log.handlers[count:]:
-            log.removeHandler(handler)
+            for logger in (log, tensorflow_log):
+                logger.removeHandler(handler)
             handler.close()
         level, log.propagate, of_tensorflow = before
         log.setLevel(level)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import shlex
 import sys
 import typing
@@ -149,9 +150,20 @@ class SharedOptions(ProgramOptions):
     )
     early_stopping: int | None = _training(
         None,
-        "Stop after N epochs in which --keep-best did not improve.",
+        "Stop after N epochs in which --keep-best did not improve, and end on the best weights.",
         within=COUNT,
         resume="free",
+    )
+    reduce_on_plateau: int | None = _training(
+        None,
+        "Lower the learning rate after N epochs in which --keep-best (default: val_loss) did not "
+        "improve.",
+        within=COUNT,
+    )
+    plateau_factor: float | None = _training(
+        None,
+        "Factor by which --reduce-on-plateau multiplies the schedule's rate (default: 0.5).",
+        within="(0, 1)",
     )
     seed: int = _training(
         0, "Seed of data order, masks, initial weights and dropout.", within="[0, 2147483647]"
@@ -204,6 +216,7 @@ class SharedOptions(ProgramOptions):
         "auto",
         "Whether a smaller or a larger value of --keep-best is better; auto knows Keras's metrics.",
     )
+    profile: str | None = _saving(None, "Profile the steps START:STOP of the run, for TensorBoard.")
     log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
     quiet: bool = _saving(False, "Print only warnings and results.")
 
@@ -217,6 +230,13 @@ class SharedOptions(ProgramOptions):
             )
         if self.early_stopping is not None and self.keep_best is None:
             found.append("--early-stopping needs --keep-best, for instance val_loss")
+        if self.plateau_factor is not None and self.reduce_on_plateau is None:
+            found.append("--plateau-factor needs --reduce-on-plateau")
+        if self.profile is not None and profile_window(self.profile) is None:
+            found.append(
+                f"--profile {self.profile}: must be START:STOP, first and last step, for instance "
+                "20:25"
+            )
         keras = sys.modules.get("keras")
         if keras is not None and keras.config.backend() != "tensorflow":
             found.append(
@@ -300,6 +320,13 @@ def check(options: ProgramOptions) -> None:
     found = all_problems(options)
     if found:
         raise OptionsError("\n".join(found))
+
+
+def profile_window(text: str | None) -> tuple[int, int] | None:
+    """Returns first and last step of `--profile START:STOP`; None where they are not two steps."""
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text or "")
+    window = (int(found[1]), int(found[2])) if found else (0, 0)
+    return window if 1 <= window[0] <= window[1] else None
 
 
 def flag(name: str) -> str:

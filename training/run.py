@@ -23,6 +23,9 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
+from callbacks.plateau import FACTOR, ReduceOnPlateau
+from callbacks.profile import Profile
+from callbacks.progress import EvaluationProgress, Progress
 from callbacks.records import EvaluateEvery, Records, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
@@ -33,12 +36,12 @@ from data.errors import DataError
 from data.files import default_cache_dir
 from distribution import keras_compat, parameter_server, step, strategies
 from distribution.errors import DistributionError
-from machine import mfu, xla_cache
+from machine import device, mfu, xla_cache
 from training import artifacts, checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
-from training.log import LogFile, run_logging
-from training.options import SharedOptions, check, command, shown
+from training.log import log_to_file, run_logging
+from training.options import SharedOptions, check, command, profile_window, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
@@ -89,7 +92,9 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
-        stack.callback(xla_cache.keep)
+        stack.callback(run.progress.close)
+        stack.callback(run.profile.close)
+        stack.callback(xla_cache.store)
         try:
             run.open()
             yield run
@@ -137,10 +142,12 @@ class Run:
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
         self._perplexity_of: str | None = None
+        self.evaluation_callbacks: list[keras.callbacks.Callback]
         if trained is not None:
             self.options = options
             self.metadata = trained.metadata
             self.tensorboard = TensorBoard(None)
+            self.evaluation_callbacks = [EvaluationProgress()]
             return
         self.metadata = {}
         self.agreement = strategies.Agreement(strategy)
@@ -159,6 +166,9 @@ class Run:
             options.log_every,
             workers=self.workers,
         )
+        self.progress = Progress(self.throughput, self.records)
+        self.profile = Profile(run_dir, profile_window(options.profile) if self.is_chief else None)
+        self.evaluation_callbacks = [self.progress, StopEvaluation(self._asked_to_stop)]
         self.checkpoint: Checkpoint
 
     def _new_folder(self) -> Path:
@@ -175,7 +185,7 @@ class Run:
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
             worker = strategies.worker_index(self.strategy)
-            log.addHandler(LogFile(self.folder.path / f"worker-{worker}.log"))
+            log_to_file(self.folder.path / f"worker-{worker}.log")
         checkpoint = self.folder.checkpoint
         if not self.agreement.everyone_has(checkpoint.step + 1 if checkpoint else 0):
             raise RunError(
@@ -280,6 +290,7 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
+            self.note(device.unused_gpu())
             self._print_plan(plan, about or {})
         return plan
 
@@ -304,7 +315,8 @@ class Run:
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
         replicas = f"{plan.replicas} in {self.workers} worker(s): {name}"
-        lines = {"run": str(self.folder.path), **about, "replicas": replicas} | plan.lines()
+        lines = {"run": str(self.folder.path), **about, "device": device.describe()}
+        lines |= {"replicas": replicas} | plan.lines()
         for title, line in lines.items():
             log.info("%-14s %s", title, line)
         info = self.folder.checkpoint
@@ -335,7 +347,8 @@ class Run:
             validation: batches of the validation split.
             test: batches of the test split, for `--test-every`.
             extra: callbacks of the recipe. What a `StepCallback` returns from `get_state()` is kept
-                in each checkpoint and handed back when the run resumes.
+                in each checkpoint and handed back when the run resumes. One that has
+                `on_record(record)` gets every record of the run, on the chief.
             perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
             operations_per_example: floating-point operations that training on one example needs,
                 for `mfu`.
@@ -353,6 +366,7 @@ class Run:
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
         first_batch = checks.first_batch_sha256(train_data)
+        plateau = self._plateau(model)
         keras_compat.build(model, train_data)
         fingerprint = checks.require_same(info, model, first_batch, plan.global_batch_size)
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
@@ -383,9 +397,13 @@ class Run:
             artifacts.require_saveable(saves or model, self.folder.path, type(options))
         self.records.perplexity_of = perplexity_of
         if jit:
-            known = xla_cache.take(self.cache_dir, self.recipe, shown(options) | plan.fixed())
+            known = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
-        callbacks = self._callbacks(validation, test, extra, fingerprint)
+        if info is None:
+            self.tensorboard.show_options(shown(options) | plan.fixed())
+            names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
+            self.tensorboard.show_charts(list(names))
+        callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
         epochs_done = 0
         if info is not None:
             epochs_done = info.epochs_done
@@ -426,11 +444,30 @@ class Run:
             )
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0}
 
-    def _callbacks(self, validation, test, extra, fingerprint) -> list[keras.callbacks.Callback]:
+    def _plateau(self, model: keras.Model) -> dict[str, StepCallback]:
+        """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or nothing."""
+        options = self.options
+        if options.reduce_on_plateau is None:
+            return {}
+        metric, factor = options.keep_best or "val_loss", options.plateau_factor or FACTOR
+        arguments = (options.reduce_on_plateau, metric, factor, options.keep_best_mode)
+        return {"plateau": ReduceOnPlateau(model, *arguments)}
+
+    def _callbacks(
+        self, validation, test, extra, plateau, fingerprint
+    ) -> list[keras.callbacks.Callback]:
         """Returns what `fit()` gets, in the order that makes a resumed run identical."""
         options = self.options
         info = self.folder.checkpoint
+        during = self.evaluation_callbacks
+        validate = EvaluateEvery(
+            self.records, validation, "validation", options.validate_every, during
+        )
+        test_too = EvaluateEvery(self.records, test, "test", options.test_every, during)
         ours = {"records": self.records, "tensorboard": self.tensorboard}
+        ours |= {"validate_every": validate, "test_every": test_too} | plateau
+        if self.is_chief:
+            self.records.listeners += [each for each in extra if hasattr(each, "on_record")]
         stateful = checks.stateful(ours, extra, info)
         self.checkpoint = Checkpoint(
             self.folder.path / "checkpoints",
@@ -456,8 +493,11 @@ class Run:
             self.records,
             self.tensorboard,
             self.terminal,
-            EvaluateEvery(self.records, validation, "validation", options.validate_every),
-            EvaluateEvery(self.records, test, "test", options.test_every),
+            self.progress,
+            validate,
+            test_too,
+            self.profile,
+            *plateau.values(),
             self.checkpoint,  # saves what the others have logged
         ]
         for callback in callbacks:
@@ -467,9 +507,8 @@ class Run:
 
     @property
     def evaluate_options(self) -> dict:
-        """Returns for `model.evaluate()` what ends it when the run is asked to stop."""
-        callbacks = [] if self.trained is not None else [StopEvaluation(self._asked_to_stop)]
-        return {"verbose": 0, "callbacks": callbacks}
+        """Returns for `model.evaluate()` what shows its progress, and ends it on a signal."""
+        return {"verbose": 0, "callbacks": self.evaluation_callbacks}
 
     def _asked_to_stop(self) -> bool:
         return self.agreement.any_worker(signals.asked)
@@ -533,9 +572,12 @@ class Run:
             "global_batch_size": self._plan.global_batch_size,
             "learning_rate": self._plan.learning_rate,
             "precision": self.options.precision,
+            "device": device.describe(),
             "seed": self.options.seed,
             "steps": steps,  # fewer than planned after --early-stopping
             "epochs": self.checkpoint.epochs_done,
+            # --early-stopping ends on the best weights.
+            "weights_of_step": self.checkpoint.weights_step or steps,
             "history": self.records.history,
             "test": test,
             "baseline": baseline,

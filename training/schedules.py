@@ -3,6 +3,7 @@
 import keras
 
 
+@keras.saving.register_keras_serializable("keras_recipes")
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """Grows linearly to the rate with which another schedule begins, then follows that.
 
@@ -25,3 +26,14 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         warm = keras.ops.cast(self.after(0), dtype) * (step + 1.0) / max(self.warmup_steps, 1)
         later = self.after(keras.ops.maximum(step - self.warmup_steps, 0.0))
         return keras.ops.where(step < self.warmup_steps, warm, keras.ops.cast(later, dtype))
+
+    def get_config(self):
+        """Returns the arguments of the constructor, as JSON values."""
+        after = keras.saving.serialize_keras_object(self.after)
+        return {"warmup_steps": self.warmup_steps, "after": after}
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes the schedule from what `get_config()` returned."""
+        after = keras.saving.deserialize_keras_object(config["after"])
+        return cls(config["warmup_steps"], after)

@@ -1,18 +1,25 @@
 """SIGTERM and SIGINT: the first asks a run to save and stop, the second ends it at once.
 
 On the command line that is the end of the process. A notebook's kernel lives on.
+
+Python calls a handler between two of its own instructions only, so never while TensorFlow compiles
+a step, which may take minutes. A thread therefore reads what arrived (`signal.set_wakeup_fd`): it
+acknowledges the first signal at once, and the second one ends the process at any time.
 """
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 
+from data import live_line
 from training.options import in_notebook
 
-# Supervisors tend to signal a process and its group: that is one request.
+# Supervisors often signal both the process and its group; count that once.
 SAME_REQUEST_SECONDS = 0.5
+END = b"\0"  # no signal has this number
 
 
 class StopRequested(KeyboardInterrupt):
@@ -31,8 +38,11 @@ class Signals:
     def __init__(self):
         self.asked = False
         self.training = False
-        self._first = 0.0
+        self._first: float | None = None  # when the first signal was acknowledged
         self._before: dict = {}
+        self._wakeup_before = -1
+        self._reader: threading.Thread | None = None
+        self._sender: socket.socket | None = None
 
     def install(self) -> None:
         """Takes over both signals; does nothing outside of the main thread."""
@@ -42,26 +52,65 @@ class Signals:
             before = signal.signal(number, self._handle)
             if before != self._handle:  # TensorFlow's strategies put handlers of their own
                 self._before.setdefault(number, before)
+        if self._reader is None and not in_notebook():  # whose event loop reads such a socket
+            receiver, self._sender = socket.socketpair()
+            self._sender.setblocking(False)
+            self._wakeup_before = signal.set_wakeup_fd(
+                self._sender.fileno(), warn_on_full_buffer=False
+            )
+            self._reader = threading.Thread(
+                target=self._read, args=(receiver,), name="signals", daemon=True
+            )
+            self._reader.start()
 
     def restore(self) -> None:
         """Puts back the handlers from before `install()`, and forgets what was asked."""
+        if self._reader is not None and self._sender is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._sender.send(END)
+            self._reader.join()
+            self._sender.close()
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
         self.asked = self.training = False
+        self._first = self._reader = self._sender = None
+
+    def forget_reader(self) -> None:
+        """Leaves the reader to the parent, in a process that was just forked."""
+        if self._reader is not None:
+            signal.set_wakeup_fd(-1)
+            self._reader = self._sender = None
+
+    def _read(self, receiver: socket.socket) -> None:
+        with receiver:
+            while (numbers := receiver.recv(64)) and END not in numbers:
+                for number in numbers:
+                    if number in (signal.SIGTERM, signal.SIGINT):
+                        self._acknowledge(number)
+
+    def _acknowledge(self, number: int) -> None:
+        if self._first is None:
+            self._first = time.monotonic()
+            name = signal.Signals(number).name
+            with live_line.paused():
+                print(
+                    f"\n{name}: saving and stopping; a second one stops immediately",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        elif time.monotonic() - self._first > SAME_REQUEST_SECONDS:
+            if in_notebook():
+                raise StopRequested("not saved: it was interrupted twice")
+            os._exit(128 + number)
 
     def _handle(self, number, frame):
-        if self.asked:
-            if time.monotonic() - self._first > SAME_REQUEST_SECONDS:
-                if in_notebook():
-                    raise StopRequested("not saved: it was interrupted twice")
-                os._exit(128 + number)
-            return
-        self.asked, self._first = True, time.monotonic()
-        name = signal.Signals(number).name
-        print(f"\n{name}: saving and stopping; a second one stops immediately", file=sys.stderr)
-        if not self.training:
+        if self._reader is None:
+            self._acknowledge(number)
+        before, self.asked = self.asked, True
+        if not before and not self.training:
             raise StopRequested
 
 
 signals = Signals()
+os.register_at_fork(after_in_child=signals.forget_reader)

@@ -1,5 +1,7 @@
 """What TensorBoard shows as text and pictures of a model's answers."""
 
+import html
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 
 from callbacks import predictions
 from callbacks.pictures import ImageSummaries, RegressionSummaries
-from callbacks.predictions import MaskedSamples
+from callbacks.predictions import ClassifiedSentences, MaskedSamples
 from callbacks.tensorboard import TensorBoard
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "c", "d|"]
@@ -67,6 +69,24 @@ def test_masked_words_and_their_fills(tmp_path):
     assert other.startswith("a c**b**b\n") and other.count("&#8220;") == 3
 
 
+def test_classified_sentences(tmp_path):
+    """The logits are the sentence's own numbers."""
+    logits = np.array([[0.0, 2.0], [1.0, 0.0]] + [[0.0, 9.0]] * 20, "float32")
+    texts = ["one | two", "x" * 1000, *["more"] * 20]
+    labels = np.array([1, 1] + [0] * 20)
+    board = TensorBoard(tmp_path)
+    callback = ClassifiedSentences(board, {"x": logits}, texts, labels, ["no", "*yes*"])
+    inputs = {"x": keras.Input((2,), name="x")}
+    callback.set_model(keras.Model(inputs, keras.layers.Identity()(inputs["x"])))
+    callback.step = 3
+    callback.on_epoch_end(0)
+    ((tag, (step, text)),) = shown(callback).items()
+    assert (tag, step) == ("sentences", 3)
+    rows = html.unescape(text.item().decode()).splitlines()[2:]
+    assert rows[0] == "| one | two | *yes* | ***yes*** 88.1% |"
+    assert rows[1] == f"| {'x' * 300} ... | *yes* | no 73.1% |" and len(rows) == 10
+
+
 def test_predicted_against_true(tmp_path):
     truth = np.array([[10.0], [20.0], [30.0]])
     callback = RegressionSummaries(TensorBoard(tmp_path), truth, truth, "°C")
@@ -107,16 +127,21 @@ def test_images_and_matrix_are_shown_at_the_step_of_the_run(images, monkeypatch)
     monkeypatch.setattr(
         Axes, "set_title", lambda self, text, **k: titles.append((text, k)) or stock(self, text)
     )
-    drawn = []
+    drawn, displays = [], []
     draw = ConfusionMatrixDisplay.plot
-    monkeypatch.setattr(
-        ConfusionMatrixDisplay,
-        "plot",
-        lambda self, **k: drawn.append(self.confusion_matrix.tolist()) or draw(self, **k),
-    )
+
+    def plot(self, **more):
+        drawn.append(self.confusion_matrix.tolist())
+        displays.append(draw(self, **more))
+        return displays[-1]
+
+    monkeypatch.setattr(ConfusionMatrixDisplay, "plot", plot)
     images.step = 12
     images.on_epoch_end(0)
+    counts = [text.get_text() for text in displays[0].text_.flat]
     assert drawn == [COUNTS]
+    assert titles.pop()[0] == "step 12: 71.4% right"
+    assert counts == ["3", "1", "", "", "2", "", "1", "", ""]  # those that are zero are left out
     assert titles[3][0] == "true c|d\npredicted a" and titles[6][0] == "true a\npredicted b"
     assert titles[3][1]["color"] != titles[1][1]["color"]
     found = shown(images)

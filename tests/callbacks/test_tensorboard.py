@@ -53,6 +53,29 @@ def test_what_came_after_the_checkpoint_is_cut_off(board, tmp_path):
     assert written(again) == [("loss/train", 1, 1.0)]
 
 
+def test_options_are_a_table(board):
+    board.show_options({"epochs": 3, "dataset": "a|b", "none": None})
+    ((tag, at, text),) = written(board)
+    assert (tag, at) == ("options", 0)
+    table = html.unescape(plugin_util.markdown_to_safe_html(text))
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", table)
+    assert cells == ["option", "value", "epochs", "3", "dataset", "a|b"]
+
+
+def test_training_and_validation_are_in_one_chart(board):
+    """As the page Custom Scalars reads it."""
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+    board.show_charts(["loss", "f1"])
+    ((tag, _, content),) = written(board)
+    assert tag == metadata.CONFIG_SUMMARY_TAG
+    (category,) = layout_pb2.Layout.FromString(content).category
+    assert [chart.title for chart in category.chart] == ["loss", "f1"]
+    (pattern,) = category.chart[0].multiline.tag
+    tags = ["loss/train", "loss/validation", "loss/test", "f1/train", "head_loss/train"]
+    assert [tag for tag in tags if re.match(pattern, tag)] == tags[:3]
+
+
 def test_hparams_are_shown_as_they_were_given(board):
     board.show_hparams(7, {"epochs": 3, "rate": 0.5, "quiet": True, "none": None})
     board.flush()

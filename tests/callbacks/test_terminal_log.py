@@ -23,15 +23,29 @@ RECORD = {
 
 
 @pytest.mark.parametrize(
-    "changes, line",
+    "changes, lines",
     [
-        ({}, "cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234.50  lr 0.00125"),
-        ({"val_other": 12.345}, "perplexity 3.4900 | 1,234.50  other - | 12.35  lr"),
+        ({}, ["cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234.50  lr 0.00125"]),
+        (
+            {"val_other": 12.345},
+            ["cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234.50", "other - | 12.35  lr"],
+        ),
+        (
+            {"accuracy": 0.25, "val_accuracy": 0.5, "epoch": 12},
+            [
+                "cross_entropy 1.2500 | 1.7500  perplexity 3.4900 | 1,234.50",
+                "accuracy 0.2500 | 0.5000  lr 0.00125",
+            ],
+        ),
     ],
 )
-def test_an_epoch(changes, line):
-    found = format_epoch(RECORD | changes)
-    assert found.startswith("epoch 3  ") and line in found
+def test_an_epoch(changes, lines):
+    record = RECORD | changes
+    found = format_epoch(record)
+    assert len(found) == len(lines) and all(len(line) <= 80 for line in found)
+    begin = f"epoch {record['epoch']}  "
+    for line, start, expected in zip(found, (begin, " " * len(begin)), lines, strict=False):
+        assert line.startswith(start + expected), line
 
 
 class Speed(Throughput):

@@ -116,7 +116,7 @@ def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
 
 def test_there_is_no_progress_bar_without_an_answer(server, tmp_path, monkeypatch):
     shown = []
-    stock = download.tqdm
-    monkeypatch.setattr(download, "tqdm", lambda **more: shown.append(more) or stock(**more))
+    stock = download.live_line
+    monkeypatch.setattr(download, "live_line", lambda **more: shown.append(more) or stock(**more))
     fetch(server, ["403", "good"], tmp_path / "file")
     assert [bar["total"] for bar in shown] == [len(BODY)]

@@ -48,6 +48,18 @@ def test_differences(other, equal):
     assert doctor.differences(one, {"a": np.array(other)}) == ([] if equal else ["a"])
 
 
+def test_names_and_shapes_are_compared():
+    one = {name: np.zeros((2, 3)) for name in ("same", "missing", "reshaped", "empty")}
+    one["empty"] = np.zeros((0,))
+    other = one | {"reshaped": np.zeros((1, 3)), "extra": np.zeros(1)}
+    del other["missing"]
+    assert doctor.differences(one, other) == [
+        "extra (only on two workers)",
+        "missing (only on one worker)",
+        "reshaped (shapes (2, 3) and (1, 3))",
+    ]
+
+
 def test_a_process_that_hangs_is_no_proof(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "PROOF_SECONDS", 0.5)
     assert not doctor.prove()

@@ -62,3 +62,12 @@ def test_failed_import_shows_what_was_written(start):
     assert ended.returncode == 1
     assert "noise of the import, level 3" in ended.stderr
     assert ended.stderr.endswith("ImportError: a library is missing\n")
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()", "os.kill(os.getpid(), 9)"])
+def test_what_native_code_wrote_before_it_ended_the_process_is_shown(start, end):
+    """As TensorFlow does for an unknown flag in TF_XLA_FLAGS: nothing of Python's runs then."""
+    fake = f"import os\nos.write(2, b'two lines\\nUnknown flag: --bad')\n{end}\n"
+    ended = start(fake=fake)
+    assert ended.returncode in (1, -6, -9)
+    assert ended.stderr == "two lines\nUnknown flag: --bad"

@@ -16,7 +16,7 @@ import tensorflow as tf
 from machine import xla_cache
 if "deterministic" in sys.argv:
     tf.config.experimental.enable_op_determinism()
-known = xla_cache.take(sys.argv[1], "tiny")
+known = xla_cache.restore(sys.argv[1], "tiny")
 times = lambda: [path.stat().st_mtime_ns for path in xla_cache._own.iterdir()]
 before = times()
 w = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)))
@@ -25,7 +25,7 @@ def step(x):
     w.assign_sub(tf.nn.softmax(tf.nn.gelu(x @ w)))
 step(tf.random.stateless_normal((64, 64), (3, 4)))
 after = times()
-xla_cache.keep()
+xla_cache.store()
 print(json.dumps([known, before == after, w.numpy().tobytes().hex()]))
 """
 # An unknown flag would end the process. The last two are for --deterministic on a GPU.
@@ -73,36 +73,143 @@ def process(tmp_path, monkeypatch):
     return begin
 
 
-def test_what_is_kept_is_taken_with_the_same_options(tmp_path, process):
+def test_what_is_stored_is_restored_with_the_same_options(tmp_path, process):
     own = process("first")
-    assert not xla_cache.take(tmp_path, "mnist", {"seed": 1})
+    assert not xla_cache.restore(tmp_path, "mnist", {"seed": 1})
     (own / "step.pb").write_bytes(b"code")
-    xla_cache.keep()
-    assert not xla_cache.take(tmp_path, "mnist", {"seed": 2})  # as in a notebook
+    xla_cache.store()
+    assert not xla_cache.restore(tmp_path, "mnist", {"seed": 2})  # as in a notebook
     own = process("second")
-    assert not xla_cache.take(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
-    assert xla_cache.take(tmp_path, "mnist", {"seed": 1})
+    assert not xla_cache.restore(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
+    assert xla_cache.restore(tmp_path, "mnist", {"seed": 1})
     assert (own / "step.pb").read_bytes() == b"code"
 
 
-def test_on_a_gpu_the_choice_of_kernels_is_kept(tmp_path, process, monkeypatch):
-    monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [kind])
-    for name, known in (("first", False), ("second", True)):
+@pytest.fixture
+def gpu(monkeypatch):
+    """Puts a GPU of this name and compute capability into the process."""
+
+    def put(name, *capability):
+        details = {"device_name": name, "compute_capability": capability}
+        monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [kind])
+        monkeypatch.setattr("tensorflow.config.experimental.get_device_details", lambda _: details)
         monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_ftz=false")
+
+    return put
+
+
+def test_on_a_gpu_the_choice_of_kernels_is_kept(tmp_path, process, gpu):
+    for name, known in (("first", False), ("second", True)):
+        gpu("H100", 9, 0)
         own = process(name)
-        assert xla_cache.take(tmp_path, "mnist") == known
+        assert xla_cache.restore(tmp_path, "mnist") == known
         assert os.environ["XLA_FLAGS"] == f'--xla_gpu_ftz=false {xla_cache.KERNELS}"{own}"'
         if not known:
             (own / "tmp").mkdir()  # XLA's
             (own / "kernel.textproto").write_text("the fastest")
-            xla_cache.keep()
+            xla_cache.store()
     assert (own / "kernel.textproto").read_text() == "the fastest"
+
+
+@pytest.mark.parametrize("other", [("H200", 9, 0), ("H100", 10, 0)])
+def test_another_model_of_gpu_chooses_its_own_kernels(tmp_path, process, gpu, other):
+    for name, model, known in (("a", ("H100", 9, 0), False), ("b", other, False)):
+        gpu(*model)
+        own = process(name)
+        assert xla_cache.restore(tmp_path, "mnist") == known
+        (own / "kernel.textproto").write_text("the fastest")
+        xla_cache.store()
+
+
+class TestWhoMayWrite:
+    """A program is machine code: whoever plants one runs it as the reader."""
+
+    @pytest.fixture
+    def programs(self, tmp_path, process):
+        own = process("first")
+        xla_cache.restore(tmp_path, "mnist")
+        (own / "step.pb").write_bytes(b"code")
+        xla_cache.store()
+        (folder,) = (tmp_path / "programs").iterdir()
+        for path in (folder, folder.parent):
+            assert path.stat().st_mode & 0o777 == 0o700
+        self.own = process("second")
+        return folder
+
+    def is_refused(self, tmp_path, caplog, named):
+        caplog.clear()
+        refused = not xla_cache.restore(tmp_path, "mnist") and not list(self.own.iterdir())
+        (self.own / "new.pb").write_bytes(b"more code")
+        xla_cache.store()
+        assert not list(tmp_path.glob("programs/*/new.pb*")), "nothing is stored there either"
+        return refused and f"{named}: not used" in caplog.text
+
+    def test_ones_own_folder_is_used(self, programs, tmp_path):
+        programs.chmod(0o755)  # others may read
+        assert xla_cache.restore(tmp_path, "mnist")
+
+    @pytest.mark.parametrize("mode", [0o770, 0o707])
+    @pytest.mark.parametrize("which", ["programs", "one"])
+    def test_a_folder_that_others_may_write(self, programs, tmp_path, caplog, mode, which):
+        folder = programs if which == "one" else programs.parent
+        folder.chmod(mode)
+        assert self.is_refused(tmp_path, caplog, folder)
+
+    @pytest.mark.parametrize("which", ["programs", "one"])
+    def test_a_folder_of_another_user(self, programs, tmp_path, caplog, monkeypatch, which):
+        folder, stock = programs if which == "one" else programs.parent, type(tmp_path).lstat
+
+        def lstat(path):
+            found = list(stock(path))
+            found[4] += path == folder  # the user
+            return os.stat_result(found)
+
+        monkeypatch.setattr(type(tmp_path), "lstat", lstat)
+        assert self.is_refused(tmp_path, caplog, folder)
+
+    def test_a_link(self, programs, tmp_path, caplog):
+        (tmp_path / "programs").rename(tmp_path / "elsewhere")
+        (tmp_path / "programs").symlink_to(tmp_path / "elsewhere")
+        assert self.is_refused(tmp_path, caplog, tmp_path / "programs")
+
+    def test_a_file_of_another_user(self, programs, tmp_path, monkeypatch, caplog):
+        me = os.geteuid()
+        users = iter([me, me, me + 1])  # of the two folders, and then of the file
+        monkeypatch.setattr(xla_cache.os, "geteuid", lambda: next(users))
+        assert not xla_cache.restore(tmp_path, "mnist") and not list(self.own.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(xla_cache.tempfile, "tempdir", str(tmp_path))
+    for name in ("killed", "alive", "new"):
+        (tmp_path / f"{xla_cache.PREFIX}{name}").mkdir()
+        (tmp_path / f"{xla_cache.PREFIX}{name}" / "program").write_text("")
+        if name != "new":
+            os.utime(tmp_path / f"{xla_cache.PREFIX}{name}", (0, 0))
+    (tmp_path / f"{xla_cache.PREFIX}link").symlink_to(tmp_path)
+    held = xla_cache._lock(tmp_path / f"{xla_cache.PREFIX}alive")
+    try:
+        for name, value in (("TF_XLA_FLAGS", ""), ("_own", None), ("_owner", 0)):
+            if name.startswith("_"):
+                monkeypatch.setattr(xla_cache, name, value)
+            else:
+                monkeypatch.setenv(name, value)
+        monkeypatch.setattr(xla_cache.atexit, "register", lambda *_, **__: None)
+        xla_cache.use_own_folder()
+    finally:
+        os.close(held)
+    left = {path.name.removeprefix(xla_cache.PREFIX) for path in tmp_path.iterdir()}
+    assert left - {xla_cache._own.name.removeprefix(xla_cache.PREFIX)} == {"alive", "new", "link"}
+    # This process's own is locked: another one that begins does not take it for a dead one's.
+    os.utime(xla_cache._own, (0, 0))
+    xla_cache._remove_abandoned(tmp_path)
+    assert xla_cache._own.is_dir()
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, process):
     own = process("own")
     (tmp_path / "programs").write_text("a file")  # root may write everywhere else
-    assert not xla_cache.take(tmp_path, "mnist")
+    assert not xla_cache.restore(tmp_path, "mnist")
     (own / "step.pb").write_bytes(b"code")
-    xla_cache.keep()
+    xla_cache.store()
     assert (tmp_path / "programs").read_text() == "a file"

@@ -171,6 +171,15 @@ def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path):
         np.testing.assert_array_equal(ours_, theirs)
 
 
+def test_what_is_saved_is_the_model_that_predicts(tmp_path):
+    learner = compiled(chunked_masked_lm(make_model()))
+    learner.train_on_batch(*batch())
+    learner.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    x, *_ = batch()
+    np.testing.assert_array_equal(loaded(x), learner.whole(x))
+
+
 def test_another_loss_or_metric_is_refused():
     ours = GlobalMean(CROSS_ENTROPY(from_logits=True))
     for loss, metrics in (

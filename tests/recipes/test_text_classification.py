@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 
+from callbacks.tensorboard import escape
 from data import sentences
 from data.errors import DataError
 from models import bert
 from recipes import evaluate, text_classification
+from tests.support import processes
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
 
@@ -43,6 +45,15 @@ def test_results(finished):
     assert set(results["baseline"]) == {
         *("most_frequent_accuracy", "tfidf_accuracy", "tfidf_macro_f1"),
     }
+
+
+def test_tensorboard_shows_sentences_of_the_validation_split(finished, folder):
+    run_dir, _ = finished
+    shown = [event for event in processes.events(run_dir) if event[0] == "sentences"]
+    assert len({step for _, step, _ in shown}) == 2  # an epoch each
+    sentence, label = (folder / "dev.tsv").read_text().splitlines()[1].split("\t")
+    row = shown[-1][2].decode().splitlines()[2]
+    assert row.startswith(f"| {escape(sentence)} | {escape(label)} | ")
 
 
 @pytest.mark.parametrize("layers", [1, 2])

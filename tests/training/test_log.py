@@ -7,7 +7,7 @@ import pytest
 
 from callbacks.errors import CannotSave
 from callbacks.terminal_log import RESULT
-from training.log import LogFile, run_logging
+from training.log import log_to_file, run_logging
 
 log = logging.getLogger("recipes")
 
@@ -27,16 +27,28 @@ def write_a_line_of_each_kind():
 )
 def test_file_gets_all_and_the_terminal_what_is_asked_for(quiet, shown, tmp_path, capsys):
     with run_logging(quiet):
-        log.addHandler(LogFile(tmp_path / "worker-0.log"))
+        log_to_file(tmp_path / "worker-0.log")
         write_a_line_of_each_kind()
     assert capsys.readouterr().out.splitlines() == shown
     lines = (tmp_path / "worker-0.log").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["of a step", "a result", "a warning"]
 
 
+def test_tensorflows_warnings_are_in_the_file(tmp_path):
+    tensorflow = logging.getLogger("tensorflow")
+    before = list(tensorflow.handlers)
+    with run_logging(quiet=True):
+        log_to_file(tmp_path / "worker-0.log")
+        tensorflow.warning("about a kernel")
+        tensorflow.info("how it reduces")
+    tensorflow.warning("after the run")
+    (line,) = (tmp_path / "worker-0.log").read_text().splitlines()
+    assert line.endswith(" about a kernel") and tensorflow.handlers == before
+
+
 def test_a_full_disk_is_one_error_and_no_traceback(capsys):
     with run_logging(quiet=False):
-        log.addHandler(LogFile(Path("/dev/full")))
+        log_to_file(Path("/dev/full"))
         with pytest.raises(CannotSave, match="/dev/full cannot be written: No space left"):
             log.info("a line")
         log.info("another")  # still reaches the terminal

@@ -16,6 +16,7 @@ from training.options import (
     command,
     metadata,
     option,
+    profile_window,
     shown,
     to_json,
 )
@@ -146,6 +147,8 @@ class TestProblems:
                     mlm_probability=0.0,
                     sequence_length=513,
                     early_stopping=2,
+                    plateau_factor=0.1,
+                    profile="25:20",
                 )
             )
         assert sorted(str(caught.value).splitlines()) == [
@@ -156,9 +159,25 @@ class TestProblems:
             "--epochs 0: must be in [1, 1e9]",
             "--hidden-dim 128: must be a multiple of --num-heads 3",
             "--mlm-probability 0.0: must be in (0, 1]",
+            "--plateau-factor needs --reduce-on-plateau",
+            "--profile 25:20: must be START:STOP, first and last step, for instance 20:25",
             "--seed -1: must be in [0, 2147483647]",
             "--sequence-length 513: must be in [4, 512]",
         ]
+
+    @pytest.mark.parametrize(
+        "text, window",
+        [
+            ("20:25", (20, 25)),
+            ("1:1", (1, 1)),
+            ("0:3", None),
+            ("3", None),
+            ("3:", None),
+        ],
+    )
+    def test_a_window_of_steps(self, text, window):
+        assert profile_window(text) == window
+        assert bool(problems(profile=text)) == (window is None)
 
     def test_zero_where_it_means_none(self):
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_2=0.0)

@@ -1,9 +1,13 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
+import hashlib
+import json
 import logging
 import os
 import shutil
 import signal
+import threading
+import time
 
 import keras
 import numpy as np
@@ -13,6 +17,7 @@ from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep
+from machine import device
 from tests.support import processes, tiny_recipe
 from training import signals as signals_module
 from training.errors import RunError
@@ -86,6 +91,15 @@ EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
 
 
 class TestNumbers:
+    def test_the_device_is_named(self, finished):
+        named = device.describe()
+        assert processes.results(finished)["device"] == named
+        assert f"device         {named}\n" in (finished / "worker-0.log").read_text()
+
+    def test_a_gpu_that_cannot_be_used_is_noted(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(device, "unused_gpu", lambda: "a GPU is there")
+        assert start(tmp_path / "run", max_steps=1)["notes"] == ["a GPU is there"]
+
     def test_evaluations_in_mid_epoch_are_each_of_their_split(self, finished):
         """Held against NumPy on the weights of that step."""
         data = tiny_recipe.splits()
@@ -137,6 +151,43 @@ class TestCheckpoints:
         results = start(folder, keep_checkpoints=2)
         assert results["resumed_from_step"] == 3
         assert_as_unbroken(folder, finished)
+
+    def test_early_stopping_ends_on_the_best_weights(self, tmp_path, capsys):
+        """A val_loss that should grow: the first epoch is the best one, two more are waited for."""
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=2, epochs=5)
+        folder = tmp_path / "run"
+        found = start(folder, **options)
+        assert (found["steps"], found["weights_of_step"]) == (3 * PER_EPOCH, PER_EPOCH)
+        best = checkpoint_files.read(folder / "best")
+        value = found["history"]["val_loss"][0]
+        line = f"weights        of epoch 1, the best of 3 (val_loss {value:.4f})\n"
+        assert line in capsys.readouterr().out
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        model.load_weights(best.folder / "model.weights.h5")
+        stored = load_run(folder).load_model()
+        for ours, theirs in zip(stored.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        x, y = tiny_recipe.splits()["test"]
+        logits = keras.ops.convert_to_numpy(model(x))
+        assert found["test"]["accuracy"] == pytest.approx((logits.argmax(axis=1) == y).mean())
+        # Killed before its results were written.
+        shutil.rmtree(folder / "model")
+        (folder / "results.json").unlink()
+        again = start(folder, **options)
+        assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
+        assert again["weights_sha256"] == found["weights_sha256"]
+
+    def test_a_lowered_rate_is_lowered_in_a_run_that_resumes(self, stopped, tmp_path):
+        """A val_loss that should grow never does: the rate is halved after each epoch but one."""
+        options = dict(keep_best="val_loss", keep_best_mode="max", reduce_on_plateau=1, epochs=4)
+        unbroken = start(tmp_path / "unbroken", **options)
+        found = [r["learning_rate"] for r in processes.records(tmp_path / "unbroken", "epoch")]
+        schedule = [0.01 * (1 - (PER_EPOCH * epoch - 1) / 100) for epoch in (1, 2, 3, 4)]
+        expected = [rate * factor for rate, factor in zip(schedule, (1, 1, 0.5, 0.25), strict=True)]
+        assert found == pytest.approx(expected, rel=1e-5)
+        folder = stopped(2 * PER_EPOCH + 3, **options)
+        assert start(folder, **options)["weights_sha256"] == unbroken["weights_sha256"]
+        assert processes.records(folder) == processes.records(tmp_path / "unbroken")
 
     def test_the_best_has_the_highest_accuracy(self, tmp_path):
         found = start(tmp_path / "run", epochs=4, base_learning_rate=0.1, keep_best="val_accuracy")
@@ -270,6 +321,46 @@ class TestFullDisk:
         assert_as_unbroken(folder, finished)
 
 
+def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
+    class Tracker(keras.callbacks.Callback):
+        seen = []
+
+        def on_record(self, record):
+            self.seen.append(record)
+
+    tracker = Tracker()
+    start(tmp_path / "run", extra=[tracker], validate_every=4, profile="2:3")
+    lines = [json.loads(line) for line in open(tmp_path / "run" / "metrics.jsonl")]
+    assert tracker.seen == lines and {r["event"] for r in lines} == {"step", "epoch", "evaluation"}
+    assert list(tmp_path.glob("run/plugins/profile/*/*.xplane.pb"))
+
+
+@pytest.mark.parametrize("step", [3, 12, 9])
+def test_a_stop_ends_an_evaluation_in_mid_epoch(step, tmp_path, finished, monkeypatch):
+    """A run that resumes repeats it, with the numbers and the place that it would have had."""
+    stock, batches = Checkpoint.on_test_batch_end, []
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.saved_step < step <= self.step + 1:  # the callbacks before it are at this step
+            batches.append(batch)
+            if len(batches) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        stock(self, batch, logs)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "on_test_batch_end", on_test_batch_end)
+        with pytest.raises(Stopped):
+            start(folder, **EVALUATIONS)
+    assert batches == [0] * (2 if step == 12 else 1)  # the test split's too
+    assert newest(folder).step == step
+    assert step not in [record["step"] for record in processes.records(folder, "evaluation")]
+    start(folder, **EVALUATIONS)
+    assert_as_unbroken(folder, finished)
+    assert processes.records(folder) == processes.records(finished)
+    assert processes.events(folder) == processes.events(finished)
+
+
 class TestSignals:
     @pytest.fixture
     def left(self, monkeypatch):
@@ -292,6 +383,52 @@ class TestSignals:
         signals._handle(signal.SIGTERM, None)
         assert statuses == [128 + signal.SIGTERM]
         assert capsys.readouterr().err.count("a second one stops immediately") == 1
+
+    def test_it_is_acknowledged_while_native_code_runs(self, left, monkeypatch):
+        """Python calls no handler then: for minutes while a large model compiles."""
+        statuses, now = left
+        heard = []
+        monkeypatch.setattr(signals_module, "print", lambda *words, **_: heard.append(words), False)
+        signals = Signals()
+        signals.install()
+        signals.training = True
+        compiled = threading.Event()
+        seen = []
+
+        def person():
+            for status in (None, 128 + signal.SIGINT):
+                os.kill(os.getpid(), signal.SIGINT)
+                while not compiled.is_set() and not (statuses if status else heard):
+                    time.sleep(0.005)
+                seen.append((len(heard), list(statuses), compiled.is_set()))
+                now[0] += 1.0
+
+        thread = threading.Thread(target=person)
+        try:
+            thread.start()
+            hashlib.pbkdf2_hmac("sha256", b"native code", b"", 1_000_000)
+            compiled.set()
+            thread.join()
+        finally:
+            signals.restore()
+        assert seen == [(1, [], False), (1, [128 + signal.SIGINT], False)]
+        assert signal.getsignal(signal.SIGINT) != signals._handle
+
+    def test_a_forked_process_leaves_the_signals_of_its_parent(self):
+        signals = signals_module.signals
+        signals.install()
+        signals.training = True
+        try:
+            child = os.fork()
+            if child == 0:
+                signals.training = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0 if signals.asked else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            time.sleep(0.05)
+            assert not signals.asked and signals._first is None
+        finally:
+            signals.restore()
 
     def test_outside_of_training_it_raises(self, left):
         with pytest.raises(signals_module.StopRequested):

@@ -2,6 +2,8 @@ import keras
 import numpy as np
 import pytest
 
+from callbacks.plateau import ScaledSchedule
+from models.metrics import MacroF1
 from training.schedules import WarmUp
 
 
@@ -31,3 +33,23 @@ def test_float64_is_not_rounded():
         rate = keras.ops.convert_to_numpy(WarmUp(3, to_zero(8, np.float64(0.1)))(step))
         assert rate.dtype == np.float64
         assert rate == pytest.approx(expected, rel=1e-14)
+
+
+def test_a_compiled_model_is_saved_and_loaded(tmp_path):
+    """Schedule, metric and optimizer come back, and go on where they were."""
+    schedule = ScaledSchedule(WarmUp(2, to_zero(8, np.float64(0.1))), 0.5)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(schedule), loss, weighted_metrics=[MacroF1(2)])
+    x, y = np.eye(3, dtype="float32"), np.array([0, 1, 1])
+    model.fit(x, y, epochs=3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    rate = float(loaded.optimizer.learning_rate)
+    assert rate == pytest.approx(0.5 * 0.1 * 7 / 8) == float(model.optimizer.learning_rate)
+    for each in (model, loaded):
+        each.fit(x, y, verbose=0)
+    np.testing.assert_array_equal(*(each.predict(x, verbose=0) for each in (model, loaded)))
+    assert loaded.evaluate(x, y, verbose=0, return_dict=True)["macro_f1"] == pytest.approx(
+        model.evaluate(x, y, verbose=0, return_dict=True)["macro_f1"]
+    )

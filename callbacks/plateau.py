@@ -1,0 +1,118 @@
+"""Lowers the learning rate when a metric of the validation split no longer improves."""
+
+import logging
+
+import keras
+
+from callbacks.metric_direction import direction
+from callbacks.steps import StepCallback
+from distribution import keras_compat
+
+log = logging.getLogger("recipes")
+
+FACTOR = 0.5
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Multiplies the learning rate of another schedule by a factor that may change.
+
+    Args:
+        schedule: the schedule, or a constant rate.
+        factor: the first factor.
+
+    Attributes:
+        factor: scalar variable in Keras's float type.
+    """
+
+    def __init__(self, schedule, factor: float = 1.0):
+        self.schedule = schedule
+        self.factor = keras.Variable(
+            factor, trainable=False, name="rate_factor", aggregation="only_first_replica"
+        )
+
+    def __call__(self, step):
+        """Returns the learning rate of a step, counted from 0; scalar."""
+        is_schedule = isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule)
+        rate = self.schedule(step) if is_schedule else self.schedule
+        return keras.ops.cast(rate, self.factor.dtype) * self.factor
+
+    def get_config(self):
+        """Returns the arguments of the constructor, as JSON values."""
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {"schedule": schedule, "factor": float(keras.ops.convert_to_numpy(self.factor))}
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes the schedule from what `get_config()` returned."""
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        return cls(schedule, config["factor"])
+
+
+class ReduceOnPlateau(StepCallback):
+    """Multiplies the learning rate after epochs without a better value of a metric.
+
+    The schedule of the optimizer goes on; the factor is applied to what it gives. Keras's
+    `ReduceLROnPlateau` sets the rate of optimizers without a schedule, and no checkpoint keeps what
+    it has seen.
+
+    Make it after `compile()` and before the model is built, under the strategy. Comes before
+    `Checkpoint` among the callbacks.
+
+    Args:
+        model: compiled; its optimizer gets a `ScaledSchedule`.
+        patience: epochs without a better value, after which the rate is lowered.
+        metric: of the validation split, for instance "val_loss".
+        factor: what the rate is multiplied by, below 1.
+        mode: "min" or "max", or "auto" where the metric tells which is better.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        patience: int,
+        metric: str = "val_loss",
+        factor: float = FACTOR,
+        mode: str = "auto",
+    ):
+        super().__init__()
+        self.patience, self.metric, self.factor, self.mode = patience, metric, factor, mode
+        self.best: float | None = None
+        self.waited = 0  # epochs
+        optimizer = model.optimizer
+        rate = keras_compat.learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
+        if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = keras.ops.convert_to_numpy(rate).item()
+        with model.distribute_strategy.scope():
+            self._schedule = ScaledSchedule(rate)
+            optimizer.learning_rate = self._schedule
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Compares the metric with the best one, and lowers the rate where it is due."""
+        value = float(logs[self.metric])
+        highest = direction(self.metric, self.model, self.mode) == "max"
+        if self.best is None or (value > self.best if highest else value < self.best):
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited < self.patience:
+            return
+        self.waited = 0
+        factor = self._factor() * self.factor
+        self._schedule.factor.assign(factor)
+        log.info(
+            "epoch %d: %s not better than %.4f in %d epoch(s): learning rate x %.3g",
+            *(epoch + 1, self.metric, self.best, self.patience, factor),
+        )
+
+    def _factor(self) -> float:
+        return keras.ops.convert_to_numpy(self._schedule.factor).item()
+
+    def get_state(self) -> dict:
+        """Returns the factor, the best value and the epochs without a better one."""
+        return {"factor": self._factor(), "best": self.best, "waited": self.waited}
+
+    def set_state(self, state: dict) -> None:
+        """Takes them back."""
+        self.best, self.waited = state["best"], state["waited"]
+        self._schedule.factor.assign(state["factor"])

@@ -1,0 +1,83 @@
+"""Names the device that a run computes on, and tells where a GPU is not used."""
+
+import collections
+import contextlib
+import glob
+import os
+import platform
+import subprocess
+
+import tensorflow as tf
+
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+NVIDIA_SMI_SECONDS = 10
+
+
+def describe() -> str:
+    """Returns the GPUs with their memory, otherwise the processor with its cores.
+
+    For instance "2 x NVIDIA H100 80GB HBM3 (79.6 GiB)", or "AMD EPYC, 2 cores".
+    """
+    counts = collections.Counter(name for name, _ in gpu_models())
+    if not counts:
+        return f"{_processor()}, {_cores()} cores"
+    memory = _gpu_memory()
+    found = []
+    for name, count in counts.items():
+        several = f"{count} x " if count > 1 else ""
+        found.append(several + name + (f" ({memory[name]})" if name in memory else ""))
+    return ", ".join(found)
+
+
+def gpu_models() -> list[tuple[str, str]]:
+    """Returns name and compute capability, for instance "9.0", of each GPU of this process."""
+    found = []
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", ())))
+        found.append((details.get("device_name", "GPU"), capability))
+    return found
+
+
+def unused_gpu() -> str | None:
+    """Says in one line that a GPU is there which TensorFlow cannot use; None otherwise."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    there = glob.glob("/dev/nvidia[0-9]*")
+    if hidden or not there or tf.config.list_physical_devices("GPU"):
+        return None
+    return (
+        f"{len(there)} GPU(s) are there, but TensorFlow cannot use them: its CUDA libraries are "
+        "missing or do not fit the driver (pip install 'tensorflow[and-cuda]=="
+        f"{tf.__version__}'); the CPU is used instead"
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Returns the cores that this process may use; only Linux tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu_memory() -> dict[str, str]:
+    """Returns the memory of each model; empty where the driver's tool does not answer."""
+    try:
+        ended = subprocess.run(
+            NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found = {}
+    for line in ended.stdout.splitlines():
+        name, _, mebibytes = line.rpartition(",")
+        with contextlib.suppress(ValueError):
+            found[name.strip()] = f"{float(mebibytes) / 1024:.1f} GiB"
+    return found

@@ -1,0 +1,58 @@
+"""A profile of some steps; TensorFlow's profiler is stood in for, but for one."""
+
+import pytest
+import tensorflow as tf
+
+from callbacks.profile import Profile
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    found = []
+    profiler = tf.profiler.experimental
+    monkeypatch.setattr(profiler, "start", lambda folder: found.append(["start", folder]))
+    monkeypatch.setattr(profiler, "stop", lambda: found.append(["stop"]))
+    return found
+
+
+def steps(callback, first, last, each=1):
+    """Runs the steps; returns after which of them the profiler was started and stopped."""
+    callback.count_steps(100, 100, first - 1)
+    for step in range(first, last + 1, each):
+        callback.on_train_batch_begin(step - 1)
+        callback.on_train_batch_end(step + each - 2, {"loss": 1.0})
+        yield step + each - 1
+
+
+@pytest.mark.parametrize(
+    "window, run, expected",
+    [
+        ((3, 4), (1, 9, 1), {3: 1, 4: 2}),
+        ((1, 1), (1, 3, 1), {1: 2}),
+        ((3, 4), (4, 9, 1), {4: 2}),  # a run that resumes within it
+        ((3, 4), (5, 9, 1), {}),
+        ((3, 4), (1, 9, 3), {6: 2}),  # executions of three steps
+        (None, (1, 9, 1), {}),
+    ],
+)
+def test_the_steps_of_the_window(calls, tmp_path, window, run, expected):
+    callback, seen = Profile(tmp_path, window), {}
+    for step in steps(callback, *run):
+        if len(calls) > max(seen.values(), default=0):
+            seen[step] = len(calls)
+    assert seen == expected
+    assert calls in ([], [["start", str(tmp_path)], ["stop"]])
+
+
+def test_a_run_that_ends_within_it_writes_it(calls, tmp_path):
+    callback = Profile(tmp_path, (2, 50))
+    assert list(steps(callback, 1, 3)) and len(calls) == 1
+    callback.on_train_end()
+    callback.close()
+    assert calls[1:] == [["stop"]]
+
+
+def test_what_is_written(tmp_path):
+    callback = Profile(tmp_path, (1, 1))
+    list(steps(callback, 1, 1))
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))

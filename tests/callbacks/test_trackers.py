@@ -1,0 +1,48 @@
+"""The callbacks of docs/trackers.md, as they are written there, with packages that note calls."""
+
+import re
+import sys
+import types
+
+import pytest
+
+from tests.support import tiny_recipe
+from tests.support.processes import ROOT
+
+PAGE = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(import.*?)```", PAGE, re.DOTALL)
+
+
+class Package(types.ModuleType):
+    """Notes how its functions are called."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *words, **named: self.calls.append((name, words, named))
+
+
+@pytest.mark.parametrize(
+    "package, log, init",
+    [
+        ("wandb", "log", {"init"}),
+        ("mlflow", "log_metrics", {"start_run", "log_params"}),
+    ],
+)
+def test_a_tracker_gets_every_number(package, log, init, tmp_path, monkeypatch):
+    noted = Package(package)
+    monkeypatch.setitem(sys.modules, package, noted)
+    (block,) = (block for block in BLOCKS if f"import {package}" in block)
+    names = {}
+    exec(block, names)
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=4, validate_every=3)
+    run = types.SimpleNamespace(recipe="tiny", options=options)
+    results = tiny_recipe.main(options, extra=[names["Tracker"](run)])
+    assert {name for name, *_ in noted.calls} == init | {log}
+    sent = [(named["step"], words[0]) for name, words, named in noted.calls if name == log]
+    assert [step for step, _ in sent] == [2, 3, 4, 4, 4]
+    assert sent[1][1].keys() >= {"validation/loss", "validation/accuracy"}
+    assert sent[-1][1]["test/accuracy"] == pytest.approx(results["test"]["accuracy"])
+    assert "epoch/val_loss" in sent[-2][1]
