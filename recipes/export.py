@@ -20,17 +20,16 @@ from exports import huggingface, keras_formats, texts
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
-from training.options import ProgramOptions, check, option
+from training.options import RunOptions, check, option
 
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(ProgramOptions):
+class Options(RunOptions):
     """Options of `recipes.export`."""
 
-    run_dir: Path = option(help="Folder of a finished run.", positional=True)
     to: Literal["saved_model", "onnx", "litert", "huggingface"] = option(help="The format.")
     folder: Path | None = option(
         None, "A new folder for the export (default: exports/<format> in the run's folder)."
@@ -50,7 +49,7 @@ def main(options: Options) -> Path:
         The folder of the export.
     """
     check(options)
-    run = load_run(options.run_dir)
+    run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     folder = options.folder or options.run_dir / "exports" / options.to
     if folder.exists():
         raise OptionsError(f"--folder {folder}: already exists; name a new one")

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from machine import mfu, xla_cache
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import LogFile, run_logging
-from training.options import SharedOptions, check, command, shown
+from training.options import SharedOptions, check, command, module_name, shown
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
@@ -301,12 +300,10 @@ class Run:
             log.log(RESULT, "%-14s %s", "baseline", simpler)
             for line in verdict(test, baseline, self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
-        spec = sys.modules[type(self.options).__module__].__spec__
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
-            # As Python imports it; the name of a recipe that is run is __main__.
-            "module": spec.name if spec else f"recipes.{self.recipe}",
+            "module": module_name(type(self.options)),
             **{n: self.fact(n) for n in ("dataset", "preset", "vocabulary_sha256")},
             "strategy": self.strategy_name,
             "replicas": self._plan.replicas,

@@ -14,7 +14,8 @@ from callbacks.errors import saving
 from data import files
 from training.errors import RunError
 from training.folder_check import not_a_run
-from training.options import SharedOptions, flag, metadata, read_json, shown, to_json
+from training.options import SharedOptions, flag, metadata, shown, to_json
+from training.run_files import read_options, read_results
 
 log = logging.getLogger("recipes")
 
@@ -80,7 +81,7 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
-        there = read_json(path, "recipe", "options", "resolved")
+        there = read_options(self.path, "recipe", "options", "resolved")
         if there["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
@@ -91,7 +92,7 @@ class RunFolder:
             self.facts = there["resolved"]
         path = self.path / "results.json"
         if path.exists():
-            results = read_json(path, "recipe", "test", "weights_sha256", "steps")
+            results = read_results(self.path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
             problem = files.damage(self.path / "model", ())
             if self.options.resume != "extend" and problem is None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import melting
+from data import files, melting
+from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
 from models import bert
@@ -217,6 +218,14 @@ class TestPairs:
         found = evaluated(folder, on=f"blimp:{pairs}")
         assert found["test"] == {"one": 0.0, "two": 0.0, "accuracy": 0.0}
 
+    @pytest.mark.parametrize(
+        "bad", ["null", '""', '" "', "1", '["a"]', r'"\ud800"', "[" * 100000, "}"]
+    )
+    def test_what_is_no_pair_of_sentences(self, pairs, bad):
+        (pairs / "one.jsonl").write_text(f'{{"sentence_good": "a", "sentence_bad": {bad}}}\n')
+        with pytest.raises(DataError, match="one.jsonl, line 1: expected JSON with sentence_good"):
+            evaluate.read_pairs(pairs)
+
     def test_what_is_refused(self, runs, pairs, tmp_path, command_line):
         folder, _ = runs["bert_mlm"]
         (pairs / "two.jsonl").write_text('{"sentence_good": "a"}\n')
@@ -362,11 +371,170 @@ class TestRefused:
         (folder / name).write_text(content)
         assert f"{name}: damaged" in said(folder)
 
+    @pytest.mark.parametrize("name", ["options.json", "results.json", "model/recipe.json"])
+    def test_a_file_that_is_none_or_endless(self, name, said, copied):
+        folder = copied("mnist")
+        for target in ("/dev/zero", "/dev/null", "/nowhere", "."):
+            (folder / name).unlink()
+            (folder / name).symlink_to(target)
+            assert name in said(folder)
+        (folder / name).unlink()
+
+    @pytest.mark.parametrize(
+        "name, part, values, expected",
+        [
+            ("results", None, {"module": 0}, "module must be a text, found 0"),
+            ("results", None, {"module": ""}, "module must be a text"),
+            ("results", None, {"module": "recipes.mnist\ud800"}, "damaged"),
+            (
+                "results",
+                None,
+                {"steps": "many"},
+                'steps must be a whole number from 0, found "many"',
+            ),
+            ("results", None, {"steps": 10**400}, "a number of 401 digits"),
+            ("results", None, {"test": [1]}, "test must be an object of numbers, found [1]"),
+            ("results", None, {"test": {"accuracy": None}}, "test must be an object of numbers"),
+            ("options", None, {"options": True}, "options must be an object, found true"),
+            ("options", None, {"resolved": [1]}, "resolved must be an object"),
+            ("options", "resolved", {"dataset": 7}, "dataset must be a text or null, found 7"),
+            ("options", "options", {"seed": 1.5}, "options.json: damaged, --seed 1.5: must be int"),
+            ("options", "options", {"epochs": {"a": 1}}, "--epochs {'a': 1}: must be int"),
+            ("options", "options", {"dataset": None}, "--dataset None: must be str"),
+            ("options", "options", {"epoch": 1}, "unknown options epoch (recipes.mnist does not"),
+        ],
+    )
+    def test_values_of_another_kind(self, name, part, values, expected, said, copied):
+        folder = copied("mnist")
+        change(folder / f"{name}.json", part, **values)
+        assert expected in said(folder)
+
+    @pytest.mark.parametrize(
+        "content, expected",
+        [
+            ({"classes": None}, "classes must be a list of texts, found null"),
+            ({"classes": [1, 2]}, "classes must be a list of texts, found [1, 2]"),
+            ({"classes": ["a", "b"]}, "2 names for the 10 outputs of the model"),
+            ({}, "recipe.json: damaged, it lacks classes"),
+        ],
+    )
+    def test_classes_that_cannot_be(self, content, expected, copied, tmp_path, command_line):
+        """Also where the checksums are right, as someone else may have written them."""
+        folder = copied("mnist")
+        (folder / "model" / "recipe.json").write_text(json.dumps(content))
+        files.write_checksums(folder / "model")
+        Image.new("L", (28, 28)).save(tmp_path / "x.png")
+        status, _, errors = command_line(predict, folder, tmp_path / "x.png")
+        assert status == 2 and errors.count("\n") == 1 and expected in errors
+
+    def test_how_far_a_run_is(self, said, copied, tmp_path):
+        folder = copied("mnist")
+        (folder / "results.json").unlink()
+        assert "not finished, 0 of 1 steps are saved" in said(folder)
+        (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+        assert "not finished, 1 of 1 steps are saved" in said(folder)
+        assert "no such folder" in said(tmp_path / "nothing")
+        (tmp_path / "more").mkdir()
+        assert "not a run directory (empty)" in said(tmp_path / "more")
+        for name in "abcde":
+            (tmp_path / "more" / name).touch()
+        assert "not a run directory (contains a, b, c and 2 more)" in said(tmp_path / "more")
+
     def test_a_recipe_that_is_gone(self, said, copied):
         folder = copied("bert_mlm")
         change(folder / "results.json", module="recipes.tumours")
         assert "its recipe, recipes.tumours, cannot be imported" in said(folder)
 
+    def test_a_program_that_is_no_recipe(self, said, copied):
+        folder = copied("bert_mlm")
+        change(folder / "results.json", module="recipes.compare")
+        assert "recipes.compare, has no Options and main() of a recipe" in said(folder)
+
+
+EVIL = "import pathlib; pathlib.Path({!r}).touch()\nfrom recipes.mnist import *\n"
+
+
+class TestTrust:
+    """A run's folder names code, and may be a stranger's."""
+
+    @pytest.fixture
+    def foreign(self, copied, tmp_path, monkeypatch):
+        """A run of mnist that names another module, which leaves a trace when it is imported."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        trace = tmp_path / "trace"
+
+        def foreign(module, path):
+            folder = copied("mnist")
+            change(folder / "results.json", module=module)
+            path = tmp_path / path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(EVIL.format(str(trace)))
+            return folder
+
+        yield foreign
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("helper", "mnist"):
+                del sys.modules[name]
+
+    @pytest.mark.parametrize(
+        "module, path",
+        [
+            ("mnist.model.helper", "mnist/model/helper.py"),
+            ("helper", "helper.py"),
+            ("recipes.sub.helper", "recipes/sub/helper.py"),
+            ("recipes", "helper.py"),
+            ("os", "helper.py"),
+        ],
+    )
+    @pytest.mark.parametrize("program", ["evaluate", "predict", "export"])
+    def test_a_module_that_nobody_named_is_not_imported(
+        self, foreign, program, module, path, command_line, tmp_path
+    ):
+        folder = foreign(module, path)
+        more = {"evaluate": (), "predict": ("x.png",), "export": ("--to", "saved_model")}[program]
+        program = importlib.import_module(f"recipes.{program}")
+        status, printed, errors = command_line(program, folder, *more)
+        assert (status, printed, errors.count("\n")) == (2, "", 1)
+        assert f"its recipe, {module}, is not one of this package" in errors
+        assert f"pass --trust-module {module}" in errors
+        assert not (tmp_path / "trace").exists()
+
+    @pytest.mark.parametrize("linked", [False, True])
+    def test_nothing_is_imported_from_a_runs_folder(self, foreign, linked, command_line, tmp_path):
+        """Also where a person names it, and by a link from elsewhere."""
+        folder = foreign("mnist.model.helper", "mnist/model/helper.py")
+        words = ["--trust-module", "mnist.model.helper"]
+        if linked:
+            (tmp_path / "helper.py").symlink_to(folder / "model" / "helper.py")
+            change(folder / "results.json", module="helper")
+            words = ["--trust-module", "helper"]
+        status, _, errors = command_line(evaluate, folder, *words)
+        assert status == 2 and "is within a run's folder" in errors and errors.count("\n") == 1
+        assert not (tmp_path / "trace").exists()
+
+    def test_nor_from_the_folder_of_another_run(self, foreign, runs, command_line, tmp_path):
+        folder = foreign("mnist.helper", "mnist/helper.py")
+        other = shutil.copytree(folder, tmp_path / "other")
+        (folder / "helper.py").unlink()
+        (other / "helper.py").write_text(EVIL.format(str(tmp_path / "trace")))
+        change(folder / "results.json", module="other.helper")
+        status, _, errors = command_line(evaluate, folder, "--trust-module", "other.helper")
+        assert status == 2 and "is within a run's folder" in errors
+        assert not (tmp_path / "trace").exists()
+
+    def test_a_recipe_that_a_person_names(self, foreign, runs, command_line, tmp_path):
+        folder = foreign("helper", "helper.py")
+        status, _, errors = command_line(evaluate, folder, "--trust-module", "other")
+        assert status == 2 and "pass --trust-module helper" in errors
+        words = ("--trust-module", "helper", "--json")
+        status, printed, errors = command_line(evaluate, folder, *words)
+        assert (status, errors) == (0, "") and (tmp_path / "trace").exists()
+        accuracy = runs["mnist"][1]["test"]["accuracy"]
+        assert json.loads(printed)["test"]["accuracy"] == pytest.approx(accuracy, rel=1e-5)
+
+
+class TestMore:
     def test_a_recipe_without_predict(self, copied, monkeypatch):
         monkeypatch.delattr(sys.modules["recipes.mnist"], "predict")
         with pytest.raises(RunError, match="its recipe, recipes.mnist, has no predict()"):
