@@ -199,11 +199,12 @@ def _places(name: str) -> list[Path]:
         if full in sys.modules and hasattr(sys.modules[full], "__path__"):
             path = list(sys.modules[full].__path__)
             continue
-        spec = importlib.machinery.PathFinder.find_spec(full, path)
+        # By the last part of the name: for a whole one, the packages above it would be needed.
+        spec = importlib.machinery.PathFinder.find_spec(parts[count - 1], path)
         if spec is None:
             break
-        path = spec.submodule_search_locations
-        places += map(Path, [spec.origin] if spec.origin else path or [])
+        path = list(spec.submodule_search_locations or [])
+        places += map(Path, [spec.origin] if spec.origin else path)
     return places
 
 

@@ -374,11 +374,10 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["options.json", "results.json", "model/recipe.json"])
     def test_a_file_that_is_none_or_endless(self, name, said, copied):
         folder = copied("mnist")
-        for target in ("/dev/zero", "/dev/null", "/nowhere", "."):
+        for target in ("/dev/zero", "/dev/null", "."):
             (folder / name).unlink()
             (folder / name).symlink_to(target)
-            assert name in said(folder)
-        (folder / name).unlink()
+            assert name.rpartition("/")[2] in said(folder)
 
     @pytest.mark.parametrize(
         "name, part, values, expected",
