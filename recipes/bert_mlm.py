@@ -51,7 +51,9 @@ class Options(TextOptions):
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."
     )
     init_from: Path | None = option(
-        None, "A finished run, whose word pieces, sizes and weights are used, with a new schedule."
+        None,
+        "A finished run (or its best/, a checkpoint, a weights file), whose word pieces, sizes and "
+        "weights are used, with a new schedule.",
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"

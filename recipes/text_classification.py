@@ -46,7 +46,9 @@ class Options(TextOptions):
         "scratch", "scratch, a BERT preset of Kaggle or Hugging Face, or a preset's folder."
     )
     init_from: Path | None = option(
-        None, "A finished run of bert_mlm, whose word pieces and encoder are used."
+        None,
+        "A finished run of bert_mlm (or its best/, a checkpoint, a weights file), whose word "
+        "pieces and encoder are used.",
     )
     num_layers: int = 1
     hidden_dim: int = 64

@@ -6,7 +6,7 @@ file, what it holds and what was expected.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +99,7 @@ def read_options(folder: Path, *required: str) -> dict:
     """
     path = folder / "options.json"
     content = read_json(path, *required, kinds=OPTIONS)
-    _require_kinds(path, content.get("resolved", {}), RESOLVED)
+    _require_kinds(str(path), content.get("resolved", {}), RESOLVED)
     return content
 
 
@@ -152,25 +152,45 @@ def read_json(path: Path, *required: str, kinds: dict[str, Kind] | None = None) 
     Raises:
         RunError: it cannot be read, is not a JSON object, or a value is missing or of another kind.
     """
+    return _parsed(str(path), _read_text(path), required, kinds or {})
+
+
+def read_json_lines(
+    path: Path, *required: str, kinds: dict[str, Kind] | None = None
+) -> Iterator[dict]:
+    """Yields the lines of a file, each of which must be a JSON object; as `read_json`."""
+    # Not splitlines(), which also splits at separators within a text.
+    for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), start=1):
+        yield _parsed(f"{path}, line {number}", line, required, kinds or {})
+
+
+def _read_text(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
             raise RunError(f"{path}: not a regular file")
         if path.stat().st_size > MAX_BYTES:
             raise RunError(f"{path}: damaged, {path.stat().st_size:,} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
-        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except RecursionError as error:
-        raise RunError(f"{path}: damaged, nested too deeply") from error
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise RunError(f"{path}: damaged, not a JSON object ({error})") from error
+
+
+def _parsed(where: str, text: str, required: Sequence[str], kinds: dict[str, Kind]) -> dict:
+    try:
+        content = json.loads(text, parse_int=_integer)
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except RecursionError as error:
+        raise RunError(f"{where}: damaged, nested too deeply") from error
+    except ValueError as error:
+        raise RunError(f"{where}: damaged, not a JSON object ({error})") from error
     if not isinstance(content, dict):
-        raise RunError(f"{path}: damaged, not a JSON object ({_short(content)})")
+        raise RunError(f"{where}: damaged, not a JSON object ({_short(content)})")
     missing = [name for name in required if content.get(name) is None]
     if missing:
-        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
-    _require_kinds(path, content, kinds or {})
+        raise RunError(f"{where}: damaged, it lacks {', '.join(missing)}")
+    _require_kinds(where, content, kinds)
     return content
 
 
@@ -181,11 +201,11 @@ def _integer(digits: str) -> int:
     return value
 
 
-def _require_kinds(path: Path, content: dict, kinds: dict[str, Kind]) -> None:
+def _require_kinds(where: str, content: dict, kinds: dict[str, Kind]) -> None:
     for name, kind in kinds.items():
         if name in content and not kind.fits(content[name]):
             raise RunError(
-                f"{path}: damaged, {name} must be {kind.name}, found {_short(content[name])}"
+                f"{where}: damaged, {name} must be {kind.name}, found {_short(content[name])}"
             )
 
 

@@ -16,7 +16,7 @@ from data import files, melting
 from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
-from models import bert
+from models import bert, init_from
 from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
@@ -167,6 +167,73 @@ class TestEvaluate:
         )
         with pytest.raises(RunError, match="the recipe builds another model"):
             evaluated(copied("dna_melting"))
+
+
+class TestBest:
+    @pytest.fixture
+    def with_best(self, tiny_run, copied):
+        """The BERT's run with its first checkpoint as the best one."""
+        folder = copied("bert_mlm")
+        first, *_, last = sorted((tiny_run.folder / "checkpoints").iterdir())
+        assert first != last
+        shutil.copytree(first, folder / "best")
+        return folder
+
+    def expected(self, folder):
+        """The run's model with the weights of `best/`, loaded as a reader of the page would."""
+        model = keras_nlp.models.BertMaskedLM.from_preset(str(folder / "model"), compile=False)
+        model.load_weights(folder / "best" / "model.weights.h5")
+        return model
+
+    def test_its_weights_are_used(self, with_best, runs, tiny_run, capsys):
+        run = load_run(with_best, best=True)
+        expected = self.expected(with_best).get_weights()
+        for ours, theirs in zip(run.load_model().get_weights(), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        text = "the loss of a [MASK]"
+        options = predict.Options(run_dir=with_best, inputs=text, best=True)
+        (fill, *_), (last, *_) = predict.main(options)[0], predicted(with_best, text)[0]
+        assert fill["probability"] != last["probability"]
+        capsys.readouterr()
+        found = evaluated(with_best, best=True)
+        assert found["steps"] == 20 and f"{with_best}, 20 steps" in capsys.readouterr().out
+        assert found["test"]["cross_entropy"] > tiny_run.results["test"]["cross_entropy"]
+        # The training measured the same model on the validation split; this is the test split.
+        losses = [r["val_cross_entropy"] for r in tiny_run.records if r["event"] == "epoch"]
+        assert found["test"]["cross_entropy"] == pytest.approx(losses[0], rel=0.1)
+
+    def test_a_run_without_one_or_with_a_damaged_one(self, with_best, copied, command_line):
+        folder = copied("mnist")
+        for program, more in ((evaluate, ()), (predict, ("x.png",))):
+            status, _, errors = command_line(program, folder, *more, "--best")
+            assert status == 2 and errors.endswith(
+                f"--best: {folder} contains no best/; train with --keep-best METRIC\n"
+            )
+        flip_a_bit(with_best / "best" / "model.weights.h5")
+        status, _, errors = command_line(evaluate, with_best, "--best")
+        assert status == 2 and "best: damaged (model.weights.h5 does not match" in errors
+
+    @pytest.mark.parametrize("path", ["best", "best/model.weights.h5"])
+    def test_a_new_run_begins_with_them(self, with_best, path):
+        preset = init_from.preset_of(with_best / path)
+        model = bert.load_masked_lm(preset, None, 16)
+        backbone = bert.load_backbone(preset, 0.3, 16)
+        expected = self.expected(with_best)
+        for ours, theirs in ((model, expected), (backbone, expected.backbone)):
+            for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b)
+        assert bert.load(keras_nlp.models.BertTokenizer, preset).vocabulary_size() > 10
+        assert init_from.preset_of(with_best) == str(with_best / "model")
+
+    def test_what_init_from_cannot_be(self, with_best, tmp_path):
+        with pytest.raises(DataError, match="holds no model; pass a finished run of bert_mlm, its"):
+            init_from.preset_of(tmp_path)
+        shutil.copytree(with_best / "best", tmp_path / "alone" / "best")
+        with pytest.raises(DataError, match="not in the folder of a finished run"):
+            init_from.preset_of(tmp_path / "alone" / "best")
+        flip_a_bit(with_best / "best" / "model.weights.h5")
+        with pytest.raises(DataError, match="damaged .model.weights.h5 does not match"):
+            init_from.preset_of(with_best / "best")
 
 
 class TestPairs:
