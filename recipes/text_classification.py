@@ -15,6 +15,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -37,6 +38,8 @@ from training.schedules import WarmUp
 @dataclasses.dataclass(kw_only=True)
 class Options(TextOptions):
     """Options of `recipes.text_classification`."""
+
+    EXAMPLE_INPUT: ClassVar[str] = "a small miracle of a film"
 
     dataset: str = option(
         "auto",

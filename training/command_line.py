@@ -18,6 +18,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
+from machine.output import discard_output
 from machine.requirements import version_line
 from training import options
 from training.errors import OptionsError, RunError
@@ -255,10 +256,12 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
     except (BadLoss, CannotSave) as error:
         _print_error(recipe, error)
         status = 1
+    except BrokenPipeError:  # `... | head -1`
+        status = 1
     except OSError as error:
         if error.errno is None:
             raise
-        # A file that cannot be used; standard output on a full disk, or `... | head -1`.
+        # A file that cannot be used, or standard output on a full disk.
         where = f"{error.filename}: " if error.filename else ""
         _print_error(recipe, f"{where}{error.strerror}")
         status = 2 if where else 1
@@ -279,14 +282,15 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
 def _print_error(recipe: str, error) -> None:
     lines = str(error).splitlines() or [type(error).__name__]
     text = "\n".join([f"{recipe}: {lines[0]}", *(f"  {line}" for line in lines[1:])])
-    print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
 def _leave(status: int) -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         status = status or 1
     with contextlib.suppress(DistributionError):  # a broken TF_CONFIG was reported above
         if "ps" in cluster.cluster_spec():

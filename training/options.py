@@ -111,10 +111,13 @@ class SharedOptions(ProgramOptions):
     """Holds what every recipe takes; a recipe adds its own options and sets its own defaults.
 
     Attributes:
+        EXAMPLE_INPUT: what the recipe's `predict()` may be asked, for the command that a run prints
+            when it ends; None where that is a file.
         JIT_MIN_STEPS: steps from which a run on CPUs is faster with `--jit on`, compiling
             counted, as the recipe's author has measured; None where it is not.
     """
 
+    EXAMPLE_INPUT: ClassVar[str | None] = None
     JIT_MIN_STEPS: ClassVar[int | None] = None
 
     dataset: str = _data("auto", "A name or a path.")
@@ -399,6 +402,22 @@ def command(recipe: str, options: SharedOptions) -> str:
             words.append(flag(name if value else f"no_{name}"))
         else:
             words += [flag(name), str(value)]
+    return shlex.join(words)
+
+
+def predict_command(options: SharedOptions) -> str | None:
+    """Returns the command that queries the model of a run; None for a recipe without `predict()`.
+
+    Args:
+        options: the run's, with its folder.
+    """
+    kind = type(options)
+    if not hasattr(sys.modules[kind.__module__], "predict"):
+        return None
+    words = [interpreter(), "-m", "recipes.predict", str(options.run_dir)]
+    words.append("--help" if kind.EXAMPLE_INPUT is None else kind.EXAMPLE_INPUT)
+    if not module_name(kind).startswith("recipes."):
+        words += ["--trust-module", module_name(kind)]
     return shlex.join(words)
 
 

@@ -33,7 +33,14 @@ from machine import mfu, xla_cache
 from training import artifacts, checks, loaded_run
 from training.errors import OptionsError, RunError
 from training.log import LogFile, run_logging
-from training.options import SharedOptions, check, command, module_name, shown
+from training.options import (
+    SharedOptions,
+    check,
+    command,
+    module_name,
+    predict_command,
+    shown,
+)
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
@@ -297,7 +304,8 @@ class Run:
         self.records.record_evaluation("test", steps, test)
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
-            log.log(RESULT, "%-14s %s", "baseline", simpler)
+            if baseline:
+                log.log(RESULT, "%-14s %s", "baseline", simpler)
             for line in verdict(test, baseline, self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the beginning of the run to now.
@@ -347,6 +355,9 @@ class Run:
             log.log(RESULT, "model    %s", path / "model")
             log.log(RESULT, "logs     tensorboard --logdir %s", path)
             log.log(RESULT, "results  %s", path / "results.json")
+            query = predict_command(self.options)
+            if query is not None:
+                log.log(RESULT, "predict  %s", query)
         signals.training = False
         return results
 

@@ -600,8 +600,28 @@ class TestTrust:
         assert json.loads(printed)["test"]["accuracy"] == pytest.approx(accuracy, rel=1e-5)
 
 
-class TestMore:
+class TestOwnArguments:
     def test_a_recipe_without_predict(self, copied, monkeypatch):
         monkeypatch.delattr(sys.modules["recipes.mnist"], "predict")
         with pytest.raises(RunError, match="its recipe, recipes.mnist, has no predict()"):
             predicted(copied("mnist"), "x.png")
+
+    def test_help_shows_them_where_a_run_is_named(self, runs, command_line):
+        status, printed, _ = command_line(predict, runs["dna_melting"][0], "--help")
+        assert status == 0
+        _, _, own = printed.partition("options of recipes.dna_melting:\n")
+        assert "--sodium X" in own and "mol/l. (default: 0.05)" in own and "RUN_DIR" in printed
+        assert "--strand-concentration X" in own
+        assert "--sodium" not in command_line(predict, "--help")[1]
+        assert "--sodium" not in command_line(predict, runs["mnist"][0], "--help")[1]
+
+    def test_a_mistyped_one_names_the_nearest(self, runs, command_line):
+        folder, _ = runs["dna_melting"]
+        with_type = command_line(predict, folder, "ACGT", "--sodum", "1")
+        assert with_type[0] == 2 and with_type[2].endswith("did you mean --sodium?\n")
+
+    def test_from_a_notebook(self, runs):
+        folder, _ = runs["dna_melting"]
+        options = predict.Options(run_dir=str(folder), inputs="ACGTACGTAC")
+        salty, plain = predict.main(options, sodium=0.2), predict.main(options)
+        assert len(plain) == 1 and salty != plain

@@ -21,6 +21,7 @@ from training.options import (
     metadata,
     module_name,
     option,
+    predict_command,
     shown,
     to_json,
 )
@@ -173,6 +174,24 @@ class TestParse:
         assert words[1:] == [module.__file__] and module_name(kind) == "my recipe"
         module.__file__ = mnist.__file__
         assert module_name(kind) == "recipes.mnist"
+
+    def test_the_command_that_queries_a_run(self, monkeypatch):
+        def words(options):
+            found = shlex.split(predict_command(options))
+            assert found[:3] == [interpreter(), "-m", "recipes.predict"]
+            return found[3:]
+
+        assert words(bert_mlm.Options(run_dir="a b")) == [
+            "a b",
+            "the loss is [MASK] over the batch",
+        ]
+        assert words(dna_melting.Options(run_dir="r")) == ["r", "ACGTTGCATGCCA"]
+        assert words(mnist.Options(run_dir="r")) == ["r", "--help"]
+        # The recipe of somebody else: nothing without predict(), its module is named with it.
+        options = tiny_recipe.Options(run_dir="r")
+        assert predict_command(options) is None
+        monkeypatch.setattr(tiny_recipe, "predict", None, raising=False)
+        assert words(options) == ["r", "--help", "--trust-module", "tests.support.tiny_recipe"]
 
     def test_the_command_starts_this_python(self, monkeypatch, tmp_path):
         """As `make` starts it, whose Python is not on the PATH; and where it is."""
