@@ -157,6 +157,8 @@ def damage(folder: Path, required: Iterable[str] | None = None) -> str | None:
         return f"{SUMS} does not name its files"
     for name, wanted in sums.items():
         try:
+            if (folder / name).exists() and not (folder / name).is_file():
+                return f"{name} is not a regular file"
             if sha256_of(folder / name) != wanted:
                 return f"{name} does not match its checksum"
         except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ import keras_nlp
 import numpy as np
 
 from data.word_pieces import SPECIAL_TOKENS
+from exports.comparison import random_inputs, require_equal
 
 SET_THE_HEAD = """\
 transform = model.cls.predictions.transform
@@ -101,6 +102,40 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
     text = "\n".join(lines)
     (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
     return text
+
+
+def compare(model: keras.Model, folder: Path) -> float:
+    """Loads the folder with `transformers`; returns its largest difference from the Keras model.
+
+    Args:
+        model: what was written.
+        folder: where it was written.
+
+    Raises:
+        Differs: it gives other numbers.
+    """
+    import torch
+    import transformers
+
+    is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
+    kind = "BertForMaskedLM" if is_masked_lm else "BertForSequenceClassification"
+    there = getattr(transformers, kind).from_pretrained(folder).eval()
+    if is_masked_lm:  # as SET_THE_HEAD
+        transform = there.cls.predictions.transform
+        transform.transform_act_fn = torch.nn.GELU()
+        transform.LayerNorm.eps = 1e-5
+    inputs = random_inputs(model)
+    names = {
+        "input_ids": "token_ids",
+        "attention_mask": "padding_mask",
+        "token_type_ids": "segment_ids",
+    }
+    with torch.no_grad():
+        given = {name: torch.tensor(inputs[ours]).long() for name, ours in names.items()}
+        logits = there(**given).logits.numpy()
+    if is_masked_lm:
+        logits = np.take_along_axis(logits, inputs["mask_positions"][:, :, np.newaxis], axis=1)
+    return require_equal([logits], model(inputs, training=False))
 
 
 def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:

@@ -1,11 +1,14 @@
 """SavedModel, ONNX and LiteRT, as Keras writes them: the model's inputs and outputs."""
 
 import functools
+import warnings
 from pathlib import Path
 from unittest import mock
 
 import keras
 import tensorflow as tf
+
+from exports.comparison import random_inputs, require_equal
 
 # The format's name in `keras.Model.export`, the file, further arguments.
 FORMATS = {
@@ -33,6 +36,49 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
     with mock.patch.object(tf.nn, "gelu", functools.partial(_gelu, tf.nn.gelu)):
         model.export(str(folder / file), format=kind, verbose=False, **arguments)
     return "takes and gives what the Keras model does"
+
+
+def compare(model: keras.Model, folder: Path, name: str) -> float:
+    """Runs an export and returns its largest difference from the Keras model, on random inputs.
+
+    Args:
+        model: what was written.
+        folder: where it was written.
+        name: one of `FORMATS`.
+
+    Raises:
+        Differs: it gives other numbers.
+    """
+    inputs = random_inputs(model)
+    return require_equal(run(folder, name, inputs), model(inputs, training=False))
+
+
+def run(folder: Path, name: str, inputs) -> list:
+    """Returns the outputs of an export, by the program that the format is for.
+
+    Args:
+        folder: where it was written.
+        name: one of `FORMATS`.
+        inputs: arrays in the structure of the model's inputs.
+    """
+    path, arrays = str(folder / FORMATS[name][1]), keras.tree.flatten(inputs)
+    if name == "saved_model":
+        loaded = tf.saved_model.load(path)  # its variables live as long as it does
+        return keras.tree.flatten(loaded.serve(inputs))
+    if name == "onnx":
+        import onnxruntime  # of an extra
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [item.name for item in session.get_inputs()]
+        return session.run(None, dict(zip(names, arrays, strict=True)))
+    plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its reader will move to a package of its own
+        reader = tf.lite.Interpreter(path, experimental_op_resolver_type=plain)
+    runner = reader.get_signature_runner()
+    names = runner.get_input_details()
+    named = inputs if isinstance(inputs, dict) else dict(zip(names, arrays, strict=True))
+    return list(runner(**named).values())
 
 
 def _gelu(stock, features, approximate=False, name=None):

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import keras
 import keras_nlp
+import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401 (its ops are in the graph)
 
 from data.word_pieces import special_ids
+from exports.comparison import require_equal
 
 FILLS = 5
 TEXTS = [tf.TensorSpec([None], tf.string, name="texts")]
@@ -37,6 +39,37 @@ def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str])
     archive.add_endpoint("serve", serve)
     archive.write_out(str(folder), verbose=False)
     return f"takes texts of at most {model.preprocessor.sequence_length} tokens"
+
+
+def compare(model: keras.Model, folder: Path, preset: str) -> float:
+    """Runs the SavedModel on two texts; returns its largest difference from the Keras model.
+
+    Args:
+        model: what was written.
+        folder: where it was written.
+        preset: the model's own preset, for its tokenizer.
+
+    Raises:
+        Differs: it gives other numbers.
+    """
+    tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset, special_tokens_in_strings=True)
+    words = [piece for piece in tokenizer.get_vocabulary() if piece.isalpha()][:3] or [""]
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
+    text = " ".join([*words, tokenizer.mask_token] if is_masked_lm else words)
+    outputs = {name: value.numpy() for name, value in serve(texts=tf.constant([text])).items()}
+    # Without padding and one text at a time, other than in the graph that was written.
+    ids = np.array([[tokenizer.cls_token_id, *tokenizer(text), tokenizer.sep_token_id]], np.int32)
+    ids = ids[:, : model.preprocessor.sequence_length]
+    inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
+    if not is_masked_lm:
+        probabilities = keras.ops.softmax(model(inputs, training=False))
+        return require_equal([outputs["probabilities"]], -np.sort(-np.asarray(probabilities)))
+    inputs["mask_positions"] = np.argwhere(ids == tokenizer.mask_token_id)[:, 1:].astype(np.int32)
+    logits = np.array(model(inputs, training=False))
+    logits[..., special_ids(tokenizer)] = -np.inf
+    probabilities = np.asarray(keras.ops.softmax(logits))
+    return require_equal([outputs["scores"]], -np.sort(-probabilities)[..., :FILLS])
 
 
 def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):

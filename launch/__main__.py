@@ -3,6 +3,8 @@
 import sys
 
 from launch.processes import main
+from machine.output import silent_broken_pipe
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with silent_broken_pipe():
+        sys.exit(main())

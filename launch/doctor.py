@@ -19,6 +19,7 @@ import numpy as np
 
 from launch.processes import visible_gpus
 from machine import requirements
+from machine.output import silent_broken_pipe
 from machine.quiet_start import start_quietly
 
 RECIPE = """
@@ -128,4 +129,5 @@ def differences(one: dict, other: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with silent_broken_pipe():
+        sys.exit(main())

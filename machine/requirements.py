@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from machine.output import silent_broken_pipe
+
 # A TensorFlow that stays where it is installed already. KerasNLP 0.32 needs 2.20 or later.
 FITS = SpecifierSet(">=2.20,<2.22")
 # They belong to a TensorFlow, and have its first two numbers.
@@ -72,5 +74,6 @@ def missing(version_of: Callable[[str], str | None] = installed, *, gpu: bool = 
 
 
 if __name__ == "__main__":
-    for line in missing(gpu=shutil.which("nvidia-smi") is not None):
-        print(line)
+    with silent_broken_pipe():
+        for line in missing(gpu=shutil.which("nvidia-smi") is not None):
+            print(line)

@@ -12,6 +12,7 @@ import numpy as np
 
 from data import files, word_pieces
 from data.errors import DataError, first_line
+from models import init_from
 
 TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
@@ -56,15 +57,11 @@ def choose_preset(
         the first choice, and why, or None.
 
     Raises:
-        DataError: `init_from` is no finished run.
+        DataError: `init_from` is not a finished run, nor of one.
     """
     asked = known or options.preset
     if known is None and options.init_from is not None:
-        asked = str(options.init_from / "model")
-        if not (options.init_from / "model" / "config.json").is_file():
-            raise DataError(
-                f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
-            )
+        asked = init_from.preset_of(options.init_from)
     if asked != "auto":
         return (None if asked == "scratch" else asked), None
     if not english_wikitext or given_sizes(options):
@@ -141,6 +138,10 @@ def load_masked_lm(preset: str, dropout: float | None, sequence_length: int):
     """
     backbone = load_backbone(preset, dropout, sequence_length)
     model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
+    source = init_from.source_of(preset)
+    if source.weights is not None:
+        init_from.load_checkpoint(model, source.weights)
+        return model
     head = Path(preset) / "task.weights.h5"
     if head.is_file():
         try:
@@ -169,6 +170,7 @@ def load_backbone(preset: str, dropout: float | None, sequence_length: int):
             f"--sequence-length {sequence_length}: the preset {preset} takes at most "
             f"{backbone.max_sequence_length} tokens"
         )
+    init_from.load_encoder(backbone, init_from.source_of(preset))
     return backbone
 
 
@@ -183,6 +185,7 @@ def load(kind, preset: str, **changes):
     Raises:
         DataError: the preset cannot be loaded, or does not match its checksums.
     """
+    preset = init_from.source_of(preset).preset
     problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
     if problem:
         raise DataError(f"preset {preset}: damaged ({problem})")

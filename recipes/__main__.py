@@ -2,6 +2,7 @@
 
 import argparse
 
+from machine.output import silent_broken_pipe
 from training.command_line import programs
 
 if __name__ == "__main__":
@@ -14,5 +15,6 @@ if __name__ == "__main__":
         "\n  launch.doctor                   Check this machine's devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args()
-    parser.print_help()
+    with silent_broken_pipe():
+        parser.parse_args()
+        parser.print_help()

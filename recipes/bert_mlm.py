@@ -40,6 +40,8 @@ from training.schedules import WarmUp
 class Options(TextOptions):
     """Options of `recipes.bert_mlm`."""
 
+    EXAMPLE_INPUT: ClassVar[str] = "the loss is [MASK] over the batch"
+
     # On 2 cores compiling took 5 s more, and a step 0.1 s less (`make bench`).
     JIT_MIN_STEPS: ClassVar[int] = 300
 
@@ -50,7 +52,9 @@ class Options(TextOptions):
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."
     )
     init_from: Path | None = option(
-        None, "A finished run, whose word pieces, sizes and weights are used, with a new schedule."
+        None,
+        "A finished run (or its best/, a checkpoint, a weights file), whose word pieces, sizes and "
+        "weights are used, with a new schedule.",
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"

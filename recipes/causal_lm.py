@@ -13,6 +13,7 @@ vocabularies, per byte of the text (case and words that the vocabulary lacks are
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import keras
 import keras_nlp
@@ -39,6 +40,8 @@ CHOICES = 40  # a continuation is drawn from so many of the likeliest tokens
 @dataclasses.dataclass(kw_only=True)
 class Options(TextOptions):
     """Options of `recipes.causal_lm`."""
+
+    EXAMPLE_INPUT: ClassVar[str] = "the model is"
 
     dataset: str = option(
         "auto", "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."

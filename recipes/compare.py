@@ -1,29 +1,41 @@
 """Compare finished runs: the options in which they differ, and what came out.
 
-    python -m recipes.compare runs/bert_mlm/*
+    python -m recipes.compare runs/bert_mlm
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
-Prints a table for each recipe and dataset, with a column for each run: the options that differ, the
-metrics of the test split, the baselines, speed and time. Runs that differ only in their seed share
-a column: mean ± standard deviation. `--png` plots the training loss and the validation metrics.
+A folder that is not a run means all runs in it. Prints a table for each recipe and dataset, with a
+column for each run: the options that differ, the metrics of the test split, the baselines, speed
+and time. Runs that differ only in their seed share a column: mean ± standard deviation (n runs).
+Copies of one run, whose weights are equal, count once ("a = b"). `--png` plots the training loss
+and the validation metrics.
 """
 
 import dataclasses
 import json
+import math
+import os
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from training import run_files
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.options import ProgramOptions, check, option, read_json
+from training.options import ProgramOptions, check, option
+
+# What the options came to, and what one option does not tell: --max-steps ends --epochs early.
+PLANNED = ("global_batch_size", "total_steps", "epochs", "preset")
+RECORD = {"event": run_files.TEXT, "step": run_files.COUNT}
 
 
 @dataclasses.dataclass(kw_only=True)
 class Options(ProgramOptions):
     """Options of `recipes.compare`."""
 
-    run_dirs: tuple[Path, ...] = option(help="Folders of finished runs.", positional=True)
+    run_dirs: tuple[Path, ...] = option(
+        help="Folders of finished runs, or folders that contain such.", positional=True
+    )
     png: Path | None = option(None, "Plot the curves into this file (.png, .pdf or .svg).")
 
 
@@ -31,7 +43,7 @@ def main(options: Options) -> list[dict[str, str]]:
     """Prints the tables, plots the curves, and returns the rows: text by column."""
     check(options)
     runs, problems = [], []
-    for folder in options.run_dirs:
+    for folder in dict.fromkeys(run for path in options.run_dirs for run in runs_in(path)):
         try:
             runs.append(read_run(folder))
         except RunError as error:
@@ -44,36 +56,89 @@ def main(options: Options) -> list[dict[str, str]]:
         rows += [{"table": title} | row for row in table]
         print(f"{title}\n{format_table(table)}\n")
     if options.png is not None:
-        plot(runs, options.png)
+        problems += plot(runs, options.png)
+        print(f"chart  {options.png}")
     for line in problems:
         print(line, file=sys.stderr)
     return rows
 
 
+def runs_in(folder: Path) -> Iterator[Path]:
+    """Yields a run's folder, or those of all runs in a folder that is not a run, in order."""
+    runs = []
+    for path, names, files in os.walk(folder):
+        if "options.json" in files:
+            runs.append(Path(path))
+            names.clear()  # a run contains no other
+        names.sort()
+    yield from runs or [folder]
+
+
 def read_run(folder: Path) -> dict:
-    """Returns a finished run's results, with `folder`, `table` and `settings`: but for the seed.
+    """Returns a finished run's results, with `folder`, `table`, `settings` and `checksums`.
+
+    The settings are whatever changes the training, but for the seed; the checksums are those of
+    data, which may follow from the seed.
 
     Raises:
         RunError: the folder contains no finished run, or a damaged one.
     """
-    settings = read_json(folder / "options.json", "shown")["shown"]
-    run = read_json(folder / "results.json", "recipe", "test", "baseline")
-    settings |= {name: run.get(name) for name in ("strategy", "replicas", "learning_rate")}
+    if not (folder / "options.json").exists():
+        raise RunError(
+            f"{folder}: no run there" if folder.is_dir() else f"{folder}: no such folder"
+        )
+    if not (folder / "results.json").exists():
+        raise RunError(f"{folder}: its run is not finished")
+    options = run_files.read_options(folder, "shown")
+    results = run_files.read_results(folder, "recipe", "test", "baseline")
+    resolved = options.get("resolved", {})
+    settings = options["shown"] | {name: resolved[name] for name in PLANNED if name in resolved}
+    settings |= {name: results.get(name) for name in ("strategy", "replicas", "learning_rate")}
     settings.pop("seed", None)
-    table = f"{run['recipe']} on {run['dataset']}"
-    return run | {"folder": folder, "table": table, "settings": settings}
+    return results | {
+        "folder": folder,
+        "table": f"{results['recipe']} on {results.get('dataset')}",
+        "settings": settings,
+        "checksums": {name: resolved[name] for name in resolved if name.endswith("_sha256")},
+    }
+
+
+def tell_data_apart(runs: list[dict]) -> None:
+    """Adds the data's checksums to the settings of runs of one seed that were not trained alike.
+
+    Runs of several seeds may have drawn their data by the seed: then other data are no other
+    setting.
+    """
+    by_seed: dict[str, list[dict]] = {}
+    for run in runs:
+        key = json.dumps([run["settings"], run.get("seed")], sort_keys=True)
+        by_seed.setdefault(key, []).append(run)
+    for same in by_seed.values():
+        for name in dict.fromkeys(name for run in same for name in run["checksums"]):
+            if len({str(run["checksums"].get(name)) for run in same}) > 1:
+                for run in same:
+                    run["settings"][name] = str(run["checksums"].get(name))[:8]
+
+
+def without_copies(runs: list[dict]) -> dict[str, dict]:
+    """Returns runs of other weights by name; copies of one run share it: "a = b"."""
+    by_weights: dict[object, list[dict]] = {}
+    for number, run in enumerate(runs):
+        by_weights.setdefault(run.get("weights_sha256", number), []).append(run)
+    return {" = ".join(run["folder"].name for run in same): same[0] for same in by_weights.values()}
 
 
 def cells_of(runs: list[dict]) -> list[dict[str, str]]:
     """Returns a row for runs that differ in nothing but their seed: text by column."""
+    tell_data_apart(runs)
     groups: dict[str, list[dict]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run["settings"], sort_keys=True), []).append(run)
     names = dict.fromkeys(name for run in runs for name in run["settings"])
     differ = [n for n in names if len({json.dumps(run["settings"].get(n)) for run in runs}) > 1]
     rows = []
-    for group in groups.values():
-        cells = {"run": ", ".join(run["folder"].name for run in group)}
+    for named in map(without_copies, groups.values()):
+        cells, group = {"run": ", ".join(named)}, list(named.values())
         cells |= {name: str(group[0]["settings"].get(name, "-")) for name in differ}
         cells["seed"] = ", ".join(str(run.get("seed")) for run in group)
         for part, prefix in (("test", ""), ("baseline", "baseline: ")):
@@ -105,21 +170,40 @@ def format_table(rows: list[dict[str, str]]) -> str:
 
 
 def read_curves(folder: Path) -> dict[str, dict[int, float]]:
-    """Returns values by step of the training loss and the validation metrics, by name."""
+    """Returns values by step of the training loss and the validation metrics, by name.
+
+    `val_loss` is left out where a metric has the same values: without penalties it is that metric.
+
+    Raises:
+        RunError: `metrics.jsonl` cannot be read, or is damaged.
+    """
+    path = folder / "metrics.jsonl"
     curves: dict[str, dict[int, float]] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in run_files.read_json_lines(path, "event", "step", kinds=RECORD):
         for name, value in record.items():
             if record.get("split") == "validation":
                 name = f"val_{name}"
             plotted = name.startswith("val_") or (record["event"], name) == ("step", "loss")
             if plotted and isinstance(value, float):  # JSON's NaN is text
                 curves.setdefault(name, {})[record["step"]] = value
+    losses = curves.get("val_loss", {})
+    others = [curve for name, curve in curves.items() if name.startswith("val_")]
+    if any(_equal(losses, curve) for curve in others if curve is not losses):
+        del curves["val_loss"]
     return curves
 
 
-def plot(runs: list[dict], path: Path) -> None:
+def _equal(curve: dict[int, float], other: dict[int, float]) -> bool:
+    """Tells whether two curves look the same in a chart: at their common steps, at least one."""
+    steps = curve.keys() & other.keys()
+    return bool(steps) and all(math.isclose(curve[s], other[s], rel_tol=1e-3) for s in steps)
+
+
+def plot(runs: list[dict], path: Path) -> list[str]:
     """Plots a chart for each table and metric.
+
+    Returns:
+        A line for each run whose curves cannot be read.
 
     Raises:
         OptionsError: matplotlib is not installed, or does not know the kind of file.
@@ -129,9 +213,15 @@ def plot(runs: list[dict], path: Path) -> None:
     except ImportError as error:
         raise OptionsError("--png: needs matplotlib; run pip install -e '.[plots]'") from error
     charts: dict[str, dict[str, dict[int, float]]] = {}
+    problems = []
     for run in runs:
-        for name, curve in read_curves(run["folder"]).items():
-            charts.setdefault(f"{run['table']}: {name}", {})[str(run["folder"])] = curve
+        try:
+            for name, curve in read_curves(run["folder"]).items():
+                charts.setdefault(f"{run['table']}: {name}", {})[str(run["folder"])] = curve
+        except RunError as error:
+            problems.append(str(error))
+    if not charts:
+        raise RunError("\n".join(["--png: no curves", *problems]))
     figure = Figure(figsize=(7, 3.6 * len(charts)), layout="constrained")
     axes = figure.subplots(len(charts), squeeze=False)[:, 0]
     for axis, (title, curves) in zip(axes, charts.items(), strict=True):
@@ -143,6 +233,7 @@ def plot(runs: list[dict], path: Path) -> None:
         figure.savefig(path, dpi=120)
     except ValueError as error:  # matplotlib's, naming the formats that it knows
         raise OptionsError(f"--png {path}: {error}") from error
+    return problems
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ What came out, in what time and on what machine: the table in README.md.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import keras
 import keras_nlp
@@ -35,6 +36,8 @@ from training.schedules import WarmUp
 @dataclasses.dataclass(kw_only=True)
 class Options(TransformerOptions):
     """Options of `recipes.dna_melting`."""
+
+    EXAMPLE_INPUT: ClassVar[str] = "ACGTTGCATGCCA"
 
     dataset: str = option(
         "nearest-neighbour",

@@ -25,14 +25,13 @@ from data.errors import DataError
 from training.command_line import command_line
 from training.errors import RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
-from training.options import ProgramOptions, check, option
+from training.options import RunOptions, check, option
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(ProgramOptions):
+class Options(RunOptions):
     """Options of `recipes.evaluate`."""
 
-    run_dir: Path = option(help="Folder of a finished run.", positional=True)
     dataset: str | None = option(
         None, "A dataset as the recipe takes it; its test split (default: the run's own)."
     )
@@ -58,7 +57,7 @@ class Options(ProgramOptions):
 def main(options: Options) -> dict:
     """Evaluates a run's model, prints the metrics and returns what `--json` prints."""
     check(options)
-    run = load_run(options.run_dir)
+    run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     if options.on is not None:
         found = evaluate_pairs(run, Path(options.on.removeprefix("blimp:")))
     else:
@@ -116,10 +115,14 @@ def read_pairs(folder: Path) -> dict[str, list[tuple[str, str]]]:
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
                 row = json.loads(line)
-                pair = str(row["sentence_good"]), str(row["sentence_bad"])
-            except (ValueError, KeyError, TypeError) as error:
+                pair = row["sentence_good"], row["sentence_bad"]
+                if not all(isinstance(text, str) and text.strip() for text in pair):
+                    raise ValueError
+                "".join(pair).encode()  # half of a surrogate pair is no text
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise DataError(
-                    f"{path}, line {number}: expected JSON with sentence_good and sentence_bad"
+                    f"{path}, line {number}: expected JSON with sentence_good and sentence_bad, "
+                    "texts that are not empty"
                 ) from error
             pairs.setdefault(path.stem, []).append(pair)
     if not pairs:

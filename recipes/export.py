@@ -5,7 +5,8 @@
 
 RUN_DIR is the folder of a finished run of any recipe. `saved_model` of a BERT takes texts, as
 strings; `huggingface` is for BERTs alone; everything else takes and gives what the Keras model
-does. The formats: docs/export.md.
+does. What was written is run and compared with the Keras model (`--no-check` skips that); if its
+outputs differ, nothing is kept. The formats: docs/export.md.
 """
 
 import dataclasses
@@ -13,34 +14,34 @@ import importlib.util
 from pathlib import Path
 from typing import Literal
 
+import keras
 import keras_nlp
 
 from data import files
 from exports import huggingface, keras_formats, texts
+from exports.comparison import Differs, symbolic_inputs
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
-from training.options import ProgramOptions, check, option
+from training.options import RunOptions, check, option
 
 # What a format needs that this package does not; all of it is in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
+# What the comparison needs beside that.
+COMPARED_WITH = {"huggingface": ("transformers", "torch")}
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(ProgramOptions):
+class Options(RunOptions):
     """Options of `recipes.export`."""
 
-    run_dir: Path = option(help="Folder of a finished run.", positional=True)
     to: Literal["saved_model", "onnx", "litert", "huggingface"] = option(help="The format.")
     folder: Path | None = option(
         None, "A new folder for the export (default: exports/<format> in the run's folder)."
     )
-
-    def problems(self) -> list[str]:
-        """Returns what is wrong with the values."""
-        missing = [name for name in NEEDS.get(self.to, ()) if not importlib.util.find_spec(name)]
-        needs = f"--to {self.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
-        return [needs] if missing else []
+    check: bool = option(
+        True, "Run the export and compare its outputs with the Keras model's; keep it if equal."
+    )
 
 
 def main(options: Options) -> Path:
@@ -50,7 +51,7 @@ def main(options: Options) -> Path:
         The folder of the export.
     """
     check(options)
-    run = load_run(options.run_dir)
+    run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     folder = options.folder or options.run_dir / "exports" / options.to
     if folder.exists():
         raise OptionsError(f"--folder {folder}: already exists; name a new one")
@@ -58,22 +59,66 @@ def main(options: Options) -> Path:
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)
     if options.to == "huggingface" and not is_bert:
-        raise OptionsError(f"--to huggingface: the model of {options.run_dir} is no BERT")
+        raise OptionsError(f"--to huggingface: the model of {options.run_dir} is not a BERT")
+    missing = not_installed(NEEDS.get(options.to, ()))
+    if missing:
+        raise OptionsError(
+            f"--to {options.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
+        )
     classes = run.metadata.get("classes", ())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
             if options.to == "huggingface":
-                said = huggingface.write(model, temporary, classes)
+                note = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and is_bert:
-                said = texts.write(model, temporary, str(run.preset), classes)
+                note = texts.write(model, temporary, str(run.preset), classes)
             else:
-                said = keras_formats.write(model, temporary, options.to)
+                note = keras_formats.write(model, temporary, options.to)
+            compared = compare(model, temporary, options, str(run.preset) if is_bert else None)
             files.write_checksums(temporary)
     except OSError as error:
         raise RunError(f"--folder {folder}: {error.strerror or error}") from error
-    print(f"{options.to:12} {folder}\n{'':12} {said}")
+    except Differs as error:
+        raise RunError(f"--to {options.to}: {error}; nothing is kept") from error
+    print(f"{options.to:12} {folder}\n{'':12} {note}\n{'compared':12} {compared}")
     return folder
+
+
+def compare(model: keras.Model, folder: Path, options: Options, preset: str | None) -> str:
+    """Compares an export with the Keras model.
+
+    Args:
+        model: what was written.
+        folder: where it was written.
+        options: the format, and whether it is compared.
+        preset: that of a BERT, or None.
+
+    Returns:
+        A line that says how they differ, or why they were not compared.
+
+    Raises:
+        Differs: the export gives other numbers.
+    """
+    missing = not_installed(COMPARED_WITH.get(options.to, ()))
+    if not options.check:
+        return "no (--no-check)"
+    if missing:
+        return f"no: needs {', '.join(missing)}"
+    if options.to == "huggingface":
+        largest = huggingface.compare(model, folder)
+    elif options.to == "saved_model" and preset is not None:
+        largest = texts.compare(model, folder, preset)
+    elif symbolic_inputs(model) is None:
+        return f"no: {type(model).__name__} does not say what its inputs are"
+    else:
+        largest = keras_formats.compare(model, folder, options.to)
+    return f"with the Keras model, largest difference {largest:.1g}"
+
+
+def not_installed(names: tuple[str, ...]) -> list[str]:
+    """Returns the packages among these that cannot be imported."""
+    return [name for name in names if not importlib.util.find_spec(name)]
 
 
 if __name__ == "__main__":

@@ -6,52 +6,67 @@
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
 
 RUN_DIR is the folder of a finished run. The answers are those of the recipe's own `predict()`,
-whose keyword arguments are options here; they stand after the inputs.
+whose keyword arguments are options here: `python -m recipes.predict RUN_DIR --help` lists them.
 """
 
 import argparse
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import re
+import typing
 from pathlib import Path
-from typing import ClassVar
 
-from training.command_line import command_line
+from training.command_line import TakesMore, command_line, how_given
 from training.errors import RunError
-from training.loaded_run import load_run
-from training.options import ProgramOptions, check, flag, option
+from training.options import RunOptions, check, flag, option
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(ProgramOptions):
-    """Options of `recipes.predict`.
+class Options(TakesMore, RunOptions):
+    """Options of `recipes.predict`."""
 
-    Attributes:
-        MORE: arguments of the command line that are the recipe's.
-    """
-
-    MORE: ClassVar[tuple[str, ...]] = ()
-
-    run_dir: Path = option(help="Folder of a finished run.", positional=True)
     inputs: tuple[str, ...] = option(
         help="Inputs as the recipe takes them; texts in quotation marks.", positional=True
     )
     json: bool = option(False, "Print the answers as one JSON array.")
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+        """Adds the keyword arguments of the recipe's own `predict()`, where a run is named."""
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("run_dir", nargs="?", type=Path)
+        first.add_argument("--trust-module")
+        named, _ = first.parse_known_args(arguments)
+        if named.run_dir is None or not (named.run_dir / "results.json").exists():
+            return
+        predict = _load(named.run_dir, trust_module=named.trust_module).module.predict
+        hints = typing.get_type_hints(predict)
+        group = parser.add_argument_group(f"options of {predict.__module__}")
+        for name, parameter in inspect.signature(predict).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                about = re.search(rf"^ +{name}: (.*)", predict.__doc__ or "", re.MULTILINE)
+                group.add_argument(
+                    flag(name),
+                    default=parameter.default,
+                    help=about[1].replace("%", "%%") if about else "Of the recipe.",
+                    **how_given(hints.get(name, type(parameter.default))),
+                )
 
-def main(options: Options) -> list[list[dict]]:
+
+def main(options: Options, **more) -> list[list[dict]]:
     """Prints what the model answers to each input and returns it.
+
+    Args:
+        options: the options.
+        **more: keyword arguments of the recipe's own `predict()`.
 
     Returns:
         For each input a list of answers; an answer is a dict of texts and numbers by name.
     """
     check(options)
-    run = load_run(options.run_dir)
-    if not hasattr(run.module, "predict"):
-        raise RunError(f"{options.run_dir}: its recipe, {run.module.__name__}, has no predict()")
-    settings = read_settings(run.module.predict, options.MORE)
-    answers = run.module.predict(run, [str(given) for given in options.inputs], **settings)
+    run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
+    answers = run.module.predict(run, list(options.inputs), **(options.more | more))
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
@@ -62,14 +77,13 @@ def main(options: Options) -> list[list[dict]]:
     return answers
 
 
-def read_settings(predict: Callable, arguments: Sequence[str]) -> dict:
-    """Returns the keyword arguments of a recipe's `predict()` that a command line gives."""
-    parser = argparse.ArgumentParser("python -m recipes.predict", add_help=False)
-    for name, parameter in inspect.signature(predict).parameters.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            default = parameter.default
-            parser.add_argument(flag(name), type=type(default), default=default, dest=name)
-    return vars(parser.parse_args(arguments))
+def _load(folder: Path, **options):
+    from training.loaded_run import load_run  # it imports TensorFlow, which --help does not need
+
+    run = load_run(folder, **options)
+    if not hasattr(run.module, "predict"):
+        raise RunError(f"{folder}: its recipe, {run.module.__name__}, has no predict()")
+    return run
 
 
 def format_value(name: str, value) -> str:

@@ -15,6 +15,7 @@ What came out, in what time and on what machine: the table in README.md, which `
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -38,6 +39,8 @@ from training.schedules import WarmUp
 class Options(TextOptions):
     """Options of `recipes.text_classification`."""
 
+    EXAMPLE_INPUT: ClassVar[str] = "a small miracle of a film"
+
     dataset: str = option(
         "auto",
         "A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto.",
@@ -46,7 +49,9 @@ class Options(TextOptions):
         "scratch", "scratch, a BERT preset of Kaggle or Hugging Face, or a preset's folder."
     )
     init_from: Path | None = option(
-        None, "A finished run of bert_mlm, whose word pieces and encoder are used."
+        None,
+        "A finished run of bert_mlm (or its best/, a checkpoint, a weights file), whose word "
+        "pieces and encoder are used.",
     )
     num_layers: int = 1
     hidden_dim: int = 64

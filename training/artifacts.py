@@ -141,6 +141,24 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 
 
+def load_weights(model: keras.Model, path: Path) -> None:
+    """Loads the weights of a checkpoint into the model that `load_model` returned.
+
+    Args:
+        model: the run's model.
+        path: `model.weights.h5` of one of its checkpoints.
+
+    Raises:
+        RunError: they are those of another model.
+    """
+    try:
+        model.load_weights(path)
+    except Exception as error:  # whatever HDF5, its names or the shapes give rise to
+        raise RunError(
+            f"{path}: cannot be loaded into {type(model).__name__} ({first_line(error)})"
+        ) from error
+
+
 def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
     config = json.dumps(model.get_config())  # each layer has a policy of its own
     for name in ("float32", "float64", "mixed_float16", "mixed_bfloat16"):

@@ -4,6 +4,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import difflib
 import inspect
 import os
 import re
@@ -11,20 +12,20 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
+from machine.output import discard_output
 from machine.requirements import version_line
 from training import options
 from training.errors import OptionsError, RunError
-from training.options import flag, from_json, metadata
+from training.options import RECIPES, flag, from_json, metadata
 from training.signals import StopRequested
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentParser:
@@ -50,7 +51,7 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
         required = field.default is dataclasses.MISSING
         # What is not given is left to the dataclass; --help shows the defaults that say something.
         told = not required and field.default not in (None, ()) and field.default is not False
-        given = _how_given(hints[field.name]) | {
+        given = how_given(hints[field.name]) | {
             "help": about["help"].replace("%", "%%"),
             "default": field.default if told else argparse.SUPPRESS,
         }
@@ -63,8 +64,8 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
             continue
         if about["group"] not in groups:
             groups[about["group"]] = parser.add_argument_group(about["group"])
-        name = flag(field.name)
-        groups[about["group"]].add_argument(name, dest=field.name, required=required, **given)
+        names = [flag(field.name), *_alias(kind, field.name)]
+        groups[about["group"]].add_argument(*names, dest=field.name, required=required, **given)
     parser.usage += " [options]"
     return parser
 
@@ -73,7 +74,14 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     """Shows defaults, and the description as it is written."""
 
 
-def _how_given(hint) -> dict:
+def _alias(kind: type, name: str) -> list[str]:
+    """Returns the other name of an option, unless an option of the recipe has that name."""
+    alias = metadata(kind, name)["alias"]
+    taken = {field.name for field in dataclasses.fields(kind)}
+    return [flag(alias)] if alias is not None and alias not in taken else []
+
+
+def how_given(hint) -> dict:
     """Returns how argparse reads a value of a type; the options themselves make paths of texts."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -101,17 +109,61 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         OptionsError, RunError: `--options` names a file that has no options of this kind.
         SystemExit: `--help`, `--version`, or a command line that does not parse (status 2).
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser(kind, prog, description)
-    known, more = parser.parse_known_args(arguments)
+    if issubclass(kind, TakesMore):
+        kind.add_arguments(parser, arguments)
+    known, unknown = parser.parse_known_args(arguments)
     if getattr(known, "options", None):
         parser.set_defaults(**vars(from_json(kind, Path(os.path.expanduser(known.options)))))
-        known, more = parser.parse_known_args(arguments)
-    if more and not hasattr(kind, "MORE"):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    given = kind(**vars(known))
-    if more:
-        given.MORE = tuple(more)
-    return given
+        known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(parser, unknown)}")
+    values = vars(known)
+    names = {field.name for field in dataclasses.fields(kind)}
+    options = kind(**{name: value for name, value in values.items() if name in names})
+    if isinstance(options, TakesMore):
+        options.more = {name: value for name, value in values.items() if name not in names}
+    return options
+
+
+class TakesMore:
+    """Options of a program whose command line takes arguments that depend on the others.
+
+    Attributes:
+        more: their values by name, where a command line was parsed.
+    """
+
+    more: ClassVar[dict] = {}
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+        """Adds them to the parser.
+
+        Args:
+            parser: of the other options.
+            arguments: the command line.
+        """
+        raise NotImplementedError
+
+
+def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
+    """Returns the options whose names are near those of unknown ones, as the end of a message."""
+    known = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
+    words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    near = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+    return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
+
+
+def alias_notes(kind: type, arguments: list[str]) -> list[str]:
+    """Returns a line for each alias on a command line: which option it is."""
+    given = {word.partition("=")[0] for word in arguments}
+    notes = []
+    for field in dataclasses.fields(kind):
+        for alias in given.intersection(_alias(kind, field.name)):
+            about = metadata(kind, field.name)["help"].partition("(")[0].strip(" .")
+            notes.append(f"{alias} is {flag(field.name)}: {about[0].lower()}{about[1:]}")
+    return sorted(notes)
 
 
 def programs() -> dict[str, str]:
@@ -124,26 +176,37 @@ def programs() -> dict[str, str]:
     return found
 
 
-def answer_early(recipe: str) -> None:
-    """Parses a recipe's command line before the recipe imports TensorFlow, which takes seconds.
+def answer_early() -> None:
+    """Parses the command line of `python -m recipes.X` before X imports TensorFlow.
 
-    `--help`, `--version` and a line that does not parse end the process here. The class `Options`
-    is executed without the rest of the file; where it needs more names than `training.options` has,
-    nothing happens, and the recipe parses its command line itself.
+    That import takes seconds, and whoever asks for `--help`, or has mistyped an option, need not
+    wait for it: both end the process here. Python imports the package `recipes` before the module
+    X, and while it does, `sys.argv[0]` is "-m" and `sys.orig_argv` has X in its place. The recipe
+    cannot be imported yet, but its options are one class, `Options`, whose fields need nothing but
+    `training.options`: so that class is taken out of the file and executed alone. Where it needs
+    more names, nothing happens, and the recipe parses its command line itself, seconds later; that
+    is the only price if one of these assumptions ever fails. The alternatives are worse to live
+    with: options in a second file beside each recipe, or imports within its functions.
     """
+    module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
+    package, _, recipe = module.partition(".")
     path = RECIPES / f"{recipe}.py"
-    if not path.is_file():
+    if package != "recipes" or not path.is_file():
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     description = ast.get_docstring(tree) or ""
     tree.body = [node for node in tree.body if getattr(node, "name", "") == "Options"]
-    names = vars(options) | {"__name__": f"recipes.{recipe}"}
+    names = vars(options) | {"__name__": module}
     try:
         exec(compile(tree, str(path), "exec"), names)
     except NameError:
         return
-    prog = f"python -m recipes.{recipe}"
-    run_as_command(recipe, lambda: parse(names["Options"], prog, description), exits=False)
+    if "Options" in names:
+        run_as_command(
+            recipe,
+            lambda: parse(names["Options"], f"python -m {module}", description),
+            exits=False,
+        )
 
 
 def command_line(options_type: type, main: Callable) -> None:
@@ -154,9 +217,12 @@ def command_line(options_type: type, main: Callable) -> None:
     """
     module = sys.modules[options_type.__module__]
     recipe = Path(str(module.__file__)).stem
+    prog = " ".join(["python", *options.started_by(options_type)])
 
     def work():
-        given = parse(options_type, f"python -m recipes.{recipe}", module.__doc__ or "")
+        given = parse(options_type, prog, module.__doc__ or "")
+        for note in alias_notes(options_type, sys.argv[1:]):
+            print(note, file=sys.stderr)
         options.check(given)
         main(given)
 
@@ -190,10 +256,12 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
     except (BadLoss, CannotSave) as error:
         _print_error(recipe, error)
         status = 1
+    except BrokenPipeError:  # `... | head -1`
+        status = 1
     except OSError as error:
         if error.errno is None:
             raise
-        # A file that cannot be used; standard output on a full disk, or `... | head -1`.
+        # A file that cannot be used, or standard output on a full disk.
         where = f"{error.filename}: " if error.filename else ""
         _print_error(recipe, f"{where}{error.strerror}")
         status = 2 if where else 1
@@ -214,14 +282,15 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
 def _print_error(recipe: str, error) -> None:
     lines = str(error).splitlines() or [type(error).__name__]
     text = "\n".join([f"{recipe}: {lines[0]}", *(f"  {line}" for line in lines[1:])])
-    print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
 def _leave(status: int) -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         status = status or 1
     with contextlib.suppress(DistributionError):  # a broken TF_CONFIG was reported above
         if "ps" in cluster.cluster_spec():

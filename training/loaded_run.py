@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import importlib.machinery
+import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from callbacks import checkpoint
 from data import files
-from training import artifacts
-from training.errors import RunError
-from training.options import from_json, read_json
+from training import artifacts, run_files
+from training.errors import OptionsError, RunError
+from training.options import SharedOptions, all_problems, from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class LoadedRun:
         metadata: what the recipe needs to read the model's inputs and outputs, for instance the
             names of the classes: `run.finish(metadata=...)`. It is stored in `model/`, under its
             checksums.
+        weights: a checkpoint's weights, which replace those of the model, or None.
     """
 
     folder: Path
@@ -36,7 +40,8 @@ class LoadedRun:
     options: Any
     resolved: dict
     results: dict
-    metadata: dict
+    metadata: run_files.Metadata
+    weights: Path | None = None
 
     @property
     def model_dir(self) -> Path:
@@ -57,30 +62,153 @@ class LoadedRun:
         Raises:
             RunError: it cannot be loaded.
         """
-        return artifacts.load_model(self.model_dir, dtype, self.module)
+        model = artifacts.load_model(self.model_dir, dtype, self.module)
+        if self.weights is not None:
+            artifacts.load_weights(model, self.weights)
+        return model
 
 
-def load_run(folder: Path) -> LoadedRun:
+def load_run(folder: Path, *, best: bool = False, trust_module: str | None = None) -> LoadedRun:
     """Loads a finished run of any recipe; the model itself is loaded by `load_model()`.
 
+    Args:
+        folder: the run's.
+        best: whether the weights are those of its `best/`.
+        trust_module: the module of its recipe, where that is not a recipe of this package.
+
     Raises:
-        RunError: no finished run, a damaged one, or one whose recipe cannot be imported.
+        RunError: no finished run, a damaged one, or one whose recipe must not or cannot be
+            imported.
     """
-    if not (folder / "results.json").is_file():
-        raise RunError(f"{folder}: not a run directory, or its run is not finished")
+    _require_finished(folder)
     problem = files.damage(folder / "model", [artifacts.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
-    saved = read_json(folder / "options.json", "options", "resolved")
-    results = read_json(folder / "results.json", "recipe", "module", "test", "steps")
-    metadata = read_json(folder / "model" / artifacts.METADATA)
-    name = results["module"]
+    saved = run_files.read_options(folder, "options", "resolved")
+    results = run_files.read_results(folder, "recipe", "module", "test", "steps")
+    metadata = run_files.read_metadata(folder / "model" / artifacts.METADATA)
+    weights = None
+    if best:
+        info = _read_best(folder)
+        results["steps"], weights = info.step, info.folder / checkpoint.WEIGHTS
+    module = import_recipe(results["module"], folder, trust_module)
+    options = _read_options(module, folder / "options.json")
+    return LoadedRun(folder, module, options, saved["resolved"], results, metadata, weights)
+
+
+def _require_finished(folder: Path) -> None:
+    """Raises RunError where a folder does not contain a finished run; says how far the run is."""
+    if (folder / "results.json").exists():
+        return
+    if not folder.is_dir():
+        raise RunError(f"{folder}: not a run directory (there is no such folder)")
+    if not (folder / "options.json").exists():
+        raise RunError(f"{folder}: not a run directory ({_contents(folder)})")
+    planned = run_files.read_options(folder).get("resolved", {}).get("total_steps")
+    last = checkpoint.newest_name(folder / "checkpoints")
+    done = int(Path(last).name.removeprefix("step-")) if last else 0
+    of = f" of {planned:,}" if planned is not None else ""
+    raise RunError(f"{folder}: the run is not finished, {done:,}{of} steps are saved")
+
+
+def _contents(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"contains {', '.join(names[:3])}{more}" if names else "empty"
+
+
+def _read_best(folder: Path) -> checkpoint.CheckpointInfo:
+    best = folder / "best"
+    if not best.is_dir():
+        raise RunError(f"--best: {folder} contains no best/; train with --keep-best METRIC")
+    problem = files.damage(best, (checkpoint.WEIGHTS, checkpoint.STATE))
+    if problem:
+        raise RunError(f"{best}: damaged ({problem})")
+    state = run_files.read_json(best / checkpoint.STATE, "step", kinds={"step": run_files.COUNT})
+    return checkpoint.CheckpointInfo(best, state["step"], 0, 0, state)
+
+
+def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:
+    try:
+        options = from_json(module.Options, path)
+    except OptionsError as error:
+        reason = str(error).removeprefix(f"--options {path}: ")
+        raise RunError(f"{path}: {reason} ({module.__name__} does not have them)") from error
+    problems = all_problems(options)
+    if problems:
+        line = " ".join("; ".join(problems).split())
+        raise RunError(f"{path}: damaged, {line[:300]}")
+    return options
+
+
+# The recipe of a run: what `results.json` names is code, and the folder may be a stranger's.
+
+
+def import_recipe(name: str, folder: Path, trusted: str | None) -> types.ModuleType:
+    """Imports the recipe of a run: one of this package, or the one that a person has named.
+
+    Nothing is imported from within a run's folder, also where a person names it.
+
+    Args:
+        name: the module that `results.json` names.
+        folder: the run's.
+        trusted: the module that may be imported although it is not a recipe of this package.
+
+    Raises:
+        RunError: it must not be imported, cannot be imported, or is not a recipe.
+    """
+    shown = name if len(name) <= 100 and name.isprintable() else ascii(name)[:100]
+    package, _, own = name.partition(".")
+    if name != trusted and not (package == "recipes" and own.isidentifier()):
+        raise RunError(
+            f"{folder}: its recipe, {shown}, is not one of this package; if you trust its code, "
+            f"pass --trust-module {shown}"
+        )
+    for place in _places(name):
+        if _is_in_a_run(place, folder):
+            raise RunError(
+                f"{folder}: its recipe, {shown}, is within a run's folder ({place}), from which "
+                "nothing is imported; move it out of there"
+            )
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
-        raise RunError(f"{folder}: its recipe, {name}, cannot be imported ({error})") from error
-    options = from_json(module.Options, folder / "options.json")
-    return LoadedRun(folder, module, options, saved["resolved"], results, metadata)
+    except (ImportError, ValueError) as error:
+        raise RunError(
+            f"{folder}: its recipe, {shown}, cannot be imported ({error}); Python looks for it in "
+            "this folder and in PYTHONPATH"
+        ) from error
+    options = getattr(module, "Options", None)
+    is_recipe = isinstance(options, type) and issubclass(options, SharedOptions)
+    if not is_recipe or not hasattr(module, "main"):
+        raise RunError(f"{folder}: its recipe, {shown}, has no Options and main() of a recipe")
+    return module
+
+
+def _places(name: str) -> list[Path]:
+    """Returns the files and folders that importing a module would execute; imports nothing."""
+    places: list[Path] = []
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        full = ".".join(parts[:count])
+        if full in sys.modules and hasattr(sys.modules[full], "__path__"):
+            path = list(sys.modules[full].__path__)
+            continue
+        # By the last part of the name: for a whole one, the packages above it would be needed.
+        spec = importlib.machinery.PathFinder.find_spec(parts[count - 1], path)
+        if spec is None:
+            break
+        path = list(spec.submodule_search_locations or [])
+        places += map(Path, [spec.origin] if spec.origin else path)
+    return places
+
+
+def _is_in_a_run(place: Path, folder: Path) -> bool:
+    parents = place.resolve().parents
+    return folder.resolve() in parents or any(
+        (parent / "options.json").exists() and (parent / "results.json").exists()
+        for parent in parents
+    )
 
 
 def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:
@@ -90,7 +218,12 @@ def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) ->
         probabilities: of shape (names,).
         names: in the order of the probabilities.
         most: how many.
+
+    Raises:
+        RunError: there are more or fewer names than probabilities.
     """
+    if len(names) != len(probabilities):
+        raise RunError(f"{len(names)} names for the {len(probabilities)} outputs of the model")
     best = np.argsort(-probabilities, kind="stable")[:most]
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 

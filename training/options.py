@@ -2,20 +2,23 @@
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import typing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from distribution.cluster import Strategy
-from training.errors import OptionsError, RunError
+from training import run_files
+from training.errors import OptionsError
+from training.run_files import read_json
 
 COUNT = "[1, 1e9]"
 POSITIVE = "(0, inf)"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # What is known of an option that says nothing of it.
 METADATA = {
     "help": "",
@@ -25,6 +28,7 @@ METADATA = {
     "shown": True,
     "unless": (),
     "positional": False,
+    "alias": None,
 }
 
 
@@ -45,6 +49,7 @@ def option(default: Any = dataclasses.MISSING, help: str | None = None, **about)
             shown: whether it describes the training, for TensorBoard and comparisons.
             unless: options, or what a plan resolved, that make it meaningless where they are given.
             positional: whether the command line takes its value without its name.
+            alias: another name on the command line, which says that it stands for this one.
     """
     if help is not None:
         about["help"] = help
@@ -70,7 +75,11 @@ _saving = functools.partial(option, group="saving and logging", resume="free", s
 
 @dataclasses.dataclass(kw_only=True)
 class ProgramOptions:
-    """Options of any program; takes texts where paths are meant, and lists, as a notebook gives."""
+    """Options of any program.
+
+    Takes what a notebook gives: a text where a path is meant, a list or one value where several are
+    meant.
+    """
 
     def __post_init__(self):
         hints = typing.get_type_hints(type(self))
@@ -84,16 +93,34 @@ class ProgramOptions:
 
 
 @dataclasses.dataclass(kw_only=True)
+class RunOptions(ProgramOptions):
+    """Adds what every program takes that uses a finished run."""
+
+    run_dir: Path = option(help="Folder of a finished run.", positional=True)
+    best: bool = option(
+        False, "Use the weights of RUN_DIR/best, which --keep-best saved, instead of the last ones."
+    )
+    trust_module: str | None = option(
+        None,
+        "The module of the run's recipe, where that is not a recipe of this package; it will be "
+        "imported, and its code runs.",
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
 class SharedOptions(ProgramOptions):
     """Holds what every recipe takes; a recipe adds its own options and sets its own defaults.
 
     Attributes:
+        EXAMPLE_INPUT: what the recipe's `predict()` may be asked, for the command that a run prints
+            when it ends; None where that is a file.
         JIT_MIN_STEPS: steps from which a run on CPUs is faster with `--jit on`, compiling
             counted, as the recipe's author has measured; None where it is not.
         trained: the finished run that `main` evaluates instead of training; set by
             `loaded_run.evaluate()`, not an option.
     """
 
+    EXAMPLE_INPUT: ClassVar[str | None] = None
     JIT_MIN_STEPS: ClassVar[int | None] = None
     trained: ClassVar[Any] = None
 
@@ -123,6 +150,7 @@ class SharedOptions(ProgramOptions):
         "--global-batch-size is given).",
         within=COUNT,
         unless=("global_batch_size",),
+        alias="batch_size",
     )
     global_batch_size: int | None = _training(
         None, "Examples per batch over all replicas, which must divide it.", within=COUNT
@@ -131,7 +159,11 @@ class SharedOptions(ProgramOptions):
         1, "Batches to accumulate gradients over before each update.", within=COUNT
     )
     base_learning_rate: float | None = _training(
-        None, "Peak learning rate for one replica.", within=POSITIVE, unless=("learning_rate",)
+        None,
+        "Peak learning rate for one replica.",
+        within=POSITIVE,
+        unless=("learning_rate",),
+        alias="learning_rate",
     )
     lr_scaling: Literal["linear", "sqrt", "none"] = _training(
         "linear", "How the learning rate grows with replicas.", unless=("learning_rate",)
@@ -302,15 +334,17 @@ def all_problems(options: ProgramOptions) -> list[str]:
     types, ranges = [], []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        given = f"{flag(field.name)} {value}"
-        if not _fits(value, hints[field.name]):
-            hint = hints[field.name]
-            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            types.append(f"{given}: must be {name}")
+        about = metadata(kind, field.name)
+        name = field.name.upper() if about["positional"] else flag(field.name)
+        given = f"{name} {value}"
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            types.append(f"{name}: must not be empty")
+        elif not _fits(value, hints[field.name]):
+            types.append(f"{given}: must be {_name_of(hints[field.name])}")
         elif str(value) != str(value).encode(errors="ignore").decode():  # a byte was left out
             types.append(f"{given}: is not UTF-8")
         else:
-            problem = _range_problem(value, metadata(kind, field.name)["within"])
+            problem = _range_problem(value, about["within"])
             ranges += [f"{given}: {problem}"] if problem else []
     return types or ranges + options.problems()
 
@@ -359,36 +393,14 @@ def shown(options, resolved: dict | None = None) -> dict:
     }
 
 
-def read_json(path: Path, *keys: str) -> dict:
-    """Returns a JSON object that a run wrote.
-
-    Args:
-        path: the file.
-        *keys: what it must contain.
-
-    Raises:
-        RunError: it cannot be read, or it lacks one of the keys.
-    """
-    try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path}: damaged, not a JSON object ({error})") from error
-    missing = [key for key in keys if content.get(key) is None]
-    if missing:
-        raise RunError(f"{path}: damaged, it lacks {', '.join(missing)}")
-    return content
-
-
 def from_json(kind: type, path: Path):
     """Returns the options of an `options.json`; `--run-dir` and `--resume` are not taken over.
 
     Raises:
-        RunError: not readable, or not a JSON object.
+        RunError: not readable, or damaged.
         OptionsError: unknown names.
     """
-    values = read_json(path)
+    values = read_json(path, kinds={"options": run_files.OBJECT})
     values = values.get("options", values)
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
     if unknown:
@@ -412,8 +424,9 @@ def command(recipe: str, options: SharedOptions) -> str:
     }
     if in_notebook():
         arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        return f"{recipe}.main({recipe}.Options({arguments}))"
-    words = ["python", "-m", f"recipes.{recipe}"]
+        module = "" if type(options).__module__ == "__main__" else f"{recipe}."
+        return f"{module}main({module}Options({arguments}))"
+    words = [interpreter(), *started_by(type(options))]
     for name, value in given.items():
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
@@ -422,11 +435,64 @@ def command(recipe: str, options: SharedOptions) -> str:
     return shlex.join(words)
 
 
+def predict_command(options: SharedOptions) -> str | None:
+    """Returns the command that queries the model of a run; None for a recipe without `predict()`.
+
+    Args:
+        options: the run's, with its folder.
+    """
+    kind = type(options)
+    if not hasattr(sys.modules[kind.__module__], "predict"):
+        return None
+    words = [interpreter(), "-m", "recipes.predict", str(options.run_dir)]
+    words.append("--help" if kind.EXAMPLE_INPUT is None else kind.EXAMPLE_INPUT)
+    if not module_name(kind).startswith("recipes."):
+        words += ["--trust-module", module_name(kind)]
+    return shlex.join(words)
+
+
+def module_name(kind: type) -> str:
+    """Returns the name under which Python imports the module of a recipe's `Options`.
+
+    That of a recipe that runs is `__main__`; so it stays where a notebook's cell defines one.
+    """
+    module = sys.modules[kind.__module__]
+    if module.__spec__ is not None:
+        return module.__spec__.name
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return module.__name__
+    is_ours = Path(path).resolve().parent == RECIPES
+    return f"recipes.{Path(path).stem}" if is_ours else Path(path).stem
+
+
+def started_by(kind: type) -> list[str]:
+    """Returns what follows Python on a command line that starts a recipe: its module, or a file."""
+    module = sys.modules[kind.__module__]
+    path = getattr(module, "__file__", None)
+    if module.__spec__ is None and path is not None:
+        return [str(path)]
+    return ["-m", module_name(kind)]
+
+
+def interpreter() -> str:
+    """Returns how this Python is started from here: `python` where that is this one."""
+    if not sys.executable:
+        return "python"
+    path = Path(sys.executable)
+    on_path = shutil.which("python")
+    # By its folder: the Python of a virtual environment is a link to that of the system.
+    if on_path and Path(on_path).parent == path.parent and os.path.samefile(on_path, path):
+        return "python"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def _converted(value, hint):
-    """Returns a text as a path and a list as a tuple, where the hint asks for one."""
+    """Returns a text as a path, and a list or one text or path as a tuple, where the hint asks."""
     kinds = typing.get_args(hint)
-    if isinstance(value, list) and typing.get_origin(hint) is tuple:
-        return tuple(_converted(each, kinds[0]) for each in value)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple | str | Path):
+        several = value if isinstance(value, list | tuple) else [value]
+        return tuple(_converted(each, kinds[0]) for each in several)
     if isinstance(value, str) and value and Path in (hint, *kinds):
         return Path(os.path.expanduser(value))
     return value
@@ -443,6 +509,13 @@ def _fits(value, hint) -> bool:
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint) and value != ""
+
+
+def _name_of(hint) -> str:
+    """Returns how a message names a type."""
+    if typing.get_origin(hint) is tuple:
+        return "one or several texts or paths"
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 def _range_problem(value, within: str | None) -> str | None:

@@ -18,8 +18,8 @@ BASELINES = {
     "nearest_neighbour": "the fit on nearest neighbours",
     "": "the baseline",
 }
-# A gain of less than this is none: 0.01 of an accuracy, 1 % of a loss.
-MARGIN = 0.01
+# A smaller gain may be chance, and the verdict says so.
+MARGIN = 0.01  # of an accuracy; of a loss, relative
 
 CARD = string.Template("""\
 # $recipe: $title
@@ -78,10 +78,11 @@ def verdict(
         history: one list per metric, a number per epoch; validation metrics begin with `val_`.
 
     Returns:
-        Lines: which baselines are beaten, which are not, and then what to try.
+        Lines: which baselines are beaten, which by little, which are not, and then what to try.
     """
     beaten: list[str] = []
     others: list[str] = []
+    hardly: dict[str, list[str]] = {}
     for name, number in baseline.items():
         metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), "")
         way = direction(metric)
@@ -91,10 +92,19 @@ def verdict(
         margin = MARGIN * (1 if way == "max" else abs(number))
         key = name.removesuffix(metric).strip("_")
         title = BASELINES.get(key, key.replace("_", " "))
-        (beaten if gain > margin else others).append(f"{title} in {metric}")
+        comparison = f"{title} in {metric}"
+        if gain > margin:
+            beaten.append(comparison)
+        elif gain > 0:
+            few = f"{MARGIN:.2f}" if way == "max" else f"{MARGIN:.0%}"
+            hardly.setdefault(few, []).append(comparison)
+        else:
+            others.append(comparison)
     lines = ["beats " + ", ".join(beaten)] if beaten else []
+    lines += [f"beats {', '.join(found)}, but by less than {few}" for few, found in hardly.items()]
     if others:
         lines.append("does not beat " + ", ".join(others))
+    if others or hardly:
         losses = history.get("val_loss", [])
         if losses and losses[-1] > min(losses) * 1.02:
             best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"

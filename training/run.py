@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +40,15 @@ from training import artifacts, checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
 from training.log import log_to_file, run_logging
-from training.options import SharedOptions, check, command, profile_window, shown
+from training.options import (
+    SharedOptions,
+    check,
+    command,
+    module_name,
+    predict_command,
+    profile_window,
+    shown,
+)
 from training.plan import Plan, make_plan
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
@@ -442,7 +449,7 @@ class Run:
                 "the one that was trained; keep what build_model() takes from the data in "
                 "run.finish(metadata=...), and read it from run.metadata"
             )
-        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0}
+        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 
     def _plateau(self, model: keras.Model) -> dict[str, StepCallback]:
         """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or nothing."""
@@ -555,15 +562,14 @@ class Run:
         self.records.record_evaluation("test", steps, test)
         if self.is_chief:
             simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
-            log.log(RESULT, "%-14s %s", "baseline", simpler)
+            if baseline:
+                log.log(RESULT, "%-14s %s", "baseline", simpler)
             for line in verdict(test, baseline, self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
-        spec = sys.modules[type(self.options).__module__].__spec__
         # The seconds are those of this process, from the beginning of the run to now.
         results = {
             "recipe": self.recipe,
-            # As Python imports it; the name of a recipe that is run is __main__.
-            "module": spec.name if spec else f"recipes.{self.recipe}",
+            "module": module_name(type(self.options)),
             **{n: self.fact(n) for n in ("dataset", "preset", "vocabulary_sha256")},
             "strategy": self.strategy_name,
             "replicas": self._plan.replicas,
@@ -610,5 +616,8 @@ class Run:
             log.log(RESULT, "model    %s", path / "model")
             log.log(RESULT, "logs     tensorboard --logdir %s", path)
             log.log(RESULT, "results  %s", path / "results.json")
+            query = predict_command(self.options)
+            if query is not None:
+                log.log(RESULT, "predict  %s", query)
         signals.training = False
         return results

@@ -14,7 +14,8 @@ from callbacks.errors import saving
 from data import files
 from training.errors import RunError
 from training.folder_check import not_a_run
-from training.options import SharedOptions, flag, metadata, read_json, shown, to_json
+from training.options import SharedOptions, flag, metadata, shown, to_json
+from training.run_files import read_options, read_results
 
 log = logging.getLogger("recipes")
 
@@ -80,7 +81,10 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
-        there = read_json(path, "recipe", "options", "resolved")
+        if not self._was_trained():  # an attempt that failed, or was stopped early: it begins again
+            self._remove_logs()
+            return
+        there = read_options(self.path, "recipe", "options", "resolved")
         if there["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
@@ -91,7 +95,7 @@ class RunFolder:
             self.facts = there["resolved"]
         path = self.path / "results.json"
         if path.exists():
-            results = read_json(path, "recipe", "test", "weights_sha256", "steps")
+            results = read_results(self.path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
             problem = files.damage(self.path / "model", ())
             if self.options.resume != "extend" and problem is None:
@@ -102,8 +106,23 @@ class RunFolder:
                     self.path,
                     problem,
                 )
-        if self.checkpoint is None and self.results is None and self.is_chief:
-            # Stopped before its first checkpoint: what it logged will be logged again.
+        if self.checkpoint is None and self.results is None:
+            self._remove_logs()
+
+    def _was_trained(self) -> bool:
+        """Tells whether the folder holds anything that training made: a checkpoint or results."""
+        if (self.path / "results.json").exists():
+            return True
+        folder = self.path / "checkpoints"
+        if not folder.is_dir():
+            return folder.exists()  # a file in its place is reported where it is used
+        # One that was being written when its process died is hidden; one that was being replaced
+        # ends in .old.
+        return any(not p.name.startswith(".") or p.suffix == ".old" for p in folder.iterdir())
+
+    def _remove_logs(self) -> None:
+        """Removes what was logged before the first checkpoint: it will be logged again."""
+        if self.is_chief:
             for path in (self.path / "metrics.jsonl", *self.path.glob(tensorboard.FILES)):
                 path.unlink(missing_ok=True)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from exports import keras_formats, texts
+from exports import comparison, keras_formats, texts
+from exports.comparison import Differs
 from models import bert
 from recipes import export
 from tests.exports.conftest import CLASSES, TEXTS, inputs_of
@@ -38,27 +39,18 @@ def convolution():
     return keras.Model(x, {"a": keras.layers.Dense(2)(features), "b": features})
 
 
-def outputs(folder, name, inputs):
-    """What an export gives, by the runtime that it is for."""
-    path, values = str(folder / keras_formats.FORMATS[name][1]), keras.tree.flatten(inputs)
-    if name == "saved_model":
-        loaded = tf.saved_model.load(path)
-        return keras.tree.flatten(loaded.serve(inputs))
-    if name == "onnx":
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [item.name for item in session.get_inputs()]
-        return session.run(None, dict(zip(names, values, strict=True)))
-    runner = tf.lite.Interpreter(path).get_signature_runner()
-    names = runner.get_input_details()
-    by_name = inputs if isinstance(inputs, dict) else dict(zip(names, values, strict=True))
-    return list(runner(**by_name).values())
-
-
 def differ(found, expected):
     expected = [np.array(value) for value in keras.tree.flatten(expected)]
     return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+
+
+def assert_compared(model, folder, preset):
+    """The comparison passes, and notices another model."""
+    assert texts.compare(model, folder, preset) < 1e-5
+    for weight in model.weights:
+        weight.assign(weight * 1.5)
+    with pytest.raises(Differs, match="its outputs differ by"):
+        texts.compare(model, folder, preset)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -69,7 +61,11 @@ def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
     for count in (1, 5):
         x = np.random.default_rng(count).random((count, 8, 8, 1)).astype("float32")
         expected = model(x, training=False)
-        assert differ(outputs(tmp_path / name, name, x), expected) < 1e-5
+        assert differ(keras_formats.run(tmp_path / name, name, x), expected) < 1e-5
+    assert keras_formats.compare(model, tmp_path / name, name) < 1e-5
+    model.weights[0].assign(model.weights[0] + 0.1)
+    with pytest.raises(Differs, match="its outputs differ by [0-9.]+ from the Keras model's"):
+        keras_formats.compare(model, tmp_path / name, name)
 
 
 @pytest.mark.parametrize("name", FORMATS[1:])
@@ -78,7 +74,7 @@ def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     inputs = inputs_of(model)
     expected = model(inputs, training=False)
     keras_formats.write(model, tmp_path / name, name)
-    assert differ(outputs(tmp_path / name, name, inputs), expected) < 1e-4
+    assert differ(keras_formats.run(tmp_path / name, name, inputs), expected) < 1e-4
     # The mask counts in these inputs.
     ones = inputs | {"padding_mask": np.ones_like(inputs["padding_mask"])}
     assert differ([np.array(model(ones, training=False))], expected) > 1e-2
@@ -107,9 +103,10 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than 16 tokens"):
         serve(texts=tf.constant(["the " * 15]))
     serve(texts=tf.constant(["the " * 14]))
+    assert_compared(given.model, tmp_path / "out", given.preset)
 
 
-def test_classes_of_texts_of_different_lengths(classifier, tmp_path):
+def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
     model = classifier().model
     texts.write(model, tmp_path / "out", "", CLASSES)
     serve = tf.saved_model.load(str(tmp_path / "out")).signatures["serving_default"]
@@ -124,6 +121,7 @@ def test_classes_of_texts_of_different_lengths(classifier, tmp_path):
         assert found["classes"][row].tolist() == [CLASSES[i].encode() for i in order]
         np.testing.assert_allclose(found["probabilities"][row], expected[order], rtol=1e-3)
     assert np.ptp(found["probabilities"][:, 0]) > 0.01
+    assert_compared(model, tmp_path / "out", masked_lm().preset)
 
 
 def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, command_line):
@@ -131,6 +129,7 @@ def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, comm
     command = (tiny_run.folder, "--to", "saved_model", "--folder", folder)
     status, out, err = command_line(export, *command)
     assert (status, err) == (0, "") and f"saved_model  {folder}" in out
+    assert "compared     with the Keras model, largest difference " in out
     assert os.listdir(tmp_path / "new") == ["bert"] and (folder / "SHA256SUMS").exists()
     environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
     done = subprocess.run(
@@ -146,9 +145,40 @@ def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, comm
     assert status == 2 and err == f"export: --folder {folder}: already exists; name a new one\n"
 
 
+def test_random_inputs_fit_the_model(masked_lm):
+    model = masked_lm().model
+    inputs = comparison.random_inputs(model)
+    assert inputs["token_ids"].shape == (2, 8) and inputs["token_ids"].max() > 1
+    assert inputs["padding_mask"][:, 0].tolist() == [1, 1]
+    assert comparison.random_inputs(convolution()).shape == (2, 8, 8, 1)
+    for found in ([np.ones((2, 3))], [np.ones((2, 2))] * 2, [np.full((2, 2), np.nan)]):
+        with pytest.raises(Differs):
+            comparison.require_equal(found, np.ones((2, 2)))
+
+
+def test_an_export_that_differs_is_not_kept(runs, tmp_path, command_line, monkeypatch):
+    stock = keras_formats.write
+
+    def write(model, folder, name):
+        twice = keras.models.clone_model(model)
+        twice.set_weights([2 * weight for weight in model.get_weights()])
+        return stock(twice, folder, name)
+
+    monkeypatch.setattr(keras_formats, "write", write)
+    command = (runs["mnist"], "--to", "saved_model", "--folder", tmp_path / "out")
+    status, out, err = command_line(export, *command)
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.endswith("nothing is kept\n")
+    assert err.startswith("export: --to saved_model: its outputs differ by ")
+    assert not list(tmp_path.iterdir())
+    status, out, _ = command_line(export, *command, "--no-check")
+    assert status == 0 and out.endswith("compared     no (--no-check)\n")
+
+
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     status, _, err = command_line(export, runs["mnist"], "--to", "huggingface")
-    assert status == 2 and "is no BERT" in err or "needs safetensors" in err
+    assert status == 2  # before packages are asked for
+    assert err == f"export: --to huggingface: the model of {runs['mnist']} is not a BERT\n"
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: name != "tf2onnx")
     status, _, err = command_line(export, runs["mnist"], "--to", "onnx")
     assert status == 2

@@ -103,6 +103,7 @@ def test_bert_for_masked_lm(masked_lm, tmp_path):
     exec(huggingface.SET_THE_HEAD, {"model": model, "torch": torch})
     largest = np.abs(expected).max()
     assert np.abs(logits(model, inputs) - expected).max() < 1e-4 * max(1, largest)
+    assert huggingface.compare(given.model, tmp_path / "out") < 1e-3
 
 
 @pytest.mark.export
@@ -118,6 +119,7 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
     inputs = inputs_of(model)
     expected = np.array(model(inputs, training=False))
     assert np.abs(logits(there, inputs) - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    assert huggingface.compare(model, tmp_path / "out") < 1e-3
     assert pipeline("text-classification", model=str(tmp_path / "out"))(TEXTS[0])[0][
         "label"
     ] in set(CLASSES)

@@ -38,11 +38,12 @@ RECORDS = [
 def run(tmp_path):
     """Writes a run's folder; values of its options and results may differ."""
 
-    def run(name, options=(), results=()):
+    def run(name, options=(), results=(), resolved=()):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         shown = SHOWN | dict(options)
-        (folder / "options.json").write_text(json.dumps({"recipe": "mnist", "shown": shown}))
+        content = {"recipe": "mnist", "shown": shown, "resolved": dict(resolved)}
+        (folder / "options.json").write_text(json.dumps(content))
         content = copy.deepcopy(RESULTS) | {"seed": shown["seed"]} | dict(results)
         (folder / "results.json").write_text(json.dumps(content))
         lines = [json.dumps(record) for record in RECORDS]
@@ -82,6 +83,59 @@ class TestRows:
         assert (row["epochs"], other["epochs"], row["seed"]) == ("2", "3", "0, 1, 2")
         assert row["baseline: most_frequent_accuracy"] == "0.1000"
 
+    def test_whatever_changes_the_training_is_no_seed(self, run):
+        """As `--max-steps` does, which the options that are shown leave to the plan."""
+        short = run("short", resolved={"total_steps": 5})
+        long = run("long", {"seed": 1}, {"test": {"accuracy": 0.1}}, {"total_steps": 25})
+        a, b = rows(short, long)
+        assert (a["total_steps"], b["total_steps"]) == ("5", "25")
+        assert (a["accuracy"], b["accuracy"]) == ("0.9000", "0.1000")
+        for name, values in (("preset", ("x", "y")), ("global_batch_size", (8, 16))):
+            pair = [
+                run(f"{name}{v}", {"seed": values.index(v)}, resolved={name: v}) for v in values
+            ]
+            assert [row[name] for row in rows(*pair)] == [str(v) for v in values]
+
+    def test_other_data_are_another_setting_unless_the_seed_draws_them(self, run):
+        def made(name, seed, data):
+            resolved = {"data_sha256": data}
+            return run(name, {"seed": seed}, {"test": {"accuracy": seed / 10}}, resolved)
+
+        row, other = rows(made("a", 1, "0123456789"), made("b", 1, "abcdefghij"))
+        assert (row["data_sha256"], other["data_sha256"]) == ("01234567", "abcdefgh")
+        (row,) = rows(made("c", 1, "0123456789"), made("d", 2, "abcdefghij"))
+        assert row["run"] == "c, d" and "(n=2)" in row["accuracy"]
+
+    def test_equal_weights_count_once(self, run):
+        def made(name, seed, accuracy, **weights):
+            return run(name, {"seed": seed}, {"test": {"accuracy": accuracy}} | weights)
+
+        folders = [
+            made("a", 0, 0.5, weights_sha256="x"),
+            made("copy", 0, 0.5, weights_sha256="x"),
+            made("b", 1, 0.7, weights_sha256="y"),
+            made("again", 0, 0.5, weights_sha256="x"),
+            made("older", 2, 0.6),  # its version wrote no checksum
+        ]
+        (row,) = rows(*folders)
+        mean, deviation = statistics.mean([0.5, 0.7, 0.6]), statistics.stdev([0.5, 0.7, 0.6])
+        assert row["run"] == "a = copy = again, b, older" and row["seed"] == "0, 1, 2"
+        assert row["accuracy"] == f"{mean:.4f} ± {deviation:.4f} (n=3)"
+        (row,) = rows(*folders[:2])
+        assert row["accuracy"] == "0.5000"
+
+    def test_a_parent_folder_means_all_runs_in_it(self, run, tmp_path):
+        run("b"), run("a")
+        nested = run("deeper")
+        nested.rename(tmp_path / "runs" / "b" / "checkpoints")  # not within a run
+        (tmp_path / "more").mkdir()
+        (tmp_path / "runs").rename(tmp_path / "more" / "runs")
+        folder = tmp_path / "more"
+        # A run that is named twice counts once.
+        for folders in ((folder,), (folder / "runs",), (folder, folder / "runs" / "a")):
+            (row,) = rows(*folders)
+            assert row["run"] == "a, b"
+
     def test_each_recipe_and_each_dataset_has_a_table(self, run, capsys):
         other = {"recipe": "bert_mlm", "test": {"cross_entropy": 4.0}, "tokens_per_second": 9e3}
         found = rows(run("a"), run("b", results=other), run("c", results={"dataset": "mnist"}))
@@ -112,16 +166,77 @@ class TestProblems:
         status, printed, errors = command_line(compare, *folders)
         assert status == 0 and "0.9000" in printed
         lines = errors.splitlines()
-        assert [line.split(":")[0] for line in lines] == [
-            *(str(tmp_path / "nothing" / "options.json"), str(unfinished / "results.json")),
-            *(str(cut / "results.json"), str(lacking / "results.json")),
+        assert lines == [
+            f"{tmp_path / 'nothing'}: no such folder",
+            f"{unfinished}: its run is not finished",
+            lines[2],
+            f"{lacking / 'results.json'}: damaged, it lacks baseline",
         ]
-        assert "cannot be read" in lines[1] and "lacks baseline" in lines[3]
+        assert lines[2].startswith(f"{cut / 'results.json'}: damaged, not a JSON object (")
         status, _, errors = command_line(compare, unfinished)
         assert status == 2 and errors.startswith("compare: no finished run\n  ")
 
+    @pytest.mark.parametrize(
+        "name, content",
+        [
+            ("options.json", {"shown": [1]}),
+            ("options.json", {"shown": {}, "resolved": 5}),
+            ("results.json", RESULTS | {"baseline": {"accuracy": 10**400}}),
+            ("results.json", RESULTS | {"test": {"accuracy": "good"}}),
+            ("results.json", RESULTS | {"test": 0.5}),
+            ("results.json", RESULTS | {"seconds": {}}),
+            ("results.json", RESULTS | {"steps": "x"}),
+            ("results.json", RESULTS | {"recipe": ["x"]}),
+            ("results.json", RESULTS | {"dataset": "\ud800"}),
+            ("results.json", RESULTS | {"weights_sha256": []}),
+            ("results.json", "[" * 100000),
+            ("results.json", "zero"),
+            ("results.json", "folder"),
+        ],
+        ids=lambda value: str(value)[-40:],
+    )
+    def test_any_damage_is_a_line(self, run, command_line, name, content):
+        path = run("bad") / name
+        if content in ("zero", "folder"):
+            path.unlink()
+            path.symlink_to("/dev/zero") if content == "zero" else path.mkdir()
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+        status, printed, errors = command_line(compare, path.parent)
+        lines = errors.splitlines()
+        assert (status, printed, len(lines)) == (2, "", 2) and lines[1].startswith(f"  {path}: ")
+
+    def test_a_number_that_json_lacks_is_no_damage(self, run):
+        (row,) = rows(run("a", results={"test": {"accuracy": "NaN"}, "seconds": "Infinity"}))
+        assert (row["accuracy"], row["seconds"]) == ("-", "-")
+
+    def test_damaged_curves_are_a_line(self, run, command_line, tmp_path):
+        pytest.importorskip("matplotlib")
+        good = run("good")
+        for number, text in enumerate(("[1]", "{", '{"event": "step"}', "[" * 100000, "\udcff")):
+            path = run(f"bad{number}") / "metrics.jsonl"
+            path.write_bytes(
+                b'{"event": "x", "step": 1}\n' + text.encode("utf-8", "surrogateescape")
+            )
+            png = tmp_path / f"{number}.png"
+            status, printed, errors = command_line(compare, good, path.parent, "--png", png)
+            assert status == 0 and errors.startswith(str(path)) and errors.count("\n") == 1
+            assert png.exists() and printed.endswith(f"\nchart  {png}\n")
+        status, _, errors = command_line(compare, path.parent, "--png", png)
+        assert status == 2 and errors.startswith("compare: --png: no curves\n  ")
+
 
 class TestPlot:
+    def test_a_loss_that_is_a_metric_is_one_chart(self, run):
+        folder = run("a")
+        for loss, expected in (
+            (0.5004, {"val_cross_entropy"}),
+            (0.6, {"val_cross_entropy", "val_loss"}),
+        ):
+            record = {"event": "epoch", "step": 1, "val_loss": loss, "val_cross_entropy": 0.5}
+            (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            assert set(compare.read_curves(folder)) == expected
+
     def test_which_curves_there_are(self, run):
         folder = run("a")
         assert compare.read_curves(folder) == {

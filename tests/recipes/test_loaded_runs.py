@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import melting
+from data import files, melting
+from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
-from models import bert
+from models import bert, init_from
 from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
@@ -168,6 +169,73 @@ class TestEvaluate:
             evaluated(copied("dna_melting"))
 
 
+class TestBest:
+    @pytest.fixture
+    def with_best(self, tiny_run, copied):
+        """The BERT's run with its first checkpoint as the best one."""
+        folder = copied("bert_mlm")
+        first, *_, last = sorted((tiny_run.folder / "checkpoints").iterdir())
+        assert first != last
+        shutil.copytree(first, folder / "best")
+        return folder
+
+    def expected(self, folder):
+        """The run's model with the weights of `best/`, loaded as a reader of the page would."""
+        model = keras_nlp.models.BertMaskedLM.from_preset(str(folder / "model"), compile=False)
+        model.load_weights(folder / "best" / "model.weights.h5")
+        return model
+
+    def test_its_weights_are_used(self, with_best, runs, tiny_run, capsys):
+        run = load_run(with_best, best=True)
+        expected = self.expected(with_best).get_weights()
+        for ours, theirs in zip(run.load_model().get_weights(), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        text = "the loss of a [MASK]"
+        options = predict.Options(run_dir=with_best, inputs=text, best=True)
+        (fill, *_), (last, *_) = predict.main(options)[0], predicted(with_best, text)[0]
+        assert fill["probability"] != last["probability"]
+        capsys.readouterr()
+        found = evaluated(with_best, best=True)
+        assert found["steps"] == 20 and f"{with_best}, 20 steps" in capsys.readouterr().out
+        assert found["test"]["cross_entropy"] > tiny_run.results["test"]["cross_entropy"]
+        # The training measured the same model on the validation split; this is the test split.
+        losses = [r["val_cross_entropy"] for r in tiny_run.records if r["event"] == "epoch"]
+        assert found["test"]["cross_entropy"] == pytest.approx(losses[0], rel=0.1)
+
+    def test_a_run_without_one_or_with_a_damaged_one(self, with_best, copied, command_line):
+        folder = copied("mnist")
+        for program, more in ((evaluate, ()), (predict, ("x.png",))):
+            status, _, errors = command_line(program, folder, *more, "--best")
+            assert status == 2 and errors.endswith(
+                f"--best: {folder} contains no best/; train with --keep-best METRIC\n"
+            )
+        flip_a_bit(with_best / "best" / "model.weights.h5")
+        status, _, errors = command_line(evaluate, with_best, "--best")
+        assert status == 2 and "best: damaged (model.weights.h5 does not match" in errors
+
+    @pytest.mark.parametrize("path", ["best", "best/model.weights.h5"])
+    def test_a_new_run_begins_with_them(self, with_best, path):
+        preset = init_from.preset_of(with_best / path)
+        model = bert.load_masked_lm(preset, None, 16)
+        backbone = bert.load_backbone(preset, 0.3, 16)
+        expected = self.expected(with_best)
+        for ours, theirs in ((model, expected), (backbone, expected.backbone)):
+            for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b)
+        assert bert.load(keras_nlp.models.BertTokenizer, preset).vocabulary_size() > 10
+        assert init_from.preset_of(with_best) == str(with_best / "model")
+
+    def test_what_init_from_cannot_be(self, with_best, tmp_path):
+        with pytest.raises(DataError, match="holds no model; pass a finished run of bert_mlm, its"):
+            init_from.preset_of(tmp_path)
+        shutil.copytree(with_best / "best", tmp_path / "alone" / "best")
+        with pytest.raises(DataError, match="not in the folder of a finished run"):
+            init_from.preset_of(tmp_path / "alone" / "best")
+        flip_a_bit(with_best / "best" / "model.weights.h5")
+        with pytest.raises(DataError, match="damaged .model.weights.h5 does not match"):
+            init_from.preset_of(with_best / "best")
+
+
 class TestPairs:
     @pytest.fixture
     def pairs(self, tmp_path):
@@ -216,6 +284,14 @@ class TestPairs:
         monkeypatch.setattr(LoadedRun, "load_model", lambda run, dtype=None: model)
         found = evaluated(folder, on=f"blimp:{pairs}")
         assert found["test"] == {"one": 0.0, "two": 0.0, "accuracy": 0.0}
+
+    @pytest.mark.parametrize(
+        "bad", ["null", '""', '" "', "1", '["a"]', r'"\ud800"', "[" * 100000, "}"]
+    )
+    def test_what_is_no_pair_of_sentences(self, pairs, bad):
+        (pairs / "one.jsonl").write_text(f'{{"sentence_good": "a", "sentence_bad": {bad}}}\n')
+        with pytest.raises(DataError, match="one.jsonl, line 1: expected JSON with sentence_good"):
+            evaluate.read_pairs(pairs)
 
     def test_what_is_refused(self, runs, pairs, tmp_path, command_line):
         folder, _ = runs["bert_mlm"]
@@ -362,12 +438,190 @@ class TestRefused:
         (folder / name).write_text(content)
         assert f"{name}: damaged" in said(folder)
 
+    @pytest.mark.parametrize("name", ["options.json", "results.json", "model/recipe.json"])
+    def test_a_file_that_is_none_or_endless(self, name, said, copied):
+        folder = copied("mnist")
+        for target in ("/dev/zero", "/dev/null", "."):
+            (folder / name).unlink()
+            (folder / name).symlink_to(target)
+            assert name.rpartition("/")[2] in said(folder)
+
+    @pytest.mark.parametrize(
+        "name, part, values, expected",
+        [
+            ("results", None, {"module": 0}, "module must be a text, found 0"),
+            ("results", None, {"module": ""}, "module must be a text"),
+            ("results", None, {"module": "recipes.mnist\ud800"}, "damaged"),
+            (
+                "results",
+                None,
+                {"steps": "many"},
+                'steps must be a whole number from 0, found "many"',
+            ),
+            ("results", None, {"steps": 10**400}, "a number of 401 digits"),
+            ("results", None, {"test": [1]}, "test must be an object of numbers, found [1]"),
+            ("results", None, {"test": {"accuracy": None}}, "test must be an object of numbers"),
+            ("options", None, {"options": True}, "options must be an object, found true"),
+            ("options", None, {"resolved": [1]}, "resolved must be an object"),
+            ("options", "resolved", {"dataset": 7}, "dataset must be a text or null, found 7"),
+            ("options", "options", {"seed": 1.5}, "options.json: damaged, --seed 1.5: must be int"),
+            ("options", "options", {"epochs": {"a": 1}}, "--epochs {'a': 1}: must be int"),
+            ("options", "options", {"dataset": None}, "--dataset None: must be str"),
+            ("options", "options", {"epoch": 1}, "unknown options epoch (recipes.mnist does not"),
+        ],
+    )
+    def test_values_of_another_kind(self, name, part, values, expected, said, copied):
+        folder = copied("mnist")
+        change(folder / f"{name}.json", part, **values)
+        assert expected in said(folder)
+
+    @pytest.mark.parametrize(
+        "content, expected",
+        [
+            ({"classes": None}, "classes must be a list of texts, found null"),
+            ({"classes": [1, 2]}, "classes must be a list of texts, found [1, 2]"),
+            ({"classes": ["a", "b"]}, "2 names for the 10 outputs of the model"),
+            ({}, "recipe.json: damaged, it lacks classes"),
+        ],
+    )
+    def test_classes_that_cannot_be(self, content, expected, copied, tmp_path, command_line):
+        """Also where the checksums are right, as someone else may have written them."""
+        folder = copied("mnist")
+        (folder / "model" / "recipe.json").write_text(json.dumps(content))
+        files.write_checksums(folder / "model")
+        Image.new("L", (28, 28)).save(tmp_path / "x.png")
+        status, _, errors = command_line(predict, folder, tmp_path / "x.png")
+        assert status == 2 and errors.count("\n") == 1 and expected in errors
+
+    def test_how_far_a_run_is(self, said, copied, tmp_path):
+        folder = copied("mnist")
+        (folder / "results.json").unlink()
+        assert "not finished, 0 of 1 steps are saved" in said(folder)
+        (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+        assert "not finished, 1 of 1 steps are saved" in said(folder)
+        assert "no such folder" in said(tmp_path / "nothing")
+        (tmp_path / "more").mkdir()
+        assert "not a run directory (empty)" in said(tmp_path / "more")
+        for name in "abcde":
+            (tmp_path / "more" / name).touch()
+        assert "not a run directory (contains a, b, c and 2 more)" in said(tmp_path / "more")
+
     def test_a_recipe_that_is_gone(self, said, copied):
         folder = copied("bert_mlm")
         change(folder / "results.json", module="recipes.tumours")
         assert "its recipe, recipes.tumours, cannot be imported" in said(folder)
 
+    def test_a_program_that_is_no_recipe(self, said, copied):
+        folder = copied("bert_mlm")
+        change(folder / "results.json", module="recipes.compare")
+        assert "recipes.compare, has no Options and main() of a recipe" in said(folder)
+
+
+EVIL = "import pathlib; pathlib.Path({!r}).touch()\nfrom recipes.mnist import *\n"
+
+
+class TestTrust:
+    """A run's folder names code, and may be a stranger's."""
+
+    @pytest.fixture
+    def foreign(self, copied, tmp_path, monkeypatch):
+        """A run of mnist that names another module, which leaves a trace when it is imported."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        trace = tmp_path / "trace"
+
+        def foreign(module, path):
+            folder = copied("mnist")
+            change(folder / "results.json", module=module)
+            path = tmp_path / path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(EVIL.format(str(trace)))
+            return folder
+
+        yield foreign
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("helper", "mnist"):
+                del sys.modules[name]
+
+    @pytest.mark.parametrize(
+        "module, path",
+        [
+            ("mnist.model.helper", "mnist/model/helper.py"),
+            ("helper", "helper.py"),
+            ("recipes.sub.helper", "recipes/sub/helper.py"),
+            ("recipes", "helper.py"),
+            ("os", "helper.py"),
+        ],
+    )
+    @pytest.mark.parametrize("program", ["evaluate", "predict", "export"])
+    def test_a_module_that_nobody_named_is_not_imported(
+        self, foreign, program, module, path, command_line, tmp_path
+    ):
+        folder = foreign(module, path)
+        more = {"evaluate": (), "predict": ("x.png",), "export": ("--to", "saved_model")}[program]
+        program = importlib.import_module(f"recipes.{program}")
+        status, printed, errors = command_line(program, folder, *more)
+        assert (status, printed, errors.count("\n")) == (2, "", 1)
+        assert f"its recipe, {module}, is not one of this package" in errors
+        assert f"pass --trust-module {module}" in errors
+        assert not (tmp_path / "trace").exists()
+
+    @pytest.mark.parametrize("linked", [False, True])
+    def test_nothing_is_imported_from_a_runs_folder(self, foreign, linked, command_line, tmp_path):
+        """Also where a person names it, and by a link from elsewhere."""
+        folder = foreign("mnist.model.helper", "mnist/model/helper.py")
+        words = ["--trust-module", "mnist.model.helper"]
+        if linked:
+            (tmp_path / "helper.py").symlink_to(folder / "model" / "helper.py")
+            change(folder / "results.json", module="helper")
+            words = ["--trust-module", "helper"]
+        status, _, errors = command_line(evaluate, folder, *words)
+        assert status == 2 and "is within a run's folder" in errors and errors.count("\n") == 1
+        assert not (tmp_path / "trace").exists()
+
+    def test_nor_from_the_folder_of_another_run(self, foreign, runs, command_line, tmp_path):
+        folder = foreign("mnist.helper", "mnist/helper.py")
+        other = shutil.copytree(folder, tmp_path / "other")
+        (folder / "helper.py").unlink()
+        (other / "helper.py").write_text(EVIL.format(str(tmp_path / "trace")))
+        change(folder / "results.json", module="other.helper")
+        status, _, errors = command_line(evaluate, folder, "--trust-module", "other.helper")
+        assert status == 2 and "is within a run's folder" in errors
+        assert not (tmp_path / "trace").exists()
+
+    def test_a_recipe_that_a_person_names(self, foreign, runs, command_line, tmp_path):
+        folder = foreign("helper", "helper.py")
+        status, _, errors = command_line(evaluate, folder, "--trust-module", "other")
+        assert status == 2 and "pass --trust-module helper" in errors
+        words = ("--trust-module", "helper", "--json")
+        status, printed, errors = command_line(evaluate, folder, *words)
+        assert (status, errors) == (0, "") and (tmp_path / "trace").exists()
+        accuracy = runs["mnist"][1]["test"]["accuracy"]
+        assert json.loads(printed)["test"]["accuracy"] == pytest.approx(accuracy, rel=1e-5)
+
+
+class TestOwnArguments:
     def test_a_recipe_without_predict(self, copied, monkeypatch):
         monkeypatch.delattr(sys.modules["recipes.mnist"], "predict")
         with pytest.raises(RunError, match="its recipe, recipes.mnist, has no predict()"):
             predicted(copied("mnist"), "x.png")
+
+    def test_help_shows_them_where_a_run_is_named(self, runs, command_line):
+        status, printed, _ = command_line(predict, runs["dna_melting"][0], "--help")
+        assert status == 0
+        _, _, own = printed.partition("options of recipes.dna_melting:\n")
+        assert "--sodium X" in own and "mol/l. (default: 0.05)" in own and "RUN_DIR" in printed
+        assert "--strand-concentration X" in own
+        assert "--sodium" not in command_line(predict, "--help")[1]
+        assert "--sodium" not in command_line(predict, runs["mnist"][0], "--help")[1]
+
+    def test_a_mistyped_one_names_the_nearest(self, runs, command_line):
+        folder, _ = runs["dna_melting"]
+        with_type = command_line(predict, folder, "ACGT", "--sodum", "1")
+        assert with_type[0] == 2 and with_type[2].endswith("did you mean --sodium?\n")
+
+    def test_from_a_notebook(self, runs):
+        folder, _ = runs["dna_melting"]
+        options = predict.Options(run_dir=str(folder), inputs="ACGTACGTAC")
+        salty, plain = predict.main(options, sodium=0.2), predict.main(options)
+        assert len(plain) == 1 and salty != plain

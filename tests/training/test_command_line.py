@@ -32,6 +32,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (CannotSave("disk full"), 1, "tiny_recipe: disk full\n"),
         (Stopped("stopped and saved."), 75, "stopped and saved.\n"),
         (StopRequested(), 75, "stopped before training began: the same command starts again\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ""),
         (FULL, 1, "tiny_recipe: No space left on device\n"),
         (FileExistsError(17, "File exists", "a/file"), 2, "tiny_recipe: a/file: File exists\n"),
         (None, 0, ""),
@@ -100,6 +101,23 @@ class TestFolder:
         status, _, errors = as_command(*line)
         assert status in (1, 2), errors
         assert str(copied / name) in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["recipes", "recipes.mnist --help", "launch --help"])
+def test_a_reader_that_has_left_is_no_error(words, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", *words.split()]
+    ended = subprocess.run(
+        command,
+        cwd=processes.ROOT,
+        env=os.environ | processes.ENVIRONMENT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=100,
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_a_reader_that_leaves_and_a_full_output(tmp_path):

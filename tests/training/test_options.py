@@ -2,20 +2,26 @@ import dataclasses
 import json
 import math
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from recipes import bert_mlm, compare, dna_melting, mnist, predict, text_classification
-from training.command_line import parse
+from tests.support import tiny_recipe
+from training.command_line import alias_notes, parse
 from training.errors import OptionsError, RunError
 from training.options import (
     SharedOptions,
     all_problems,
     check,
     command,
+    interpreter,
     metadata,
+    module_name,
     option,
+    predict_command,
     profile_window,
     shown,
     to_json,
@@ -108,6 +114,31 @@ class TestParse:
         assert left.value.code == 2
         assert "error: " in capsys.readouterr().err
 
+    def test_an_unknown_option_names_the_nearest_one(self, capsys):
+        for line, said in (
+            ("--epoch 3 --sed=4", "--epoch 3 --sed=4; did you mean --epochs, --seed?\n"),
+            ("--zzz", "unrecognized arguments: --zzz\n"),
+        ):
+            with pytest.raises(SystemExit):
+                parsed(mnist.Options, line)
+            assert capsys.readouterr().err.endswith(said)
+
+    def test_an_alias_says_which_option_it_is(self):
+        line = "--learning-rate 0.1 --batch-size=16"
+        options = parsed(mnist.Options, line)
+        assert (options.base_learning_rate, options.batch_size_per_replica) == (0.1, 16)
+        assert alias_notes(mnist.Options, line.split()) == [
+            "--batch-size is --batch-size-per-replica: examples per batch on one replica",
+            "--learning-rate is --base-learning-rate: peak learning rate for one replica",
+        ]
+        assert alias_notes(mnist.Options, ["--base-learning-rate", "0.1"]) == []
+        # Not where a recipe has an option of that name.
+        kind = dataclasses.make_dataclass(
+            "Own", [("learning_rate", float, option(0.5, "Mine."))], bases=(SharedOptions,)
+        )
+        assert parsed(kind, "--learning-rate 2").learning_rate == 2
+        assert alias_notes(kind, ["--learning-rate", "2"]) == []
+
     @pytest.mark.parametrize("kind", RECIPES, ids=lambda kind: kind.__module__)
     def test_help_explains_every_field(self, kind, capsys):
         with pytest.raises(SystemExit) as left:
@@ -126,10 +157,60 @@ class TestParse:
         options = bert_mlm.Options(
             dataset="a text.txt", epochs=3, quiet=True, run_dir=Path("r"), weight_decay=0.0
         )
-        assert parsed(bert_mlm.Options, command("x", options).removeprefix("python -m recipes.x"))
         words = shlex.split(command("bert_mlm", options))
-        assert words[:3] == ["python", "-m", "recipes.bert_mlm"]
+        assert words[:3] == [interpreter(), "-m", "recipes.bert_mlm"]
         assert parse(bert_mlm.Options, "prog", arguments=words[3:]) == options
+
+    def test_the_command_names_a_module_outside_of_recipes(self):
+        words = shlex.split(command("tiny_recipe", tiny_recipe.Options(seed=3)))
+        assert words[1:] == ["-m", "tests.support.tiny_recipe", "--seed", "3"]
+
+    def test_the_command_of_a_file_that_was_started_by_its_path(self, monkeypatch, tmp_path):
+        module = types.ModuleType("elsewhere")
+        module.__file__ = str(tmp_path / "my recipe.py")
+        kind = dataclasses.make_dataclass("Options", [], bases=(SharedOptions,), kw_only=True)
+        kind.__module__ = "elsewhere"
+        monkeypatch.setitem(sys.modules, "elsewhere", module)
+        words = shlex.split(command("my recipe", kind()))
+        assert words[1:] == [module.__file__] and module_name(kind) == "my recipe"
+        module.__file__ = mnist.__file__
+        assert module_name(kind) == "recipes.mnist"
+
+    def test_the_command_that_queries_a_run(self, monkeypatch):
+        def words(options):
+            found = shlex.split(predict_command(options))
+            assert found[:3] == [interpreter(), "-m", "recipes.predict"]
+            return found[3:]
+
+        assert words(bert_mlm.Options(run_dir="a b")) == [
+            "a b",
+            "the loss is [MASK] over the batch",
+        ]
+        assert words(dna_melting.Options(run_dir="r")) == ["r", "ACGTTGCATGCCA"]
+        assert words(mnist.Options(run_dir="r")) == ["r", "--help"]
+        # The recipe of somebody else: nothing without predict(), its module is named with it.
+        options = tiny_recipe.Options(run_dir="r")
+        assert predict_command(options) is None
+        monkeypatch.setattr(tiny_recipe, "predict", None, raising=False)
+        assert words(options) == ["r", "--help", "--trust-module", "tests.support.tiny_recipe"]
+
+    def test_the_command_starts_this_python(self, monkeypatch, tmp_path):
+        """As `make` starts it, whose Python is not on the PATH; and where it is."""
+        folder = tmp_path / ".venv" / "bin"
+        folder.mkdir(parents=True)
+        for name in ("python", "python3"):
+            (folder / name).symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(folder / "python3"))
+        monkeypatch.setenv("PATH", "")
+        assert interpreter() == str(folder / "python3")
+        monkeypatch.chdir(tmp_path)
+        assert interpreter() == ".venv/bin/python3"
+        monkeypatch.setenv("PATH", str(folder))
+        assert interpreter() == "python"
+        monkeypatch.setenv("PATH", str(tmp_path / "other"))
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "python").symlink_to(sys.executable)
+        assert interpreter() == ".venv/bin/python3"
 
 
 class TestProblems:
@@ -196,7 +277,9 @@ class TestProblems:
                     found = all_problems(kind(**{field.name: value}))
                     assert found[0].startswith(name)
             elif isinstance(default, str):
-                assert all_problems(kind(**{field.name: ""}))[0].startswith(name)
+                assert all_problems(kind(**{field.name: ""})) == [
+                    f"{name.strip()}: must not be empty"
+                ]
 
     def test_another_backend(self, monkeypatch):
         import keras
@@ -211,7 +294,19 @@ def test_texts_and_lists_as_a_notebook_gives_them():
         options = compare.Options(run_dirs=value, png="~/curves.png")
         assert all_problems(options) == []
         assert (options.run_dirs, options.png) == ((Path("a"),), Path.home() / "curves.png")
-    assert "must be tuple" in all_problems(compare.Options(run_dirs="run"))[0]
+    for value in ("a", Path("a")):
+        assert compare.Options(run_dirs=value).run_dirs == (Path("a"),)
+    assert predict.Options(run_dir="run", inputs="a [MASK]").inputs == ("a [MASK]",)
+
+
+def test_values_of_positional_options_that_cannot_be():
+    for options, said in (
+        (compare.Options(run_dirs=5), "RUN_DIRS 5: must be one or several texts or paths"),
+        (predict.Options(run_dir="run", inputs=("a", "")), "INPUTS: must not be empty"),
+        (predict.Options(run_dir="", inputs="a"), "RUN_DIR: must not be empty"),
+        (mnist.Options(keep_best=""), "--keep-best: must not be empty"),
+    ):
+        assert all_problems(options) == [said]
 
 
 class TestOptionsFile:
@@ -238,6 +333,8 @@ class TestOptionsFile:
             (b'{"epochs": 1, "epoch": 2, "lr": 0.1}', "unknown options epoch, lr"),
             (b"[1]", "not a JSON object"),
             (b"\xff", "can't decode byte"),
+            (b'{"options": true}', "options must be an object, found true"),
+            (b"[" * 100000, "nested too deeply"),
             (None, "No such file"),
         ],
     )

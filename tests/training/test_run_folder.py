@@ -57,6 +57,13 @@ def there(opened, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.fixture
+def trained(there):
+    """A run that has trained, and whose checkpoint is damaged."""
+    (there / "checkpoints" / "damaged-step-00000009").mkdir(parents=True)
+    return there
+
+
 def at_step(folder, step, **state):
     """Makes a folder resume from a checkpoint of a step, which does not lie there."""
     folder.facts = dict(FACTS)
@@ -84,7 +91,8 @@ class TestForeignFolders:
 
 class TestDamagedFiles:
     @pytest.mark.parametrize("content", [b"null", b"\xff", b'{"recipe": "x"}'])
-    def test_options_json(self, there, opened, content):
+    def test_options_json(self, trained, opened, content):
+        there = trained
         (there / "options.json").write_bytes(content)
         with pytest.raises(RunError, match="options.json: ") as caught:
             opened()
@@ -104,7 +112,7 @@ class TestOtherRuns:
         with pytest.raises(RunError, match="which --resume never does not continue"):
             opened(resume="never")
 
-    def test_other_options_are_named(self, there, opened):
+    def test_other_options_are_named(self, trained, opened):
         with pytest.raises(RunError) as caught:
             opened(seed=5, dropout=0.5, keep_best="val_loss", log_every=7)
         assert str(caught.value).splitlines()[1:] == [
@@ -112,10 +120,25 @@ class TestOtherRuns:
             "--dropout: was 0.2, is now 0.5",
         ]
 
-    def test_the_length_may_change_with_extend(self, there, opened):
+    def test_the_length_may_change_with_extend(self, trained, opened):
         with pytest.raises(RunError, match="--resume extend trains it for more --epochs"):
             opened(epochs=5)
         opened(epochs=5, resume="extend")
+
+    def test_an_attempt_without_a_checkpoint_leaves_the_folder_free(self, there, opened):
+        """As one that failed in its first step; another recipe may use it, too."""
+        (there / "options.json").write_text('{"recipe": "mnist", "options": {"max_steps": 20}}')
+        (there / "metrics.jsonl").write_text("{}\n")
+        (there / "checkpoints" / ".step-00000009.77").mkdir(parents=True)
+        folder = opened(seed=5, epochs=3)
+        assert (folder.checkpoint, folder.results, folder.facts) == (None, None, {})
+        folder.keep_facts(FACTS)
+        assert json.loads((there / "options.json").read_text())["options"]["seed"] == 5
+        assert not (there / "metrics.jsonl").exists()
+        folder.close()
+        (there / "checkpoints" / ".step-00000009.old").mkdir()
+        with pytest.raises(RunError, match="cannot resume, these options changed"):
+            opened(seed=6)
 
     def test_a_second_process_is_refused_and_harms_nothing(self, opened, tmp_path):
         first = opened()

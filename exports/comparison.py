@@ -1,0 +1,82 @@
+"""Compares an export with the Keras model that it was written from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+# Other programs add up in another order: the largest difference that this explains, relative to the
+# largest output where that is above 1.
+TOLERANCE = 1e-3
+
+
+class Differs(Exception):
+    """An export does not give the model's numbers; the message says by how much."""
+
+
+def symbolic_inputs(model: keras.Model) -> Any:
+    """Returns the structure of a model's inputs; None where it does not say what they are."""
+    if isinstance(model, keras.Sequential):
+        return getattr(model, "inputs", [None])[0]
+    return getattr(model, "input", None)
+
+
+def random_inputs(model: keras.Model, seed: int = 0) -> Any:
+    """Returns two examples in the structure of the model's inputs.
+
+    Args:
+        model: one whose `symbolic_inputs` are known.
+        seed: of the numbers.
+
+    Returns:
+        Arrays: floats from a standard normal distribution; 0 and 1 where integers are meant, token
+        ids from the vocabulary of a KerasNLP task. A dimension that is free has size 2 (batch) or
+        8, the first column is never 0: it may be a mask.
+    """
+    rng = np.random.default_rng(seed)
+    vocabulary_size = getattr(getattr(model, "backbone", None), "vocabulary_size", 2)
+
+    def make(tensor):
+        shape = [size or 8 for size in tensor.shape]
+        shape[0] = tensor.shape[0] or 2
+        if keras.backend.is_float_dtype(tensor.dtype):
+            return rng.standard_normal(shape).astype(tensor.dtype)
+        highest = vocabulary_size if tensor.name.split(":")[0] == "token_ids" else 2
+        values = rng.integers(0, highest, shape)
+        if len(shape) > 1:
+            values[:, 0] = 1
+        return values.astype(tensor.dtype)
+
+    return keras.tree.map_structure(make, symbolic_inputs(model))
+
+
+def require_equal(found: Sequence, expected: Any) -> float:
+    """Returns the largest difference between outputs.
+
+    Args:
+        found: the export's outputs, in the order of the model's.
+        expected: the model's outputs, in any structure.
+
+    Raises:
+        Differs: it is too large, or there are other outputs.
+    """
+    pairs = [
+        (np.asarray(ours, np.float64), np.asarray(keras.ops.convert_to_numpy(theirs), np.float64))
+        for ours, theirs in zip(found, keras.tree.flatten(expected), strict=False)
+    ]
+    shapes = [[ours.shape for ours, _ in pairs], [theirs.shape for _, theirs in pairs]]
+    count = len(keras.tree.flatten(expected))
+    if len(found) != count or shapes[0] != shapes[1]:
+        raise Differs(
+            f"it has {len(found)} outputs of shapes {shapes[0]}, the Keras model {count} of "
+            f"{shapes[1]}"
+        )
+    largest = max(float(np.abs(ours - theirs).max(initial=0.0)) for ours, theirs in pairs)
+    scale = max(1.0, *(float(np.abs(theirs).max(initial=0.0)) for _, theirs in pairs))
+    if not largest <= TOLERANCE * scale:  # also where it is not a number
+        raise Differs(
+            f"its outputs differ by {largest:.3g} from the Keras model's, at most "
+            f"{TOLERANCE * scale:.3g} is rounding"
+        )
+    return largest
