@@ -22,7 +22,8 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, kneser_ney, word_pieces
+from data import batches, word_pieces
+from data.kneser_ney import KneserNey
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
@@ -132,7 +133,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, len(pieces))
+        baseline = baselines(rows, len(pieces), tokenizer.sep_token_id)
         tokens_per_byte = count_tokens_per_byte(text.splits["test"], tokenizer)
         with run.strategy.scope():
             model = build_model(options, len(pieces), tokenizer.sep_token_id)
@@ -187,16 +188,24 @@ def next_tokens(rows: np.ndarray):
     return make_batch
 
 
-def baselines(rows: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, float]:
-    """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
+def baselines(
+    rows: dict[str, np.ndarray], vocabulary_size: int, separator: int
+) -> dict[str, float]:
+    """Returns what counts of the training split reach on the test split: of tokens, of n-grams.
+
+    Args:
+        rows: token ids by split, of shape (sequences, length + 1).
+        vocabulary_size: number of word pieces.
+        separator: the token that begins a document; n-grams see what the model sees.
+    """
     train, test = (
         np.bincount(rows[split][:, 1:].ravel(), minlength=vocabulary_size)
         for split in ("train", "test")
     )
     share = (train + 0.1) / (train + 0.1).sum()
-    n_grams = kneser_ney.log_probabilities(rows["train"], rows["test"], vocabulary_size)
+    n_grams = KneserNey(rows["train"], vocabulary_size, separator=separator)
     return {
-        "kneser_ney_cross_entropy": float(-n_grams.mean()),
+        "kneser_ney_cross_entropy": float(-n_grams.log_probabilities(rows["test"]).mean()),
         "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),
         "most_frequent_accuracy": float(test[train.argmax()] / test.sum()),
     }
