@@ -23,7 +23,8 @@ class Order:
     token, under its number in the order below.
 
     Attributes:
-        keys: Number of the context x vocabulary size + last token; sorted int64 of shape (n-grams,).
+        keys: Number of the context x vocabulary size + last token, sorted; int64 of shape
+            (n-grams,).
         discounted: Counts less their discounts, float64 of shape (n-grams,).
         total: Sum of the counts after each context, float64 of shape (contexts,).
         freed: Sum of the discounts after each context, float64 of shape (contexts,).
@@ -164,9 +165,7 @@ def _unique(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return keys[is_new], order[is_new], numbers
 
 
-def _discounted(
-    keys: np.ndarray, count: np.ndarray, context: np.ndarray, contexts: int
-) -> Order:
+def _discounted(keys: np.ndarray, count: np.ndarray, context: np.ndarray, contexts: int) -> Order:
     discount = np.array([0.0, *discounts(count)])[np.minimum(count, 3)]
     total = np.bincount(context, count, minlength=contexts)
     freed = np.bincount(context, discount, minlength=contexts)

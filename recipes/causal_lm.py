@@ -13,6 +13,7 @@ vocabularies, per byte of the text (case and words that the vocabulary lacks are
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import keras_nlp
@@ -27,7 +28,7 @@ from data.kneser_ney import KneserNey
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert
+from models import bert, likelihoods
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -295,13 +296,26 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """
     model, length = run.load_model("float32"), run.options.sequence_length
     tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
-    found = []
-    for text in texts:
-        pieces = bert.encode(tokenizer, text, length)[1:-1]
-        ids = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id, *pieces], np.int32)
-        logits = model(ids[None, :-1], training=False)[0, 1:]
-        found.append(bert.sum_of_log_shares(logits, pieces))
-    return found
+    begin = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id], np.int32)
+    pieces = (bert.encode(tokenizer, text, length)[1:-1] for text in texts)
+    encoded = [np.concatenate([begin, ids]) for ids in pieces]
+    return likelihoods.next_token_log_likelihoods(model, encoded)
+
+
+def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:
+    """Returns the log-likelihood of each text by n-grams of the run's training text, in nats.
+
+    Raises:
+        DataError: the run's dataset cannot be loaded.
+    """
+    return likelihoods.n_gram_log_likelihoods(
+        run.resolved["dataset"],
+        bert.tokenizer_of(run.metadata["vocabulary"]),
+        texts,
+        cache_dir,
+        sequence_length=run.options.sequence_length + 1,
+        max_examples=run.options.max_examples,
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
 from data import word_pieces
 from data.errors import DataError
+from data.files import default_cache_dir
 from data.kneser_ney import KneserNey
 from data.sequences import sequences_once
 from data.text import load_text
@@ -199,5 +200,7 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     found = causal_lm.log_likelihoods(run, [text, other])
     assert len(ids) > 5 and found[0] == pytest.approx(expected, rel=1e-5)
     assert found[0] > found[1]
+    texts = [text, other]
+    assert np.diff(causal_lm.n_gram_log_likelihoods(run, texts, default_cache_dir())) < 0
     with pytest.raises(DataError, match="19 tokens, the model takes 16"):
         causal_lm.log_likelihoods(run, ["the " * 17])
