@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from data import word_pieces
+from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.sequences import sequences_once
 from data.text import load_text
@@ -16,7 +18,7 @@ from models import bert
 ROWS = 256  # of a batch, about; each has as many tokens
 
 
-def pseudo_log_likelihoods(model, tokenizer, encoded: Sequence[np.ndarray]) -> list[float]:
+def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
     """Sums the log-likelihoods of a text's word pieces, each of them masked.
 
     With a piece, the later pieces of its word are masked too: those would give it away
@@ -25,11 +27,17 @@ def pseudo_log_likelihoods(model, tokenizer, encoded: Sequence[np.ndarray]) -> l
     Args:
         model: a `BertMaskedLM`.
         tokenizer: its `BertTokenizer`.
-        encoded: texts as `bert.encode()` makes them, int32 of shape (tokens,).
+        texts: the texts.
+        longest: tokens that the model takes, [CLS] and [SEP] counted.
 
     Returns:
-        Nats; equal token ids give equal sums.
+        Nats; equal word pieces give equal sums.
+
+    Raises:
+        DataError: a text has more tokens.
     """
+    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    encoded = [[*begin, *ids, *end] for ids in _encode(tokenizer, texts, longest)]
     pieces = tokenizer.get_vocabulary()
     goes_on = np.array([piece.startswith("##") for piece in pieces])
 
@@ -54,16 +62,23 @@ def pseudo_log_likelihoods(model, tokenizer, encoded: Sequence[np.ndarray]) -> l
     return _by_length(encoded, score, lambda length: ROWS // max(1, length - 2))
 
 
-def next_token_log_likelihoods(model, encoded: Sequence[np.ndarray]) -> list[float]:
-    """Sums the log-likelihoods of the tokens of texts, but for the first two of each.
+def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
+    """Sums the log-likelihoods of a text's word pieces after [CLS] and [SEP].
 
     Args:
         model: from token ids to the logits of each next token.
-        encoded: token ids of [CLS], [SEP] and a text, int32 of shape (tokens,).
+        tokenizer: its `BertTokenizer`.
+        texts: each begins a document.
+        longest: tokens that the model takes, [CLS] and [SEP] counted.
 
     Returns:
-        Nats; equal token ids give equal sums.
+        Nats; equal word pieces give equal sums.
+
+    Raises:
+        DataError: a text has more tokens.
     """
+    begin = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    encoded = [[*begin, *ids] for ids in _encode(tokenizer, texts, longest)]
 
     def score(batch: np.ndarray) -> list[float]:
         logits = model(batch[:, :-1], training=False)[:, 1:]
@@ -72,13 +87,24 @@ def next_token_log_likelihoods(model, encoded: Sequence[np.ndarray]) -> list[flo
     return _by_length(encoded, score, lambda length: ROWS // length)
 
 
+def _encode(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Returns the word pieces of each text, tokenised as training text is."""
+    found: list[list[int]] = []
+    for ids, lengths in word_pieces.tokenize(texts, tokenizer):
+        found += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    for text, pieces in zip(texts, found, strict=True):
+        if len(pieces) + 2 > longest:
+            raise DataError(f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}")
+    return found
+
+
 def _by_length(
-    encoded: Sequence[np.ndarray],
+    encoded: Sequence[Sequence[int]],
     score: Callable[[np.ndarray], list[float]],
     batch_size: Callable[[int], int],
 ) -> list[float]:
     """Scores texts in batches of equal length, which need no padding; equal ones once."""
-    texts = [tuple(ids.tolist()) for ids in encoded]
+    texts = [tuple(ids) for ids in encoded]
     found: dict[tuple[int, ...], float] = {}
     with tqdm(total=len(set(texts)), desc="scoring texts", disable=None) as bar:
         for batch in _batches(texts, batch_size):
@@ -128,5 +154,5 @@ def n_gram_log_likelihoods(
     model = KneserNey(
         rows["train"][:max_examples], tokenizer.vocabulary_size(), separator=separator
     )
-    encoded = [bert.encode(tokenizer, one, sys.maxsize)[1:-1] for one in texts]
+    encoded = _encode(tokenizer, texts, sys.maxsize)
     return model.log_likelihoods([np.array([separator, *ids]) for ids in encoded]).tolist()

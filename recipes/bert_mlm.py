@@ -219,8 +219,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     model = run.load_model("float32")
     tokenizer = bert.load(keras_nlp.models.BertTokenizer, str(run.preset))
     longest = model.preprocessor.sequence_length
-    encoded = [bert.encode(tokenizer, text, longest) for text in texts]
-    return likelihoods.pseudo_log_likelihoods(model, tokenizer, encoded)
+    return likelihoods.pseudo_log_likelihoods(model, tokenizer, texts, longest)
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:

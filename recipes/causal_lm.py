@@ -296,10 +296,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """
     model, length = run.load_model("float32"), run.options.sequence_length
     tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
-    begin = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id], np.int32)
-    pieces = (bert.encode(tokenizer, text, length)[1:-1] for text in texts)
-    encoded = [np.concatenate([begin, ids]) for ids in pieces]
-    return likelihoods.next_token_log_likelihoods(model, encoded)
+    return likelihoods.next_token_log_likelihoods(model, tokenizer, texts, length)
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:

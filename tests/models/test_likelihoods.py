@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data import word_pieces
+from data.errors import DataError
 from data.kneser_ney import KneserNey
 from models import bert, likelihoods
 
@@ -27,7 +28,7 @@ def model(tokenizer):
 
 
 def test_a_piece_is_masked_with_the_later_ones_of_its_word(model, tokenizer):
-    (text,) = [bert.encode(tokenizer, "the unkindly words.", 32)]
+    text = bert.encode(tokenizer, "the unkindly words.", 32)
     assert [PIECES[i] for i in text[1:-1]] == "the un ##kind ##ly word ##s .".split()
     masked_with = [[1], [2, 3, 4], [3, 4], [4], [5, 6], [6], [7]]
     expected, alone = 0.0, 0.0
@@ -39,7 +40,7 @@ def test_a_piece_is_masked_with_the_later_ones_of_its_word(model, tokenizer):
             share = float(keras.ops.log_softmax(logits)[text[place]])
             expected += share * (total == "words")
             alone += share * (total == "alone")
-    (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, [text])
+    (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, ["the unkindly words."], 9)
     assert found == pytest.approx(expected, rel=1e-5)
     assert abs(alone - expected) > 0.1
 
@@ -47,19 +48,21 @@ def test_a_piece_is_masked_with_the_later_ones_of_its_word(model, tokenizer):
 def test_texts_of_all_lengths_keep_their_order_and_equal_ones_their_score(
     model, tokenizer, monkeypatch
 ):
-    rng = np.random.default_rng(0)
-    texts = [[2, *rng.integers(5, len(PIECES), count), 3] for count in (5, 0, 3, 5, 1, 3, 5)]
-    texts = [np.array(text, np.int32) for text in (*texts, texts[0])]
-    expected = [likelihoods.pseudo_log_likelihoods(model, tokenizer, [one])[0] for one in texts]
+    texts = "the unkindly word|| the word.|unkindly words.|the|<unk> word s|the unkindly word"
+    texts = texts.split("|")
+    score = likelihoods.pseudo_log_likelihoods
+    expected = [score(model, tokenizer, [text], 32)[0] for text in texts]
     calls = []
     stock = bert.masked_logits
     count = lambda *arguments: calls.append(len(arguments[1])) or stock(*arguments)  # noqa: E731
     monkeypatch.setattr(bert, "masked_logits", count)
     monkeypatch.setattr(likelihoods, "ROWS", 10)
-    found = likelihoods.pseudo_log_likelihoods(model, tokenizer, texts)
+    found = score(model, tokenizer, texts, 32)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert found[0] == found[-1] and found[1] == 0
-    assert sorted(calls) == [1, 5, 6, 10], "two texts of five pieces at once, the equal one never"
+    assert sorted(calls) == [1, 5, 6, 6], "two texts of three pieces at once, equal ones once"
+    with pytest.raises(DataError, match="7 tokens, the model takes 6: 'the unkindly word'"):
+        score(model, tokenizer, texts, 6)
 
 
 def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp_path):

@@ -150,7 +150,7 @@ def test_the_cells_that_need_colab(start, tiny_run, tmp_path):
         printed = run(kernel, cells)
         assert "to install: nothing" in printed and "fatal" not in printed
         run(kernel, [first_cell])
-        assert kernel.run("print(os.getcwd())").out == f"{content}/keras-recipes\n"
+        assert kernel.run("print(Path.cwd())").out == f"{content}/keras-recipes\n"
         assert not (content / "keras-recipes" / "keras-recipes").exists()
     assert kernel.run("import data; print(data.__file__)").out.startswith(str(content))
     # A finished run stands for the cells between.
