@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
-.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results clean
+.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results lock clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
@@ -30,13 +30,14 @@ help:
 	@echo "make bench                   measure it beside the tutorial and Hugging Face's Trainer"
 	@echo "make bench-gpu               measure it on a GPU: sizes, XLA, a split GPU, seconds to the first step"
 	@echo "make results ARGS='RUN ...'  write the README's table from the results of runs"
+	@echo "make lock                    write the checksums of all packages into the lock files"
 	@echo "make clean                   remove .venv, .venv-export and .venv-ray"
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	@echo "installing TensorFlow, Keras and what they need into .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -69,11 +70,13 @@ check-long: .venv/installed
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)
 
-# transformers, PyTorch, onnxruntime and LiteRT stay out of .venv.
+# transformers, PyTorch, onnxruntime and LiteRT stay out of .venv. Without hashes: which PyTorch, and what comes
+# with it, depends on the machine.
 .venv-export/installed: requirements.lock requirements-export.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-export
-	.venv-export/bin/python -m pip install --disable-pip-version-check -r requirements.lock -r requirements-export.lock
+	.venv-export/bin/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	.venv-export/bin/python -m pip install --disable-pip-version-check -r requirements-export.lock
 	.venv-export/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -84,7 +87,7 @@ test-export: .venv-export/installed
 .venv-ray/installed: requirements.lock requirements-ray.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --disable-pip-version-check -r requirements.lock -r requirements-ray.lock
+	.venv-ray/bin/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-ray.lock
 	.venv-ray/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -121,6 +124,11 @@ bench-gpu: .venv/installed
 
 results: .venv/installed
 	@$(BIN)/python benchmarks/results.py $(ARGS)
+
+# The checksums in the lock files, for three kinds of machine and three of Python; downloads gigabytes.
+lock:
+	@$(PYTHON) -m machine.lock requirements.lock
+	@$(PYTHON) -m machine.lock requirements-ray.lock
 
 clean:
 	rm -rf .venv .venv-export .venv-ray

@@ -25,12 +25,12 @@ NO_NETWORK_SIGNS = (
 )
 
 
-def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") -> None:
+def fetch(urls: Sequence[str], checksum: str, target: Path, what: str = "file") -> None:
     """Downloads a file from the first mirror that has it, unless it is there already, undamaged.
 
     Args:
         urls: The mirrors, in the order in which they are tried.
-        sha256: Hex digest that the file must have; anything else is thrown away.
+        checksum: SHA-256 or MD5 that the file must have, hex; anything else is thrown away.
         target: The file to make. It appears whole or not at all.
         what: What is downloaded, for messages.
 
@@ -41,7 +41,7 @@ def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") ->
     def build(temporary: Path) -> None:
         failures: dict[str, str] = {}
         for url in urls:
-            failure = _download(url, temporary, sha256, what)
+            failure = _download(url, temporary, checksum, what)
             if failure is None:
                 print(f"{what}: downloaded from {url}", file=sys.stderr, flush=True)
                 return
@@ -51,10 +51,10 @@ def fetch(urls: Sequence[str], sha256: str, target: Path, what: str = "file") ->
             reasons = NO_NETWORK
         raise DataError(f"{what}: {reasons}")
 
-    files.build_once(target, build, f"downloading {what}", sha256)
+    files.build_once(target, build, f"downloading {what}", checksum)
 
 
-def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
+def _download(url: str, path: Path, checksum: str, what: str) -> str | None:
     """Downloads to a path; returns None, or why this mirror failed."""
     try:
         answer = requests.get(url, headers=HEADERS, stream=True, timeout=SECONDS)
@@ -73,7 +73,8 @@ def _download(url: str, path: Path, sha256: str, what: str) -> str | None:
         if any(sign in reason for sign in NO_NETWORK_SIGNS):
             return NO_NETWORK
         return f"failed ({reason[:200]})"
-    found = files.sha256_of(path)
-    if found != sha256:
-        return f"sent something else: sha256 {found[:12]}..., expected {sha256[:12]}..."
+    found = files.checksum_like(path, checksum)
+    if found != checksum:
+        kind = files.kind_of(checksum)
+        return f"sent something else: {kind} {found[:12]}..., expected {checksum[:12]}..."
     return None

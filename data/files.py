@@ -132,6 +132,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def kind_of(checksum: str) -> str:
+    """Returns "sha256", or "md5" for 32 hex digits: some publishers give nothing else."""
+    return "md5" if len(checksum) == 32 else "sha256"
+
+
+def checksum_like(path: Path, checksum: str) -> str:
+    """Returns the checksum of a file, hex, of the kind that another one is."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, kind_of(checksum)).hexdigest()
+
+
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS`, with a line for each file of a folder."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
@@ -170,7 +181,7 @@ def damage(folder: Path, required: Iterable[str] | None = None) -> str | None:
 
 
 def build_once(
-    target: Path, build: Callable[[Path], None], what: str, sha256: str | None = None
+    target: Path, build: Callable[[Path], None], what: str, checksum: str | None = None
 ) -> None:
     """Makes a folder, or a file with a known checksum, unless it is there and undamaged.
 
@@ -180,10 +191,10 @@ def build_once(
 
     Args:
         target: The folder or file to make.
-        build: Gets a path that does not exist, and makes a folder of it (a file where `sha256` is
-            given).
+        build: Gets a path that does not exist, and makes a folder of it (a file where `checksum`
+            is given).
         what: What is made, for messages.
-        sha256: Hex digest of the file that `build` makes; None where it makes a folder.
+        checksum: SHA-256 or MD5 of the file that `build` makes, hex; None where it makes a folder.
 
     Raises:
         DataError: The folder cannot be written, or the disk is full.
@@ -193,7 +204,9 @@ def build_once(
     def is_whole() -> bool:
         if not target.exists():
             return False
-        return damage(target, []) is None if sha256 is None else sha256_of(target) == sha256
+        if checksum is None:
+            return damage(target, []) is None
+        return checksum_like(target, checksum) == checksum
 
     try:
         if is_whole():
@@ -207,7 +220,7 @@ def build_once(
                 log.warning("%s: %s is damaged and is built again", what, target)
             with atomic(target) as temporary:
                 build(temporary)
-                if sha256 is None:
+                if checksum is None:
                     write_checksums(temporary)
     except OSError as error:
         raise DataError(

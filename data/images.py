@@ -1,4 +1,4 @@
-"""Small images of ten classes: MNIST, scikit-learn's digits, IDX files; and single image files."""
+"""Small images of ten classes: MNIST, Fashion-MNIST, digits, IDX files; and single image files."""
 
 import dataclasses
 import math
@@ -14,9 +14,21 @@ from data.errors import DataError
 
 DIGITS = tuple("0123456789")
 
+GARMENTS = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
 # Where keras.datasets downloads from, and the SHA-256 that it knows.
-ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
+# The MD5 sums that Fashion-MNIST's authors publish; Keras knows none.
+FASHION = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
 
 MOST_VALID = 5_000  # validation images taken from a training split, at most
 
@@ -30,28 +42,31 @@ class Images:
     """Images of ten classes in three splits.
 
     Attributes:
-        name: "mnist", "digits" or the path that was given.
+        name: "mnist", "fashion_mnist", "digits" or the path that was given.
         splits: "train", "valid" and "test", each a pair of pixels, float32 of shape (n, 28, 28, 1)
             in [0, 1], and labels, int32 of shape (n,) in 0..9.
         note: One line saying what is used instead of the default and why, or None.
+        classes: The ten names, in the order of the labels.
     """
 
     name: str
     splits: dict[str, tuple[np.ndarray, np.ndarray]]
     note: str | None = None
+    classes: tuple[str, ...] = DIGITS
 
 
 def load_images(dataset: str) -> Images:
     """Loads a set of 28x28 images.
 
-    MNIST and a folder come as training and test images: the last tenth of the training images, at
+    All but the digits come as training and test images: the last tenth of the training images, at
     most 5,000, becomes the validation split. What is downloaded is kept where Keras keeps it
     (`~/.keras`, or what the environment variable `KERAS_HOME` names).
 
     Args:
-        dataset: "mnist" (downloaded once), "digits" (part of scikit-learn), "auto" (mnist where it
-            is cached or can be downloaded, else digits with a note), or a folder that holds the
-            four standard IDX files, plain or as .gz, for instance those of Fashion-MNIST.
+        dataset: "mnist" or "fashion_mnist" (downloaded once), "digits" (part of scikit-learn),
+            "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
+            folder that holds four IDX files named as MNIST's, plain or as .gz; its classes are
+            called 0 to 9.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
@@ -65,17 +80,30 @@ def load_images(dataset: str) -> Images:
         except DataError as error:
             note = f"{error}; scikit-learn's digits are used instead"
             return dataclasses.replace(_digits(), note=note)
-    named = {"mnist": _mnist, "digits": _digits}
+    named = {"mnist": _mnist, "fashion_mnist": _fashion_mnist, "digits": _digits}
     return named[dataset]() if dataset in named else _folder(dataset)
 
 
 def _mnist() -> Images:
     """Downloads MNIST to where `keras.datasets` looks, whose own download has no timeout."""
-    path = files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / "datasets/mnist.npz"
-    fetch([ORIGIN], SHA256, path, "mnist")
+    path = _keras_datasets() / "mnist.npz"
+    fetch([f"{ORIGIN}mnist.npz"], SHA256, path, "mnist")
     with np.load(path) as arrays:
         train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))
     return Images("mnist", _three_splits(train, test))
+
+
+def _fashion_mnist() -> Images:
+    """Downloads Fashion-MNIST (Xiao et al., arXiv 1708.07747) to where `keras.datasets` looks."""
+    folder = _keras_datasets() / "fashion-mnist"
+    for name, md5 in FASHION.items():
+        fetch([f"{ORIGIN}{name}"], md5, folder / name, f"fashion_mnist, {name}")
+    images = _folder(str(folder))
+    return dataclasses.replace(images, name="fashion_mnist", classes=GARMENTS)
+
+
+def _keras_datasets() -> Path:
+    return files.expand(os.environ.get("KERAS_HOME") or "~/.keras") / "datasets"
 
 
 def _digits() -> Images:
@@ -107,8 +135,8 @@ def _folder(dataset: str) -> Images:
     folder = files.expand(dataset)
     if not folder.is_dir():
         raise DataError(
-            f"dataset {dataset!r}: no such folder; expected auto, mnist, digits or a folder with "
-            "the four IDX files of MNIST"
+            f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
+            "a folder with four IDX files named as MNIST's"
         )
     halves = []
     for half in ("train", "t10k"):

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import itertools
+import math
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from data import download, files, installed_docs
 from data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
+TEST_SHARE = 0.05  # of the training lines, where there is no test file
 
 
 class Lines:
@@ -23,15 +26,26 @@ class Lines:
     Args:
         sources: Paths, each with the name of a member where it is a zip archive.
         split: Takes only the lines whose hash falls to this split.
+        start: The first line, counted from 0 without the empty ones.
+        stop: The line after the last one; None for all.
 
     Raises (while iterating):
         DataError: A file is not UTF-8 text.
     """
 
-    def __init__(self, sources: Sequence[tuple[Path, str | None]], split: str | None = None):
-        self.sources, self.split = sources, split
+    def __init__(
+        self,
+        sources: Sequence[tuple[Path, str | None]],
+        split: str | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ):
+        self.sources, self.split, self.start, self.stop = sources, split, start, stop
 
     def __iter__(self) -> Iterator[str]:
+        return itertools.islice(self._read(), self.start, self.stop)
+
+    def _read(self) -> Iterator[str]:
         for path, member in self.sources:
             with files.open_bytes(path, member) as stream:
                 for number, raw in enumerate(stream, 1):
@@ -53,7 +67,7 @@ class Text:
     name: str  # A known dataset, or the path that was given.
     splits: Mapping[str, Iterable[str]]  # Keys "train", "valid" and "test".
     english_wikitext: bool = False  # Decides whether a pretrained English preset is tried.
-    note: str | None = None  # One line where something else than the first choice is used, and why.
+    note: str | None = None  # One line about a source or a split that stands in for another.
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -92,9 +106,10 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
     Args:
         dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`;
             `installed-docs`; `auto` (`wikitext-2` where it is cached or a mirror answers, otherwise
-            `installed-docs`); or a path: a folder with train, valid and test files, one text file
-            or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text
-            files may be compressed (`.gz`).
+            `installed-docs`); or a path: a folder with train, valid and test files (without a test
+            file, the last twentieth of the training lines is the test split), one text file or a
+            glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text files
+            may be compressed (`.gz`).
         cache_dir: Where downloads and parsed docstrings are kept.
 
     Returns:
@@ -149,26 +164,41 @@ def _load_zip(name: str, path: Path) -> Text:
 
 
 def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text:
-    """Picks the one source of each split by its name.
+    """Picks the one source of each split by its name; a missing test split is cut from training.
 
     Args:
         name: What the text is called.
         sources: By file name.
     """
-    splits = {}
+    splits, note = {}, None
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw)(\.gz)?"
         found = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
         if len(found) == 1:
             splits[split] = Lines([sources[found[0]]])
             is_wikitext = "wiki." in found[0]
+        elif split == "test" and not found and len(splits) == 2:
+            splits, note = _cut_test(splits)
     if len(splits) == len(SPLITS):
-        return _not_empty(Text(name, splits, is_wikitext))
+        return _not_empty(Text(name, splits, is_wikitext, note))
     there = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
-        f"{name}: found {there}; expected one train, one valid and one test file called "
+        f"{name}: found {there}; expected one train, one valid and perhaps one test file called "
         "wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
     )
+
+
+def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:
+    """Makes the end of the training lines the test split; returns the splits and a note.
+
+    The end, not lines from everywhere: paragraphs beside the trained ones would make it easier.
+    """
+    train = splits["train"]
+    count = sum(1 for _ in train)
+    kept = count - math.ceil(count * TEST_SHARE)
+    cut = {"train": Lines(train.sources, stop=kept), "test": Lines(train.sources, start=kept)}
+    note = f"no test file: the last {count - kept:,} of {count:,} training lines are the test split"
+    return splits | cut, note
 
 
 def _not_empty(text: Text) -> Text:

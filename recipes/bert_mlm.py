@@ -26,7 +26,7 @@ from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text
-from models import bert
+from models import bert, likelihoods
 from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
@@ -212,7 +212,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """Returns the pseudo-log-likelihood of each text (Salazar et al., arXiv 1910.14659), in nats.
 
-    That is the sum over its word pieces, each one masked alone.
+    That is the sum over its word pieces, each masked with the later pieces of its word.
 
     Args:
         run: a finished run of this recipe.
@@ -221,16 +221,23 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     model = run.load_model("float32")
     tokenizer = bert.load(keras_nlp.models.BertTokenizer, str(run.preset))
     longest = model.preprocessor.sequence_length
-    found = []
-    for text in texts:
-        token_ids = bert.encode(tokenizer, text, longest)
-        pieces = token_ids[1:-1]
-        positions = np.arange(1, len(pieces) + 1, dtype=np.int32)
-        masked = np.tile(token_ids, (len(pieces), 1))
-        masked[positions - 1, positions] = tokenizer.mask_token_id
-        logits = bert.masked_logits(model, masked, positions[:, None])[:, 0]
-        found.append(bert.sum_of_log_shares(logits, pieces))
-    return found
+    return likelihoods.pseudo_log_likelihoods(model, tokenizer, texts, longest)
+
+
+def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:
+    """Returns the log-likelihood of each text by n-grams of the run's training text, in nats.
+
+    Raises:
+        DataError: the run's dataset cannot be loaded.
+    """
+    return likelihoods.n_gram_log_likelihoods(
+        run.resolved["dataset"],
+        bert.load(keras_nlp.models.BertTokenizer, str(run.preset)),
+        texts,
+        cache_dir,
+        sequence_length=run.options.sequence_length,
+        max_examples=run.options.max_examples,
+    )
 
 
 def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]:

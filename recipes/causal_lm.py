@@ -13,6 +13,7 @@ vocabularies, per byte of the text (case and words that the vocabulary lacks are
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import keras
@@ -23,10 +24,11 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, kneser_ney, word_pieces
+from data import batches, word_pieces
+from data.kneser_ney import KneserNey
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
-from models import bert
+from models import bert, likelihoods
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -134,7 +136,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, len(pieces))
+        baseline = baselines(rows, len(pieces), tokenizer.sep_token_id)
         tokens_per_byte = count_tokens_per_byte(text.splits["test"], tokenizer)
         with run.strategy.scope():
             model = build_model(options, len(pieces), tokenizer.sep_token_id)
@@ -188,16 +190,24 @@ def next_tokens(rows: np.ndarray):
     return make_batch
 
 
-def baselines(rows: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, float]:
-    """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
+def baselines(
+    rows: dict[str, np.ndarray], vocabulary_size: int, separator: int
+) -> dict[str, float]:
+    """Returns what counts of the training split reach on the test split: of tokens, of n-grams.
+
+    Args:
+        rows: token ids by split, of shape (sequences, length + 1).
+        vocabulary_size: number of word pieces.
+        separator: the token that begins a document; n-grams see what the model sees.
+    """
     train, test = (
         np.bincount(rows[split][:, 1:].ravel(), minlength=vocabulary_size)
         for split in ("train", "test")
     )
     share = (train + 0.1) / (train + 0.1).sum()
-    n_grams = kneser_ney.log_probabilities(rows["train"], rows["test"], vocabulary_size)
+    n_grams = KneserNey(rows["train"], vocabulary_size, separator=separator)
     return {
-        "kneser_ney_cross_entropy": float(-n_grams.mean()),
+        "kneser_ney_cross_entropy": float(-n_grams.log_probabilities(rows["test"]).mean()),
         "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),
         "most_frequent_accuracy": float(test[train.argmax()] / test.sum()),
     }
@@ -287,13 +297,23 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """
     model, length = run.load_model("float32"), run.options.sequence_length
     tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
-    found = []
-    for text in texts:
-        pieces = bert.encode(tokenizer, text, length)[1:-1]
-        ids = np.array([tokenizer.cls_token_id, tokenizer.sep_token_id, *pieces], np.int32)
-        logits = model(ids[None, :-1], training=False)[0, 1:]
-        found.append(bert.sum_of_log_shares(logits, pieces))
-    return found
+    return likelihoods.next_token_log_likelihoods(model, tokenizer, texts, length)
+
+
+def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:
+    """Returns the log-likelihood of each text by n-grams of the run's training text, in nats.
+
+    Raises:
+        DataError: the run's dataset cannot be loaded.
+    """
+    return likelihoods.n_gram_log_likelihoods(
+        run.resolved["dataset"],
+        bert.tokenizer_of(run.metadata["vocabulary"]),
+        texts,
+        cache_dir,
+        sequence_length=run.options.sequence_length + 1,
+        max_examples=run.options.max_examples,
+    )
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ RUN_DIR is the folder of a finished run. Calls the recipe's own `main` with the 
 run's weights, and no steps. So the run's own dataset, the default, gives the numbers of its
 `results.json` again; of another dataset the test split is evaluated, and the baseline is that of
 its training split. `--on blimp:FOLDER` scores minimal pairs, `*.jsonl` files with `sentence_good`
-and `sentence_bad` as BLiMP's (arXiv 1912.00582): the accuracy is the share of pairs of which the
-recipe's `log_likelihoods()` finds the good one likelier. A tie is wrong, so chance is 50 %.
+and `sentence_bad` as BLiMP's (arXiv 1912.00582), all files of the folder: the accuracy is the share
+of pairs of which the recipe's `log_likelihoods()` finds the good one likelier. A tie is wrong, so
+chance is 50 %. Beside it is what n-grams of the run's training text reach; `--png FILE` plots both
+by phenomenon.
 Runs on one device and writes nothing into the run's folder.
 """
 
@@ -18,14 +20,14 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
-
-from data import files
+from data import files, minimal_pairs
 from data.errors import DataError
 from training.command_line import command_line
-from training.errors import RunError
+from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
 from training.options import RunOptions, check, option
+
+MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -36,6 +38,9 @@ class Options(RunOptions):
         None, "A dataset as the recipe takes it; its test split (default: the run's own)."
     )
     on: str | None = option(None, "blimp:FOLDER: minimal pairs instead of a dataset.")
+    png: Path | None = option(
+        None, "Plot minimal pairs by phenomenon into this file (.png, .pdf or .svg)."
+    )
     batch_size: int = option(32, "Examples per batch.", within="[1, 1024]")
     cache_dir: Path | None = option(
         None,
@@ -51,6 +56,10 @@ class Options(RunOptions):
             found.append(f"--on {self.on[:80]}: must be blimp:FOLDER")
         if self.on is not None and self.dataset is not None:
             found.append("--on and --dataset: pass only one of them")
+        if self.png is not None and self.on is None:
+            found.append("--png: needs --on")
+        if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
+            found.append(f"--png {self.png}: must end in .png, .pdf or .svg")
         return found
 
 
@@ -59,7 +68,10 @@ def main(options: Options) -> dict:
     check(options)
     run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     if options.on is not None:
-        found = evaluate_pairs(run, Path(options.on.removeprefix("blimp:")))
+        folder = Path(options.on.removeprefix("blimp:"))
+        found = evaluate_pairs(run, folder, options.cache_dir)
+        if options.png is not None:
+            plot_pairs(found["scores"], options.png)
     else:
         found = evaluate(
             run, dataset=options.dataset, batch_size=options.batch_size, cache_dir=options.cache_dir
@@ -72,14 +84,29 @@ def main(options: Options) -> dict:
     print(f"{'run':24} {found['run_dir']}, {found['steps']:,} steps")
     part = "minimal pairs" if options.on is not None else "test split"
     print(f"{'data':24} {found['dataset']}, {part}")
+    if options.on is not None:
+        columns = [name for name in (MODEL, N_GRAMS) if name in found["scores"][-1]]
+        print("accuracy in % ± standard error; a tie is wrong, chance is 50 %\n")
+        print(minimal_pairs.format_table(found["scores"], columns))
+        if options.png is not None:
+            print(f"\nwrote {options.png}")
+        return found
     for title, numbers in (("", found["test"]), ("baseline: ", found["baseline"])):
         for name, value in numbers.items():
             print(f"{title + name:24} {value:.4f}")
     return found
 
 
-def evaluate_pairs(run: LoadedRun, folder: Path) -> dict:
-    """Measures in how many minimal pairs the good sentence is likelier, overall and by file.
+def evaluate_pairs(run: LoadedRun, folder: Path, cache_dir: Path | None = None) -> dict:
+    """Measures in how many minimal pairs the good sentence is likelier, for a model and n-grams.
+
+    Args:
+        run: a finished run whose recipe has `log_likelihoods()`.
+        folder: the pairs, see `data.minimal_pairs`.
+        cache_dir: downloads and tokens; None for the usual folder.
+
+    Returns:
+        What `training.loaded_run.evaluate()` returns, with `scores`: see `minimal_pairs.score`.
 
     Raises:
         RunError: the recipe has no `log_likelihoods()`.
@@ -87,47 +114,65 @@ def evaluate_pairs(run: LoadedRun, folder: Path) -> dict:
     """
     if not hasattr(run.module, "log_likelihoods"):
         raise RunError(f"{run.folder}: its recipe, {run.module.__name__}, has no log_likelihoods()")
-    pairs = read_pairs(folder)
-    sentences = [sentence for found in pairs.values() for pair in found for sentence in pair]
-    good, bad = np.reshape(run.module.log_likelihoods(run, sentences), (-1, 2)).T
-    ends = np.cumsum([len(found) for found in pairs.values()])
-    parts = np.split(good > bad, ends[:-1])
-    accuracies = {name: float(part.mean()) for name, part in zip(pairs, parts, strict=True)}
+    sets, notes = minimal_pairs.read_pairs(folder), []
+    sentences = minimal_pairs.sentences(sets)
+    found = {MODEL: run.module.log_likelihoods(run, sentences)}
+    if hasattr(run.module, "n_gram_log_likelihoods"):
+        try:
+            cache_dir = cache_dir or files.default_cache_dir()
+            found[N_GRAMS] = run.module.n_gram_log_likelihoods(run, sentences, cache_dir)
+        except DataError as error:
+            notes.append(f"no n-grams to compare with: {error}")
+    scores = minimal_pairs.score(sets, found)
+
+    def accuracies(column: str) -> dict[str, float]:
+        return {
+            "accuracy" if row["part"] == "all" else row["name"]: row[column]["accuracy"]
+            for row in scores
+            if row["part"] != "phenomenon" and column in row
+        }
+
     return {
         "run_dir": str(run.folder),
         "recipe": run.results["recipe"],
         "steps": run.results["steps"],
         "dataset": str(folder),
-        "test": accuracies | {"accuracy": float((good > bad).mean())},
-        "baseline": {},
-        "notes": [],
+        "test": accuracies(MODEL),
+        "baseline": accuracies(N_GRAMS),
+        "scores": scores,
+        "notes": notes,
     }
 
 
-def read_pairs(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Returns the (good, bad) sentences of each `*.jsonl` file of a folder, by the file's name.
+def plot_pairs(scores: list[dict], path: Path) -> None:
+    """Plots accuracies and their standard errors by phenomenon.
+
+    Args:
+        scores: as `minimal_pairs.score` returns them.
+        path: .png, .pdf or .svg.
 
     Raises:
-        DataError: there are none, or a line is not what it should be.
+        OptionsError: the file cannot be written.
     """
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for path in sorted(files.expand(folder).glob("*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                pair = row["sentence_good"], row["sentence_bad"]
-                if not all(isinstance(text, str) and text.strip() for text in pair):
-                    raise ValueError
-                "".join(pair).encode()  # half of a surrogate pair is no text
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, line {number}: expected JSON with sentence_good and sentence_bad, "
-                    "texts that are not empty"
-                ) from error
-            pairs.setdefault(path.stem, []).append(pair)
-    if not pairs:
-        raise DataError(f"--on {folder}: no pairs in *.jsonl files there")
-    return pairs
+    from matplotlib.figure import Figure  # slow to import
+
+    rows = [row for row in scores if row["part"] == "phenomenon"] or scores[:-1]
+    rows = [*rows, scores[-1]][::-1]  # the first one at the top
+    figure = Figure(figsize=(7, 1.2 + 0.35 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for column, marker in ((N_GRAMS, "s"), (MODEL, "o")):
+        if column in rows[0]:
+            shares = [100 * row[column]["accuracy"] for row in rows]
+            errors = [100 * row[column]["standard_error"] for row in rows]
+            axis.errorbar(shares, range(len(rows)), xerr=errors, fmt=marker, label=column)
+    axis.axvline(50, color="grey", linewidth=0.8, linestyle="--")
+    axis.set_yticks(range(len(rows)), [row["name"].replace("_", " ") for row in rows])
+    axis.set(xlabel="pairs of which the good sentence is likelier (%)", xlim=(0, 100))
+    axis.legend(fontsize="small")
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise OptionsError(f"--png {path}: cannot be written ({error.strerror})") from error
 
 
 if __name__ == "__main__":

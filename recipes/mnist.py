@@ -1,7 +1,7 @@
 """Classify small images: MNIST, Fashion-MNIST, scikit-learn's digits, or IDX files of yours.
 
     python -m recipes.mnist
-    python -m recipes.mnist --dataset folder_of_idx_files --epochs 10
+    python -m recipes.mnist --dataset fashion_mnist --epochs 10
     python -m recipes.mnist --dataset folder_of_idx_files --strategy mirrored --replicas 2
 
 Downloads MNIST, or takes the digits that come with scikit-learn where there is no network, and
@@ -19,7 +19,7 @@ import numpy as np
 
 from callbacks.pictures import ImageSummaries
 from data import arrays
-from data.images import DIGITS, load_images, read_image
+from data.images import load_images, read_image
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
@@ -31,7 +31,9 @@ from training.run import start_run
 class Options(SharedOptions):
     """Options of `recipes.mnist`."""
 
-    dataset: str = option("auto", "mnist, digits, a folder of the four IDX files, or auto.")
+    dataset: str = option(
+        "auto", "mnist, fashion_mnist, digits, a folder of the four IDX files, or auto."
+    )
     dropout: float = option(0.5, "Dropout before the dense layer.", within="[0, 1)")
     l2: float = option(
         0.0,
@@ -110,7 +112,7 @@ def main(options: Options) -> dict:
                 ],
             )
         # Training and test; TensorBoard shows what the model confuses.
-        shown = ImageSummaries(run.tensorboard, test_images, test_labels, DIGITS)
+        shown = ImageSummaries(run.tensorboard, test_images, test_labels, images.classes)
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[shown]
         )
@@ -120,7 +122,7 @@ def main(options: Options) -> dict:
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline={"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))},
-            metadata={"classes": DIGITS},
+            metadata={"classes": images.classes},
         )
 
 

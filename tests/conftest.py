@@ -5,6 +5,7 @@ import os
 import sys
 import types
 
+import hypothesis
 import pytest
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -24,6 +25,12 @@ TINY_RUN = strategy_run.TINY_TEXT | dict(
     max_steps=None,
 )
 
+
+# The same examples in each run, and nothing is written into the checkout.
+hypothesis.settings.register_profile(
+    "recipes", max_examples=30, deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("recipes")
 
 # Processes share the files; one that begins a long file last would keep the others waiting.
 LONGEST = (

@@ -12,7 +12,7 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
@@ -134,7 +134,7 @@ class TakesMore:
         more: their values by name, where a command line was parsed.
     """
 
-    more: ClassVar[dict] = {}
+    more: dict = {}
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -149,6 +149,7 @@ class Run:
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
         self._perplexity_of: str | None = None
+        self.metadata: dict
         self.evaluation_callbacks: list[keras.callbacks.Callback]
         if trained is not None:
             self.options = options

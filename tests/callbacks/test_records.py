@@ -2,13 +2,14 @@
 
 import json
 import math
-import random
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from callbacks.errors import CannotSave
 from callbacks.records import EvaluateEvery, Records, used_learning_rate, with_perplexity
@@ -63,11 +64,19 @@ def train(records, losses, executions, resume_after=(), batches=1, skipped=()):
     return callback
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_log(seed, made, listener):
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chance=st.randoms(use_true_random=False),
+    length=st.integers(1, 12),
+    total=st.integers(1, 60),
+    log_every=st.integers(1, 20),
+    batches=st.integers(1, 3),
+)
+def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_log(
+    chance, length, total, log_every, batches, made, listener
+):
     """Whatever the lengths of epochs, log intervals, executions, accumulation and parts."""
-    chance = random.Random(seed)
-    length, total, log_every = (chance.randint(1, n) for n in (12, 60, 20))
+    listener.records.clear()
     losses = [chance.uniform(0.1, 9.0) for _ in range(total)]
     execution = chance.choice([n for n in range(1, length + 1) if length % n == 0])
     executions = {min(step, total) for step in range(execution, total + execution, execution)}
@@ -78,7 +87,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_log(seed, made,
         losses,
         executions,
         resumed,
-        batches=chance.randint(1, 3),
+        batches=batches,
     )
     logged = [record for record in listener.records if record["event"] == "step"]
     assert logged[-1]["step"] == total

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data import batches
 
@@ -23,11 +25,16 @@ def permutation(count, seed, epoch):
     return batches.permuted(positions, seed, tf.constant(epoch, tf.int64), count).numpy()
 
 
+SEEDS = st.integers(0, 2**31 - 1)
+
+
 class TestPermuted:
-    @pytest.mark.parametrize("count", [1, 2, 7, 12, 1000])
-    def test_each_example_once(self, count):
-        for epoch in range(3):
-            assert sorted(permutation(count, 5, epoch)) == list(range(count))
+    @given(SEEDS, st.integers(0, 10_000), st.integers(1, 1000))
+    def test_each_example_once(self, seed, epoch, count):
+        found = permutation(count, seed, epoch)
+        assert sorted(found) == list(range(count))
+        assert count < 100 or (found != permutation(count, seed, epoch + 1)).any()
+        assert count < 100 or (found != permutation(count, seed + 1, epoch)).any()
 
     def test_the_order_of_a_seed_never_changes(self):
         """Written down once: runs of another version of this code can be compared with these."""
@@ -46,6 +53,24 @@ class TestTraining:
             expected = permutation(count, 7, epoch)[batch * size : (batch + 1) * size]
             np.testing.assert_array_equal(indices, expected)
             np.testing.assert_array_equal(epochs, [epoch] * size)
+
+    @settings(max_examples=15)
+    @given(SEEDS, st.data())
+    def test_seed_step_and_global_batch_decide_alone(self, seed, data):
+        """Whatever the number of workers, and wherever a run resumes."""
+        workers, own = data.draw(st.integers(1, 4), "workers"), data.draw(st.integers(1, 5), "own")
+        size = workers * own
+        per_epoch = data.draw(st.integers(1, 6), "batches of an epoch")
+        count = data.draw(st.integers(per_epoch * size, (per_epoch + 1) * size + 3), "examples")
+        first = data.draw(st.integers(0, 4 * per_epoch), "first batch")
+        dataset = training(count, size, seed, batches_per_epoch=per_epoch, first_batch=first)
+        index = data.draw(st.integers(0, workers - 1), "worker")
+        for number, (indices, epochs) in enumerate(take(dataset.part_of_worker(index, workers), 3)):
+            epoch, batch = divmod(first + number, per_epoch)
+            start = batch * size + index * own
+            expected = permutation(count, seed, epoch)[start : start + own]
+            np.testing.assert_array_equal(indices, expected)
+            np.testing.assert_array_equal(epochs, [epoch] * own)
 
     @pytest.mark.parametrize("count, more", [(3, {}), (12, {"batches_per_epoch": 4}), (0, {})])
     def test_too_few_examples_for_an_epoch(self, count, more):

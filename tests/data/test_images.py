@@ -1,7 +1,11 @@
+import functools
+import gzip
 import hashlib
+import http.server
 import io
 import re
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -103,7 +107,7 @@ def test_folder(folder):
 
 def test_no_such_folder(tmp_path):
     message = message_of(tmp_path / "nowhere")
-    assert "no such folder" in message and "mnist, digits" in message
+    assert "no such folder" in message and "mnist, fashion_mnist, digits" in message
 
 
 @pytest.mark.parametrize(
@@ -141,6 +145,14 @@ def test_digits():
     from sklearn.datasets import load_digits
 
     assert total == pytest.approx(load_digits().images.sum() / 16 * 9)
+    # Each image has the label that it has there.
+    source = load_digits()
+    labels = {
+        image.tobytes(): label for image, label in zip(source.images, source.target, strict=True)
+    }
+    for split, (pixels, found) in loaded.splits.items():
+        small = np.rint(pixels[:, 2:-2:3, 2:-2:3, 0] * 16.0).astype(np.float64)
+        assert [labels[image.tobytes()] for image in small] == found.tolist(), split
     # The border stays empty.
     assert not loaded.splits["train"][0][:, :2].any()
 
@@ -154,8 +166,9 @@ def test_auto_falls_back_aloud(keras_cache):
 
 
 def test_by_name_is_used_or_refused(keras_cache):
-    with pytest.raises(DataError, match="no network in tests"):
-        load_images("mnist")
+    for name in ("mnist", "fashion_mnist"):
+        with pytest.raises(DataError, match=f"^{name}.*no network in tests"):
+            load_images(name)
 
 
 def mnist_file():
@@ -175,5 +188,60 @@ def test_a_download_lands_where_keras_looks(keras_cache, monkeypatch):
         assert_promise(loaded)
         assert loaded.name == "mnist" and loaded.note is None
         np.testing.assert_array_equal(loaded.splits["test"][1], some_images(10)[1])
-    assert asked == [images.ORIGIN]
+    assert asked == [f"{images.ORIGIN}mnist.npz"]
     assert (keras_cache / "datasets" / "mnist.npz").read_bytes() == content
+
+
+@pytest.fixture
+def loopback(tmp_path, monkeypatch):
+    """A server of the folder `served`, from which the datasets are downloaded."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        monkeypatch.setattr(images, "ORIGIN", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+        yield folder
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+def test_fashion_mnist_is_downloaded_by_its_checksums_and_has_names(
+    loopback, monkeypatch, tmp_path
+):
+    sums = {}
+    for half, count in (("train", 40), ("t10k", 10)):
+        pixels, labels = some_images(count)
+        for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+            content = gzip.compress(idx(array))
+            (loopback / f"{half}-{name}-ubyte.gz").write_bytes(content)
+            sums[f"{half}-{name}-ubyte.gz"] = hashlib.md5(content).hexdigest()
+    assert images.FASHION.keys() == sums.keys()
+    with pytest.raises(DataError) as caught:
+        load_images("fashion_mnist")
+    first = "fashion_mnist, train-images-idx3-ubyte.gz"
+    assert re.search(
+        f"{first}: .* sent something else: md5 .*, expected 8d4fb7e6c68d", str(caught.value)
+    )
+
+    monkeypatch.setattr(images, "FASHION", sums)
+    loaded = load_images("fashion_mnist")
+    assert_promise(loaded)
+    assert loaded.name == "fashion_mnist" and loaded.note is None
+    assert (loaded.classes[0], loaded.classes[1], loaded.classes[9], len(loaded.classes)) == (
+        *("T-shirt/top", "Trouser", "Ankle boot"),
+        10,
+    )
+    np.testing.assert_array_equal(loaded.splits["test"][0][..., 0] * 255, some_images(10)[0])
+    np.testing.assert_array_equal(loaded.splits["test"][1], some_images(10)[1])
+    for path in loopback.iterdir():
+        path.unlink()
+    np.testing.assert_array_equal(load_images("fashion_mnist").splits["train"][1][:3], [0, 1, 2])
+    assert (tmp_path / "keras" / "datasets" / "fashion-mnist").is_dir()

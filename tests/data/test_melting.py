@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data import melting
 from data.errors import DataError
@@ -59,6 +61,53 @@ class TestColumns:
     def test_what_is_refused(self, sequence, structure, said):
         with pytest.raises(DataError, match=said):
             melting.columns(Molecule(sequence, structure, 0.05), "row 3")
+
+
+def strands(most=3):
+    return st.text("ACGT", max_size=most)
+
+
+PAIRED = st.tuples(st.sampled_from("ACGT"), st.sampled_from("ACGT"))
+UNPAIRED = st.tuples(strands(), strands())
+
+
+@given(
+    pairs=st.lists(st.tuples(PAIRED, UNPAIRED), min_size=1, max_size=6),
+    ends=UNPAIRED,
+    loop=strands(6),
+    nick=st.booleans(),
+)
+def test_columns_are_what_a_molecule_is_built_from(pairs, ends, loop, nick):
+    """From the outside in: dangling ends, then pairs, each followed by what is unpaired."""
+    left, right = ends[0], ends[1]
+    brackets = ["." * len(left), "." * len(right)]
+    expected = [(*column, END) for column in itertools.zip_longest(*ends, fillvalue="-")]
+    for number, (pair, inner) in enumerate(pairs):
+        expected.append((*pair, PAIR))
+        if number == len(pairs) - 1:
+            inner = inner if nick else (loop, "")
+        kind = INTERNAL if number < len(pairs) - 1 else END if nick else LOOP
+        expected += [(*c, kind) for c in itertools.zip_longest(*inner, fillvalue="-")]
+        left, right = left + pair[0] + inner[0], right + pair[1] + inner[1]
+        brackets[0] += "(" + "." * len(inner[0])
+        brackets[1] += ")" + "." * len(inner[1])
+    joint = "+" if nick else ""
+    sequence, structure = left + joint + right[::-1], brackets[0] + joint + brackets[1][::-1]
+    assert shown(sequence, structure) == expected
+
+
+@settings(max_examples=100)
+@given(st.text("().+", max_size=12), st.data())
+def test_any_structure_is_read_whole_or_refused(structure, data):
+    bases = "+" if data.draw(st.integers(0, 9)) == 0 else "ACGT"
+    sequence = "".join("+" if c == "+" else data.draw(st.sampled_from(bases)) for c in structure)
+    try:
+        found = shown(sequence, structure)
+    except DataError:
+        return
+    read = [base for column in found for base in column[:2] if base != "-"]
+    assert sorted(read) == sorted(sequence.replace("+", ""))
+    assert sum(kind == PAIR for *_, kind in found) == structure.count("(") == structure.count(")")
 
 
 def test_encode_tells_apart_what_differs():

@@ -90,6 +90,16 @@ class TestOnce:
         found = self.once(tmp_path, text_mode="lines", text=Text("x", splits, False))
         assert [len(found[split]) for split in ("train", "valid", "test")] == [9, 1, 2]
 
+    @pytest.mark.parametrize(
+        ("line", "kept"),
+        [("a" * 10, 0), ("the a" * 20, 0), ("the a" * 20 + "b", 1), ("ä" * 51, 1), ("ä" * 50, 0)],
+        ids=["10 bytes", "100 bytes", "101 bytes", "51 characters", "50 characters"],
+    )
+    def test_a_line_needs_more_than_100_bytes(self, line, kept, tmp_path):
+        splits = {**self.TEXT.splits, "valid": [self.LINES[0], line]}
+        found = self.once(tmp_path, text_mode="lines", text=Text("x", splits, False))
+        assert len(found["valid"]) == 1 + kept
+
     def test_a_split_without_a_sequence_is_named(self, tmp_path):
         with pytest.raises(DataError, match="x: the valid split gives no sequence of 60 tokens"):
             self.once(tmp_path, length=60)

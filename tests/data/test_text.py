@@ -117,6 +117,31 @@ def test_a_folder(tmp_path, names):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("count", [2, 41])
+def test_without_a_test_file_the_end_of_training_is_the_test_split(count, tmp_path):
+    (tmp_path / "train.txt").write_text("\n\n".join(LINES[:count]))
+    (tmp_path / "valid.txt").write_text("\n".join(SPLITS["valid"]))
+    loaded = text.load_text(str(tmp_path), tmp_path / "cache")
+    cut = {2: 1, 41: 3}[count]
+    assert lines_of(loaded) == {
+        "train": LINES[: count - cut],
+        "valid": SPLITS["valid"],
+        "test": LINES[count - cut : count],
+    }
+    assert loaded.note == (
+        f"no test file: the last {cut} of {count} training lines are the test split"
+    )
+    (tmp_path / "test.txt").write_text("one line")
+    loaded = text.load_text(str(tmp_path), tmp_path / "cache")
+    assert lines_of(loaded)["train"] == LINES[:count] and loaded.note is None
+
+
+def test_a_single_training_line_cannot_be_cut(tmp_path):
+    for name in ("train.txt", "valid.txt"):
+        (tmp_path / name).write_text("one line")
+    assert "no line of text for the train split" in error_of(tmp_path, tmp_path)
+
+
 def test_a_wikitext_zip(tmp_path):
     path = tmp_path / "some.zip"
     make_wikitext_zip(path, "wikitext-2-raw/", "raw")
@@ -196,7 +221,13 @@ def test_a_damaged_gzip_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names", [("train.txt", "test.txt"), ("a-train.txt", "b-train.txt", "valid.txt", "test.txt")]
+    "names",
+    [
+        ("train.txt", "test.txt"),
+        ("a-train.txt", "b-train.txt", "valid.txt", "test.txt"),
+        ("train.txt", "valid.txt", "a-test.txt", "b-test.txt"),
+        ("train.txt",),
+    ],
 )
 def test_a_folder_that_lacks_a_split_or_is_not_clear(tmp_path, names):
     for name in names:

@@ -121,3 +121,9 @@ def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):
         found[split] = float(metric.result())
     assert tiny_run.results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
     assert abs(found["valid"] - found["test"]) > 1e-3
+    # So is what a model without context reaches there: learned from training, measured on test.
+    found = masked_lm.baselines(sequences["train"], sequences["test"], masking)
+    assert tiny_run.results["baseline"] == found
+    for other in (("test", "test"), ("train", "valid"), ("valid", "test")):
+        unigram = masked_lm.baselines(*(sequences[split] for split in other), masking)
+        assert abs(unigram["unigram_cross_entropy"] - found["unigram_cross_entropy"]) > 1e-3

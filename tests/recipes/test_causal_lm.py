@@ -11,6 +11,9 @@ from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
 from data import word_pieces
 from data.errors import DataError
+from data.files import default_cache_dir
+from data.kneser_ney import KneserNey
+from data.sequences import sequences_once
 from data.text import load_text
 from models import bert
 from recipes import causal_lm, evaluate, predict
@@ -97,6 +100,57 @@ def test_it_learns_and_reports_perplexity_by_token_and_by_byte(finished, tiny_te
     assert test["perplexity"] == pytest.approx(np.exp(test["cross_entropy"]))
 
 
+def test_metrics_and_baselines_are_of_the_test_split(finished, tiny_text, tmp_path):
+    """The saved model, evaluated by hand on each of the two splits; the n-grams likewise."""
+    folder, results = finished
+    run = load_run(folder)
+    model, pieces = run.load_model(), run.metadata["vocabulary"]
+    rows = sequences_once(
+        load_text(str(tiny_text), tmp_path),
+        bert.tokenizer_of(pieces),
+        tmp_path,
+        text_mode="packed",
+        length=17,
+    )
+    found = {}
+    for split in ("valid", "test"):
+        shares = keras.ops.log_softmax(model(np.int32(rows[split][:, :-1]), training=False))
+        labels = rows[split][:, 1:].astype(np.int32)
+        found[split] = -np.take_along_axis(np.array(shares), labels[..., None], 2).mean()
+    assert results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
+    assert abs(found["valid"] - found["test"]) > 1e-3
+    assert results["baseline"] == causal_lm.baselines(rows, len(pieces), SEP)
+
+
+def test_baselines_learn_from_training_and_predict_test():
+    """Three splits of different tokens, so that no split can stand in for another one."""
+    rng = np.random.default_rng(0)
+    rows = {
+        split: rng.choice(range(4, 9), (count, 7), p=shares).astype(np.uint16)
+        for split, count, shares in (
+            ("train", 30, (0.5, 0.2, 0.1, 0.1, 0.1)),
+            ("valid", 9, (0.1, 0.1, 0.1, 0.2, 0.5)),
+            ("test", 6, (0.1, 0.5, 0.2, 0.1, 0.1)),
+        )
+    }
+    rows["train"][::3, 3] = rows["test"][::3, 2] = SEP
+    found = causal_lm.baselines(rows, 10, SEP)
+    train, test = rows["train"][:, 1:].ravel().tolist(), rows["test"][:, 1:].ravel().tolist()
+    nats = [-np.log((train.count(token) + 0.1) / (len(train) + 10 * 0.1)) for token in test]
+    assert found["unigram_cross_entropy"] == pytest.approx(np.mean(nats))
+    assert found["most_frequent_accuracy"] == test.count(4) / len(test)
+    assert train.count(4) > train.count(5) and test.count(4) < test.count(5)
+    n_grams = KneserNey(rows["train"], 10, order=5, separator=SEP).log_probabilities(rows["test"])
+    assert found["kneser_ney_cross_entropy"] == pytest.approx(-n_grams.mean())
+
+
+def test_tokens_are_counted_per_byte_not_per_character():
+    tokenizer = bert.tokenizer_of([*word_pieces.SPECIAL_TOKENS, "cafe", "no"])
+    # Six bytes and five with their line ends; a piece and a [SEP] for each.
+    assert causal_lm.count_tokens_per_byte(["café", "nono"], tokenizer) == 4 / 11
+    assert causal_lm.count_tokens_per_byte(["no no"], tokenizer) == 3 / 6
+
+
 def test_a_stopped_run_resumes_identically(finished, tiny_text, tmp_path, monkeypatch):
     folder, results = finished
     stock = StopAtStep.on_step_end
@@ -146,5 +200,7 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     found = causal_lm.log_likelihoods(run, [text, other])
     assert len(ids) > 5 and found[0] == pytest.approx(expected, rel=1e-5)
     assert found[0] > found[1]
+    texts = [text, other]
+    assert np.diff(causal_lm.n_gram_log_likelihoods(run, texts, default_cache_dir())) < 0
     with pytest.raises(DataError, match="19 tokens, the model takes 16"):
         causal_lm.log_likelihoods(run, ["the " * 17])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import files, melting
+from data import files, melting, minimal_pairs
 from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
@@ -261,21 +261,26 @@ class TestPairs:
         assert status == 0
         assert json.loads(out)["test"] == {"one": 0.5, "two": 1.0, "accuracy": 0.75}
 
-    def test_each_piece_is_masked_alone(self, runs):
+    def test_n_grams_of_the_same_text_are_beside_it(self, runs, pairs, command_line, tmp_path):
+        """As a column of the table and of the plot; they know which words follow each other."""
         folder, _ = runs["bert_mlm"]
-        tokenizer = keras_nlp.models.BertTokenizer.from_preset(
-            str(folder / "model"), special_tokens_in_strings=True
-        )
-        model, words, expected = load_run(folder).load_model(), "the loss of a step".split(), 0.0
-        for place, word in enumerate(words):
-            text = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
-            ids = bert.encode(tokenizer, text, 512)[None]
-            inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
-            inputs["mask_positions"] = np.array([[place + 1]])
-            (piece,) = tokenizer(word).tolist()
-            expected += np.log(float(keras.ops.softmax(model(inputs)[0, 0])[piece]))
-        (found,) = bert_mlm.log_likelihoods(load_run(folder), [" ".join(words)])
-        assert found == pytest.approx(expected, rel=1e-4)
+        plot = tmp_path / "plot.png"
+        status, out, _ = command_line(evaluate, folder, "--on", f"blimp:{pairs}", "--png", plot)
+        assert status == 0 and plot.read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {plot}" in out and "a tie is wrong" in out
+        lines = [line.split() for line in out.splitlines()]
+        assert ["pairs", "model", "n-grams"] in lines
+        assert [line[0] for line in lines if line[-2:-1] == ["±"]] == ["one", "two", "all"]
+        assert lines[-3][-3:] == ["100.0", "±", "0.0"]
+
+    def test_without_the_text_there_are_no_n_grams(self, runs, pairs, monkeypatch):
+        folder, _ = runs["bert_mlm"]
+        run = load_run(folder)
+        monkeypatch.setitem(run.resolved, "dataset", "gone.txt")
+        found = evaluate.evaluate_pairs(run, pairs)
+        assert found["baseline"] == {} and found["test"].keys() == {"one", "two", "accuracy"}
+        (note,) = found["notes"]
+        assert note.startswith("no n-grams to compare with: 'gone.txt' is neither")
 
     def test_of_equal_logits_nothing_is_right(self, runs, pairs, monkeypatch):
         folder, _ = runs["bert_mlm"]
@@ -291,7 +296,7 @@ class TestPairs:
     def test_what_is_no_pair_of_sentences(self, pairs, bad):
         (pairs / "one.jsonl").write_text(f'{{"sentence_good": "a", "sentence_bad": {bad}}}\n')
         with pytest.raises(DataError, match="one.jsonl, line 1: expected JSON with sentence_good"):
-            evaluate.read_pairs(pairs)
+            minimal_pairs.read_pairs(pairs)
 
     def test_what_is_refused(self, runs, pairs, tmp_path, command_line):
         folder, _ = runs["bert_mlm"]
@@ -300,10 +305,13 @@ class TestPairs:
             (folder, f"blimp:{pairs}", "two.jsonl, line 1: expected JSON with sentence_good"),
             (folder, f"blimp:{tmp_path}", "no pairs in *.jsonl files"),
             (folder, "glue", "--on glue: must be blimp:FOLDER"),
+            (folder, f"blimp:{pairs} --png a.bmp", "--png a.bmp: must end in .png, .pdf or .svg"),
             (runs["mnist"][0], f"blimp:{pairs}", "recipes.mnist, has no log_likelihoods()"),
         ):
-            status, _, errors = command_line(evaluate, run, "--on", on)
+            status, _, errors = command_line(evaluate, run, "--on", *on.split(" "))
             assert status == 2 and errors.count("\n") == 1 and said in errors
+        status, _, errors = command_line(evaluate, folder, "--png", "a.png")
+        assert status == 2 and "--png: needs --on" in errors
 
 
 class TestPredict:

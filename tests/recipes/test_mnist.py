@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -6,8 +7,10 @@ import keras
 import numpy as np
 import pytest
 
+from data.images import GARMENTS
 from recipes import mnist
 from tests.support.strategy_run import write_images
+from training.loaded_run import load_run
 
 TINY = dict(
     strategy="none",
@@ -50,7 +53,10 @@ def images(tmp_path_factory):
 def run(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mnist") / "run"
     options = dict(dataset=str(images), validate_every=1, test_every=3, checkpoint_every=3)
-    return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
+    loaded = dataclasses.replace(mnist.load_images(str(images)), classes=GARMENTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mnist, "load_images", lambda dataset: loaded)
+        return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
 
 
 def test_results(run, images):
@@ -70,6 +76,15 @@ def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
     # The padded last batch counts for what it holds: the plain mean over 37 images.
     assert results["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert results["test"]["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == labels))
+
+
+def test_the_names_of_the_classes_are_the_datasets(run, tmp_path):
+    """They go into the model's folder, from which `predict` reads them."""
+    finished = load_run(run[0])
+    assert tuple(finished.metadata["classes"]) == GARMENTS
+    keras.utils.save_img(tmp_path / "picture.png", np.zeros((28, 28, 1)), scale=False)
+    (answers,) = mnist.predict(finished, [str(tmp_path / "picture.png")])
+    assert {answer["class"] for answer in answers} < set(GARMENTS)
 
 
 def test_l2_is_in_the_loss_once(images, tmp_path):

@@ -1,0 +1,158 @@
+"""How likely texts are: to a masked language model, to a causal one, and to n-grams."""
+
+import collections
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from data import word_pieces
+from data.errors import DataError
+from data.kneser_ney import KneserNey
+from data.sequences import sequences_once
+from data.text import load_text
+from models import bert
+
+ROWS = 256  # of a batch, about; each has as many tokens
+
+
+def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
+    """Sums the log-likelihoods of a text's word pieces, each of them masked.
+
+    With a piece, the later pieces of its word are masked too: those would give it away
+    (PLL-word-l2r; Kauf and Ivanova, arXiv 2305.10588).
+
+    Args:
+        model: a `BertMaskedLM`.
+        tokenizer: its `BertTokenizer`.
+        texts: the texts.
+        longest: tokens that the model takes, [CLS] and [SEP] counted.
+
+    Returns:
+        Nats; equal word pieces give equal sums.
+
+    Raises:
+        DataError: a text has more tokens.
+    """
+    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    encoded = [[*begin, *ids, *end] for ids in _encode(tokenizer, texts, longest)]
+    pieces = tokenizer.get_vocabulary()
+    goes_on = np.array([piece.startswith("##") for piece in pieces])
+
+    def score(batch: np.ndarray) -> list[float]:
+        length = batch.shape[1] - 2
+        if not length:
+            return [0.0] * len(batch)
+        positions = np.arange(1, length + 1)
+        # Of each piece: the later ones up to the next piece that begins a word.
+        words = np.cumsum(~goes_on[batch[:, 1:-1]], axis=1)
+        hidden = (words[:, :, None] == words[:, None, :]) & (positions >= positions[:, None])
+        masked = np.repeat(batch[:, None], length, axis=1)
+        masked[:, :, 1:-1] = np.where(hidden, tokenizer.mask_token_id, masked[:, :, 1:-1])
+        logits = bert.masked_logits(
+            model,
+            masked.reshape(-1, length + 2),
+            np.tile(positions.astype(np.int32), len(batch))[:, None],
+        )
+        logits = logits.reshape(len(batch), length, -1)
+        return [bert.sum_of_log_shares(*text) for text in zip(logits, batch[:, 1:-1], strict=True)]
+
+    return _by_length(encoded, score, lambda length: ROWS // max(1, length - 2))
+
+
+def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
+    """Sums the log-likelihoods of a text's word pieces after [CLS] and [SEP].
+
+    Args:
+        model: from token ids to the logits of each next token.
+        tokenizer: its `BertTokenizer`.
+        texts: each begins a document.
+        longest: tokens that the model takes, [CLS] and [SEP] counted.
+
+    Returns:
+        Nats; equal word pieces give equal sums.
+
+    Raises:
+        DataError: a text has more tokens.
+    """
+    begin = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    encoded = [[*begin, *ids] for ids in _encode(tokenizer, texts, longest)]
+
+    def score(batch: np.ndarray) -> list[float]:
+        logits = model(batch[:, :-1], training=False)[:, 1:]
+        return [bert.sum_of_log_shares(*text) for text in zip(logits, batch[:, 2:], strict=True)]
+
+    return _by_length(encoded, score, lambda length: ROWS // length)
+
+
+def _encode(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Returns the word pieces of each text, tokenised as training text is."""
+    found: list[list[int]] = []
+    for ids, lengths in word_pieces.tokenize(texts, tokenizer):
+        found += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    for text, pieces in zip(texts, found, strict=True):
+        if len(pieces) + 2 > longest:
+            raise DataError(f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}")
+    return found
+
+
+def _by_length(
+    encoded: Sequence[Sequence[int]],
+    score: Callable[[np.ndarray], list[float]],
+    batch_size: Callable[[int], int],
+) -> list[float]:
+    """Scores texts in batches of equal length, which need no padding; equal ones once."""
+    texts = [tuple(ids) for ids in encoded]
+    found: dict[tuple[int, ...], float] = {}
+    with tqdm(total=len(set(texts)), desc="scoring texts", disable=None) as bar:
+        for batch in _batches(texts, batch_size):
+            found.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
+            bar.update(len(batch))
+    return [found[text] for text in texts]
+
+
+def _batches(texts: Sequence[tuple[int, ...]], batch_size) -> Iterator[list[tuple[int, ...]]]:
+    same_length = collections.defaultdict(list)
+    for text in dict.fromkeys(texts):
+        same_length[len(text)].append(text)
+    for length, group in same_length.items():
+        size = max(1, batch_size(length))
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def n_gram_log_likelihoods(
+    dataset: str,
+    tokenizer,
+    texts: Sequence[str],
+    cache_dir: Path,
+    *,
+    sequence_length: int,
+    max_examples: int | None = None,
+) -> list[float]:
+    """Computes the log-likelihoods of texts by n-grams of a dataset's training split.
+
+    Args:
+        dataset: as `data.text.load_text` takes it.
+        tokenizer: a `BertTokenizer`.
+        texts: each begins a document.
+        cache_dir: where downloads and sequences are kept.
+        sequence_length: tokens of the packed sequences that are counted.
+        max_examples: how many of them, from the first one on; None for all.
+
+    Returns:
+        Nats.
+
+    Raises:
+        DataError: the dataset cannot be loaded.
+    """
+    text = load_text(dataset, cache_dir)
+    rows = sequences_once(text, tokenizer, cache_dir, text_mode="packed", length=sequence_length)
+    separator = tokenizer.sep_token_id
+    model = KneserNey(
+        rows["train"][:max_examples], tokenizer.vocabulary_size(), separator=separator
+    )
+    encoded = _encode(tokenizer, texts, sys.maxsize)
+    return model.log_likelihoods([np.array([separator, *ids]) for ids in encoded]).tolist()

@@ -1,0 +1,85 @@
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+
+from data import word_pieces
+from data.errors import DataError
+from data.kneser_ney import KneserNey
+from models import bert, likelihoods
+
+MASK, SEP = 4, 3
+PIECES = [*word_pieces.SPECIAL_TOKENS, "the", "un", "##kind", "##ly", "word", "##s", "."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return bert.tokenizer_of(PIECES)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    keras.utils.set_random_seed(0)
+    backbone = keras_nlp.models.BertBackbone(len(PIECES), 1, 2, 8, 16, max_sequence_length=32)
+    model = keras_nlp.models.BertMaskedLM(backbone=backbone)
+    for variable in backbone.trainable_variables:  # large enough for context to matter
+        variable.assign(variable + keras.random.normal(variable.shape, seed=1))
+    return model
+
+
+def test_a_piece_is_masked_with_the_later_ones_of_its_word(model, tokenizer):
+    text = bert.encode(tokenizer, "the unkindly words.", 32)
+    assert [PIECES[i] for i in text[1:-1]] == "the un ##kind ##ly word ##s .".split()
+    masked_with = [[1], [2, 3, 4], [3, 4], [4], [5, 6], [6], [7]]
+    expected, alone = 0.0, 0.0
+    for place, hidden in enumerate(masked_with, start=1):
+        for total, positions in (("words", hidden), ("alone", [place])):
+            ids = text.copy()
+            ids[positions] = MASK
+            logits = bert.masked_logits(model, ids[None], np.array([[place]], np.int32))[0, 0]
+            share = float(keras.ops.log_softmax(logits)[text[place]])
+            expected += share * (total == "words")
+            alone += share * (total == "alone")
+    (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, ["the unkindly words."], 9)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert abs(alone - expected) > 0.1
+
+
+def test_texts_of_all_lengths_keep_their_order_and_equal_ones_their_score(
+    model, tokenizer, monkeypatch
+):
+    texts = "the unkindly word|| the word.|unkindly words.|the|<unk> word s|the unkindly word"
+    texts = texts.split("|")
+    score = likelihoods.pseudo_log_likelihoods
+    expected = [score(model, tokenizer, [text], 32)[0] for text in texts]
+    calls = []
+    stock = bert.masked_logits
+    count = lambda *arguments: calls.append(len(arguments[1])) or stock(*arguments)  # noqa: E731
+    monkeypatch.setattr(bert, "masked_logits", count)
+    monkeypatch.setattr(likelihoods, "ROWS", 10)
+    found = score(model, tokenizer, texts, 32)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert found[0] == found[-1] and found[1] == 0
+    assert sorted(calls) == [1, 5, 6, 6], "two texts of three pieces at once, equal ones once"
+    with pytest.raises(DataError, match="7 tokens, the model takes 6: 'the unkindly word'"):
+        score(model, tokenizer, texts, 6)
+
+
+def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp_path):
+    lines = ["the words.", "the unkind words.", "unkindly the word."] * 20
+    for name, part in (("train", lines), ("valid", ["words words the"] * 9), ("test", lines[:4])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(part) + "\n")
+    texts = ["the words.", "words", "the words the unkindly."]
+
+    def found(**more):
+        return likelihoods.n_gram_log_likelihoods(
+            str(tmp_path), tokenizer, texts, tmp_path / "cache", sequence_length=9, **more
+        )
+
+    stream = [i for line in lines for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]
+    rows = np.array([[2, *stream[start : start + 8]] for start in range(0, len(stream) - 7, 8)])
+    for count in (None, 3):
+        model = KneserNey(rows[:count], len(PIECES), order=5, separator=SEP)
+        ids = [[SEP, *bert.encode(tokenizer, text, 99)[1:-1]] for text in texts]
+        expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
+        np.testing.assert_allclose(found(max_examples=count), expected)
