@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat, step, strategies
+from distribution import keras_compat, strategies
+from distribution.step import install
 from tests.support import forked
 
 
@@ -70,7 +71,7 @@ def train(workers, jit_compile):
             model = keras.Model({"x": x, "flag": flag}, output)
             model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse")
         keras_compat.build(model, data)
-        step.install(model, jit_compile=jit_compile)
+        install(model, jit_compile=jit_compile)
         model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     return seen
 

@@ -21,7 +21,7 @@ def assert_same(found: list[dict]) -> None:
         for name in ("steps", "losses", "norms"):
             np.testing.assert_allclose(other[name], found[0][name], rtol=1e-9, atol=1e-12)
         for name in ("logs", "evaluated"):
-            assert other.get(name) == pytest.approx(found[0].get(name), rel=1e-9)
+            assert other.get(name, {}) == pytest.approx(found[0].get(name, {}), rel=1e-9)
 
 
 # --- One device, without weights: Keras's own step ---

@@ -58,7 +58,10 @@ class TestCompile:
             return arguments
 
         found = []
-        for loss in ("sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy()):
+        for loss in (
+            "sparse_categorical_crossentropy",
+            keras.losses.SparseCategoricalCrossentropy(),
+        ):
             options = tiny_recipe.Options(run_dir=tmp_path / str(len(found)), epochs=1)
             found.append(tiny_recipe.main(options, arguments=with_loss(loss), build=build))
         assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
