@@ -95,8 +95,6 @@ class TestStepOfItsOwn:
 
 # --- What weighs how much ---
 
-STEPS = 2
-
 
 def several_values(_=None):
     """A weight of an example beside three values, a penalty, and a loss of a layer."""
@@ -195,7 +193,7 @@ def masked_runs(per_value):
     return found, float(first), {name: float(value) for name, value in evaluated.items()}
 
 
-@pytest.mark.parametrize("per_value", [False, True], ids=["of examples", "of values"])
+@pytest.mark.parametrize("per_value", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_mask_is_a_weight_of_zero(per_value):
     found, first, evaluated = forked.run(masked_runs, per_value)
     assert_same(found)
@@ -486,6 +484,7 @@ def test_a_step_on_two_replicas_is_numpys_clip_of_the_global_gradient(clip_norm)
 class TestHalfPrecision:
     def steps(self, policy):
         """Weights, norms and the loss scale of two steps with gradients that float16 loses."""
+        keras.utils.clear_session()  # the policy too
         keras.config.set_dtype_policy(policy)
         x = np.array([[1e-3, 2e-3], [4e-3, -1e-3]], "float32")
         data = replicas.dataset((x, np.array([[1e-3], [-1e-3]], "float32")), 2)
@@ -495,7 +494,6 @@ class TestHalfPrecision:
             on_train_batch_end=lambda batch, logs: norms.append(gradient_norm(model))
         )
         with keras_compat.patch_keras_for(strategy):
-            keras.utils.clear_session()
             dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
             model = keras.Sequential([keras.Input((2,)), dense])
             model.compile(keras.optimizers.SGD(100.0), "mse")
