@@ -47,7 +47,7 @@ def make_way(name: str, data, vocabulary_size: int):
     import keras
 
     from distribution import keras_compat
-    from distribution.global_batch import GlobalMean, reduce_before_clipping
+    from distribution.step import install
     from models.bert import adamw
     from models.chunked_head import chunked_masked_lm
     from recipes import bert_mlm
@@ -60,18 +60,15 @@ def make_way(name: str, data, vocabulary_size: int):
     model = chunked_masked_lm(bert) if head == "chunked" else bert
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
-        optimizer=reduce_before_clipping(adamw(options, 1e-3, beta_2=0.98)),
-        loss=GlobalMean(cross_entropy),
+        optimizer=adamw(options, 1e-3, beta_2=0.98),
+        loss=cross_entropy,
         weighted_metrics=[
             keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
             keras.metrics.SparseCategoricalAccuracy("accuracy"),
         ],
-        jit_compile=jit,
-        steps_per_execution=steps,
     )
     keras_compat.build(model, data)
-    model.make_train_function()
-    model.make_test_function()
+    install(model, updates_per_execution=steps, jit_compile=jit)
     return model, steps
 
 

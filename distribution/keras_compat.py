@@ -506,8 +506,7 @@ def prepare_losses(model: keras.Model) -> None:
         if entry.loss.reduction == "mean_with_sample_weight":
             entry.loss.reduction = "sum_over_batch_size"
         elif entry.loss.reduction == "sum" and replicas > 1:
-            weight = 1.0 if entry.loss_weights is None else entry.loss_weights
-            entry = entry._replace(loss_weights=weight * replicas)
+            entry = entry._replace(loss=_SumOverReplicas(entry.loss, replicas))
         elif entry.loss.reduction in (None, "none") and replicas > 1:
             raise DistributionError(
                 f"loss {entry.name} has reduction=None, which has no mean over several replicas; "
@@ -515,6 +514,18 @@ def prepare_losses(model: keras.Model) -> None:
             )
         prepared.append(entry)
     compiled._flat_losses[:] = prepared
+
+
+class _SumOverReplicas:
+    """A loss whose mean over the replicas is its sum over the global batch."""
+
+    reduction = "sum_over_replicas"
+
+    def __init__(self, loss, replicas: int):
+        self.loss, self.replicas = loss, replicas
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return self.replicas * self.loss(y_true, y_pred, sample_weight=sample_weight)
 
 
 # Which examples of the batch that a replica evaluates are no padding. Each replica is traced in a
@@ -596,13 +607,15 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 def not_for_xla(model: keras.Model) -> list[str]:
     """Returns the names of a model's layers that XLA cannot compile on a replica.
 
-    Those that sum over replicas (synchronized batch normalization), and max pooling where
-    operations are deterministic. Lacks: that they are has no public name.
+    Those that sum over replicas (batch normalization, which `distribution.step` synchronizes), and
+    max pooling where operations are deterministic. Lacks: that they are has no public name.
     """
+    replicas = model.distribute_strategy.num_replicas_in_sync
     return [
         layer.name
         for layer in layers_of(model)
         if getattr(layer, "synchronized", False)
+        or (replicas > 1 and isinstance(layer, keras.layers.BatchNormalization))
         or (is_op_determinism_enabled() and "MaxPooling" in type(layer).__name__)
     ]
 

@@ -166,9 +166,14 @@ class Step:
         return self.apply(self.reduce(gradients), loss)
 
     def sums_of_weights(self, data) -> list[tf.Tensor]:
-        """Sums each output's weights over the global batch; empty without weights."""
-        _, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+        """Sums each output's weights over the global batch, or counts its examples.
+
+        Empty on one device without weights: there Keras's own mean is right.
+        """
+        x, _, weights = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
+        if not leaves and self.replicas > 1:  # which may hold different numbers of examples
+            leaves = [_ones(x, self.floatx)]
         return self.global_sums([tf.reduce_sum(tf.cast(leaf, self.floatx)) for leaf in leaves])
 
     def forward_and_backward(self, data, sums) -> tuple:
@@ -202,16 +207,18 @@ class Step:
             sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
             sample_weight = keras.tree.pack_sequence_as(y_pred, weights)
             y_pred = keras.tree.map_structure(tf.identity, y_pred)  # without their masks
-        elif sample_weight is None and self.replicas > 1 and _uneven(x):
-            sample_weight = tf.ones(tf.shape(keras.tree.flatten(x)[0])[:1], self.floatx)
-            sums = self.global_sums([tf.reduce_sum(sample_weight)])
-        total = tf.add_n(sums) if sums else self.replicas * _examples(x, self.floatx)
+        elif sample_weight is None and self.replicas > 1:
+            sample_weight = _ones(x, self.floatx)
+        total = tf.add_n(sums) if sums else tf.reduce_sum(_ones(x, self.floatx))
         left = iter(sums)
         weights = keras.tree.map_structure(
             lambda w: None if w is None else self.mean_one(w, next(left)), sample_weight
         )
         value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
-        return tf.convert_to_tensor(value), total
+        value = tf.convert_to_tensor(value)
+        if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
+            value = tf.reduce_sum(value)
+        return value, total
 
     def mean_one(self, weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Divides weights by their mean over the global batch.
@@ -347,13 +354,9 @@ def _local(value: tf.Tensor) -> tf.Variable:
     )
 
 
-def _examples(x, dtype) -> tf.Tensor:
-    return tf.cast(tf.shape(keras.tree.flatten(x)[0])[0], dtype)
-
-
-def _uneven(x) -> bool:
-    """Tells whether replicas may hold different numbers of examples."""
-    return any(leaf.shape[0] is None for leaf in keras.tree.flatten(x))
+def _ones(x, dtype) -> tf.Tensor:
+    """Returns a weight of one for each example."""
+    return tf.ones(tf.shape(keras.tree.flatten(x)[0])[:1], dtype)
 
 
 def _per_output(sample_weight, masks: list) -> list[tuple]:

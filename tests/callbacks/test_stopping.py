@@ -2,10 +2,11 @@ import logging
 import math
 
 import keras
+import numpy as np
 import pytest
 
-from callbacks.errors import BadLoss
-from callbacks.stopping import StopAtStep, StopOnBadLoss
+from callbacks.errors import BadLoss, Stopped
+from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 
 
 def test_it_ends_at_the_last_step_in_mid_epoch(fake_model):
@@ -18,6 +19,26 @@ def test_it_ends_at_the_last_step_in_mid_epoch(fake_model):
             assert not fake_model.stop_training
     callback.on_train_batch_end(1, {})
     assert fake_model.stop_training
+
+
+@pytest.mark.parametrize("asked_from", [2, 9])
+def test_an_evaluation_ends_after_the_batch_in_which_it_was_asked_to(asked_from):
+    seen = []
+
+    def asked_to_stop():
+        seen.append(1)
+        return len(seen) >= asked_from
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", run_eagerly=True)
+    options = dict(batch_size=1, verbose=0, callbacks=[StopEvaluation(asked_to_stop)])
+    x = np.ones((4, 1))
+    if asked_from == 2:
+        with pytest.raises(Stopped):
+            model.evaluate(x, x, **options)
+    else:
+        model.evaluate(x, x, **options)
+    assert len(seen) == min(asked_from, 4)
 
 
 def begun(folder, model, optimizer):

@@ -13,10 +13,14 @@ from distribution import keras_compat, strategies
 from tests.support import forked
 
 PATCHED = [
-    (keras_compat.tf_trainer, "reduce_per_replica"),
     (keras_compat.tf_trainer.TFEpochIterator, "__init__"),
     (keras_compat.tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
     (keras_compat.loss_module, "scale_loss_for_distribution"),
+    (keras_compat.loss_module, "unscale_loss_for_distribution"),
+    (keras_compat.loss_module, "reduce_weighted_values"),
+    (keras_compat.TFOptimizer, "_all_reduce_sum_gradients"),
+    (keras_compat.tf_random, "dropout"),
+    (keras_compat.saving_lib.H5IOStore, "__init__"),
     (keras_compat.Variable, "assign_add"),
     (keras_compat.Variable, "__init__"),
     (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
@@ -27,7 +31,11 @@ PATCHED = [
         "_initialize_local_devices",
     ),
 ]
-FOR_ALL = {"_maybe_symbolic_build", "_enumerate_iterator", "scale_loss_for_distribution"}
+FOR_ALL = {
+    *("_maybe_symbolic_build", "_enumerate_iterator", "H5IOStore.__init__"),
+    *("scale_loss_for_distribution", "unscale_loss_for_distribution", "reduce_weighted_values"),
+    *("_all_reduce_sum_gradients", "dropout"),
+}
 OWN_COPIES = FOR_ALL | {"_apply_weight_decay", "_distributed_tf_update_step"}
 ONE_COPY = FOR_ALL | {"Variable.__init__", "assign_add"}
 
@@ -55,7 +63,7 @@ def stand_in(kind):
         (stand_in(tf.distribute.MirroredStrategy), OWN_COPIES),
         (
             stand_in(tf.distribute.MultiWorkerMirroredStrategy),
-            OWN_COPIES | {"reduce_per_replica", "TFEpochIterator.__init__"},
+            OWN_COPIES | {"TFEpochIterator.__init__"},
         ),
         (stand_in(tf.distribute.experimental.CentralStorageStrategy), ONE_COPY),
         (
@@ -139,12 +147,43 @@ def test_a_model_that_is_compiled_anew_is_built_anew():
     assert built == [True, True]
 
 
-def test_a_layer_s_loss_under_three_replicas(monkeypatch):
+def test_a_layer_s_loss_under_three_replicas_is_left_as_it_is(monkeypatch):
+    """`distribution.step` takes the mean of the replicas' losses, in the precision of the run."""
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    with keras_compat.share_losses():
+    with keras_compat.leave_losses_unscaled():
         monkeypatch.setattr(tf.distribute, "get_strategy", lambda: three)
-        share = keras_compat.loss_module.scale_loss_for_distribution(tf.constant(1.0, tf.float64))
-    assert float(share) == 1 / 3
+        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+            value = tf.constant(0.1, tf.float64)
+            assert float(getattr(keras_compat.loss_module, name)(value)) == 0.1
+
+
+class TestRowsOfADropoutMask:
+    """Each replica draws its rows of what one would draw for the global batch."""
+
+    @pytest.mark.parametrize("jit_compile", [False, True], ids=["", "XLA"])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+    def test_rows_begin_anywhere_in_a_block_of_the_generator(self, dtype, jit_compile):
+        dtype = tf.as_dtype(dtype)
+
+        @tf.function(jit_compile=jit_compile)
+        def draw(seed):
+            rows = [keras_compat._uniform_rows((2, 5), seed, dtype, n) for n in range(3)]
+            return tf.random.stateless_uniform((6, 5), seed, dtype=dtype), tf.concat(rows, 0)
+
+        whole, rows = draw(tf.constant([3, 7]))
+        np.testing.assert_array_equal(rows, whole)
+
+    def test_a_counter_that_runs_over_is_carried(self, monkeypatch):
+        key = tf.constant([5], tf.uint64)
+        counter = tf.constant([2**64 - 2, 8], tf.uint64)
+        stock = lambda seed: (key, counter)  # noqa: E731
+        monkeypatch.setattr(tf.raw_ops, "StatelessRandomGetKeyCounter", stock)
+        whole = tf.raw_ops.StatelessRandomUniformV2(
+            shape=(4, 8), key=key, counter=counter, alg=1, dtype=tf.float32
+        )
+        for n in range(4):
+            row = keras_compat._uniform_rows((1, 8), tf.constant([1, 2]), tf.float32, n)
+            np.testing.assert_array_equal(row, whole[n : n + 1])
 
 
 def updates(name):

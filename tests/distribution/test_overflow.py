@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from distribution import keras_compat, strategies
-from distribution.global_batch import GlobalMean, compute_per_replica, reduce_before_clipping
+from distribution.step import install
 from tests.support import forked
 
 
@@ -69,13 +69,9 @@ def train(workers, jit_compile):
             hidden = Overflow()(keras.layers.Dense(8, activation="tanh")(x), flag)
             output = keras.layers.Dense(1, dtype="float32")(hidden)
             model = keras.Model({"x": x, "flag": flag}, output)
-            model.compile(
-                optimizer=reduce_before_clipping(keras.optimizers.Adam(0.01, global_clipnorm=1.0)),
-                loss=GlobalMean(keras.losses.MeanSquaredError()),
-            )
+            model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse")
         keras_compat.build(model, data)
-        if jit_compile:
-            compute_per_replica(model, jit_compile=True)
+        install(model, jit_compile=jit_compile)
         model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     return seen
 

@@ -60,13 +60,13 @@ def at_fit(request, data, tmp_path, monkeypatch):
         def fit_in_chunks(self, train_data, **arguments):
             reached.model.fit(train_data, **arguments)
 
-        stock_options = run_module.TrainingPlan.fit_options
+        stock_prepare = run_module.Run.prepare
 
-        def fit_options(self, model, train_data, **named):
+        def prepare(self, model, train_data, **named):
             reached.splits = {"valid": named["validation"], "test": named["test"]}
-            return stock_options(self, model, train_data, **named)
+            return stock_prepare(self, model, train_data, **named)
 
-        monkeypatch.setattr(run_module.TrainingPlan, "fit_options", fit_options)
+        monkeypatch.setattr(run_module.Run, "prepare", prepare)
         monkeypatch.setattr(ChunkedHead, "fit", fit_in_chunks)
         monkeypatch.setattr(recipe, "build_model", build_model)
         options = SMALL[request.param] | strategy_run.data_options(request.param, data)

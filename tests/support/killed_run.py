@@ -93,7 +93,7 @@ def _before_training(at: str, shoot) -> None:
 
 
 def _at_an_evaluation(number: int, shoot) -> None:
-    from callbacks.checkpoint import Checkpoint
+    from callbacks.stopping import StopEvaluation
 
     seen = []
 
@@ -107,7 +107,7 @@ def _at_an_evaluation(number: int, shoot) -> None:
 
         return on_test_batch_end
 
-    wrap(Checkpoint, "on_test_batch_end", make)
+    wrap(StopEvaluation, "on_test_batch_end", make)
 
 
 def _at_a_step(at_step: int, shoot) -> None:

@@ -19,8 +19,7 @@ import pytest
 import tensorflow as tf
 
 from data.batches import evaluation_batches
-from distribution import keras_compat
-from distribution.global_batch import GlobalMean, compute_per_replica, reduce_before_clipping
+from distribution import keras_compat, step
 from tests.support import forked
 from tests.support.forked import KerasFails
 
@@ -62,6 +61,21 @@ def repair(name: str, thread: str, workers: int = 1):
 def only_if(repaired: bool, patch):
     """A patch, or nothing in its place."""
     return patch if repaired else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def exact():
+    """What the installed step takes from Keras: losses and gradients that are left alone."""
+    with keras_compat.leave_losses_unscaled(), keras_compat.leave_gradients_reduced():
+        yield
+
+
+def fit_exactly(model, data, **options):
+    """`fit()` with the step that a run installs."""
+    keras_compat.build(model, data)
+    step.install(model, **options)
+    steps = {"steps_per_epoch": 1} if options else {}
+    model.fit(data, verbose=0, shuffle=False, **steps)
 
 
 def two_replicas():
@@ -116,7 +130,7 @@ def assert_close(found, true, what):
     np.testing.assert_allclose(found, true, rtol=1e-4, atol=1e-6, err_msg=what)
 
 
-def fit_on_workers(strategy, build):
+def fit_on_workers(strategy, build=True, install=True):
     """Two steps of `fit()` on several workers, against the same steps by hand."""
     x, y = numbers()
     with strategy.scope():
@@ -124,6 +138,8 @@ def fit_on_workers(strategy, build):
     data = batches(x, y)
     if build:
         keras_compat.build(model, data)
+    if install:
+        step.install(model)
     seen = []
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(float(logs["loss"]))
@@ -144,15 +160,16 @@ def fit_on_workers(strategy, build):
 )
 def test_fit_on_two_workers(repaired):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with keras_compat.average_logs(), only_if(repaired, keras_compat.use_what_is_built()):
-        fit_on_workers(strategy, build=repaired)
+    with only_if(repaired, keras_compat.use_what_is_built()), exact():
+        # What is installed before is built already; nothing else asks for that batch.
+        fit_on_workers(strategy, build=repaired, install=repaired)
 
 
-@repair("average_logs", "keras-team/keras#20585: the logs of several workers", workers=2)
+@repair("step.install", "keras-team/keras#20585: the logs of several workers", workers=2)
 def test_logs_of_two_workers(repaired):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with keras_compat.use_what_is_built(), only_if(repaired, keras_compat.average_logs()):
-        fit_on_workers(strategy, build=True)
+    with keras_compat.use_what_is_built(), only_if(repaired, exact()):
+        fit_on_workers(strategy, install=repaired)
 
 
 @repair(
@@ -168,7 +185,7 @@ def test_two_cpus_of_two_workers(repaired):
         found = strategy.num_replicas_in_sync
         assert found == 4, f"{found} replicas of 2 workers with 2 logical CPUs each"
     with keras_compat.patch_keras_for(strategy):
-        fit_on_workers(strategy, build=True)
+        fit_on_workers(strategy)
 
 
 @repair(
@@ -191,11 +208,12 @@ def test_a_worker_computes_its_own_part(repaired):
             for part, width in zip(found, (3, 1), strict=True)
         ), tf.ones(tf.shape(indices))
 
-    with keras_compat.average_logs(), keras_compat.use_what_is_built():
+    with keras_compat.use_what_is_built(), exact():
         with strategy.scope():
             model = linear_model(keras.optimizers.SGD(0.01))
         data = evaluation_batches(16, 8, make_batch)
         keras_compat.build(model, data)
+        step.install(model)
         with only_if(repaired, keras_compat.distribute_data()), asking_keras():
             model.evaluate(data, verbose=0)
             assert set(computed) == {4}, f"of batches of 8 two workers computed {computed}"
@@ -292,20 +310,17 @@ def test_batches_beside_a_parameter_server(repaired):
     del servers
 
 
-@repair("compute_per_replica", "keras-team/keras#20582: gradient accumulation under a strategy")
+@repair("step.install", "keras-team/keras#20582: gradient accumulation under a strategy")
 def test_two_batches_and_one_update_on_two_replicas(repaired):
     x, y = numbers()
+    options = {} if repaired else {"gradient_accumulation_steps": 2}
     with two_replicas().scope(), asking_keras():
+        model = linear_model(keras.optimizers.SGD(0.01, **options))
+    with asking_keras(), only_if(repaired, exact()):
         if repaired:
-            loss = GlobalMean(keras.losses.MeanSquaredError())
-            model = linear_model(keras.optimizers.SGD(0.01), loss=loss)
-            compute_per_replica(model, batches_per_step=2)
+            fit_exactly(model, batches(x, y), batches_per_update=2)
         else:
-            options = {"gradient_accumulation_steps": 2}
-            model = linear_model(keras.optimizers.SGD(0.01, **options))
-    with asking_keras():
-        steps = {"steps_per_epoch": 1} if repaired else {}
-        model.fit(batches(x, y), verbose=0, shuffle=False, **steps)
+            model.fit(batches(x, y), verbose=0, shuffle=False)
         assert_close(weights_of(model), -0.01 * gradient(x, y, np.zeros(3)), "weights")
 
 
@@ -330,15 +345,50 @@ assert all((a == b).all() for a, b in zip(model.get_weights(), weights))
 """
 
 
-@repair("share_losses", "1 / replicas goes through float32")
+@repair("leave_losses_unscaled", "1 / replicas goes through float32")
 def test_a_layer_s_loss_under_three_replicas(repaired):
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    with only_if(repaired, keras_compat.share_losses()):
+    with only_if(repaired, keras_compat.leave_losses_unscaled()):
         with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: three):
             scale = keras_compat.loss_module.scale_loss_for_distribution
             share = float(scale(tf.constant(1.0, tf.float64)))
     with asking_keras():
-        assert share == 1 / 3
+        assert (share if not repaired else share / 3) == 1 / 3
+
+
+@repair("weigh_each_value", "weights of examples beside (batch, time) losses (no thread known)")
+def test_a_weight_of_an_example_beside_three_values(repaired):
+    weights, values = np.arange(4.0), np.arange(12.0).reshape(4, 3)
+    with only_if(repaired, keras_compat.weigh_each_value()), asking_keras():
+        loss = keras.losses.MeanAbsoluteError()
+        found = loss(np.zeros((4, 3, 1)), values[..., None], sample_weight=weights)
+        assert_close(float(found), (weights[:, None] * values).mean(), "the weighted mean")
+
+
+@repair("drop_out_by_place", "all replicas draw the same dropout mask (no thread known)")
+def test_the_dropout_masks_of_two_replicas(repaired):
+    strategy = two_replicas()
+    with only_if(repaired, keras_compat.drop_out_by_place()), strategy.scope():
+        seed = keras.random.SeedGenerator(1)
+        masks = strategy.run(lambda: keras.random.dropout(tf.ones((4, 16)), 0.5, seed=seed))
+        first, second = strategy.experimental_local_results(masks)
+    with asking_keras():
+        assert (first.numpy() != second.numpy()).any(), "the replicas' masks are the same"
+
+
+@repair("padding_left_out", "metrics= counts the examples that pad the last batch")
+def test_metrics_of_a_padded_batch(repaired):
+    x, y = (part[:8] for part in numbers())
+    weights = (np.arange(8) < 5).astype("float32")
+    metrics = [keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="error")]
+    model = linear_model(keras.optimizers.SGD(0.0), metrics=metrics)
+    data = tf.data.Dataset.from_tensors((x, y, weights))
+    if repaired:
+        keras_compat.build(model, data)
+        step.install(model)
+    with asking_keras():
+        found = model.evaluate(data, verbose=0, return_dict=True)
+        assert_close(found["error"], (y[:5] ** 2).mean(), "without padding")
 
 
 @repair("write_weights_at_once", "h5py after a write that failed")
@@ -355,54 +405,59 @@ def test_weights_on_a_full_disk(repaired):
 
 
 @repair(
-    "WithoutReduction, reduce_before_clipping",
+    "leave_gradients_reduced",
     "each replica clips its own gradient (keras-team/keras#19308 asks for a way to sum first)",
 )
 def test_a_clipped_step(repaired):
     x, y = (part[:8] for part in numbers())
     y[4:] *= -1  # so that the replicas' gradients point in different directions
     with two_replicas().scope():
-        optimizer = keras.optimizers.SGD(1.0, global_clipnorm=0.1)
-        model = linear_model(reduce_before_clipping(optimizer) if repaired else optimizer)
-    with asking_keras():
-        model.fit(batches(x, y), verbose=0)
+        model = linear_model(keras.optimizers.SGD(1.0, global_clipnorm=0.1))
+    with asking_keras(), only_if(repaired, exact()):
+        if repaired:
+            fit_exactly(model, batches(x, y))
+        else:
+            model.fit(batches(x, y), verbose=0)
         true = gradient(x, y, np.zeros(3))
         assert_close(weights_of(model), -0.1 * true / np.linalg.norm(true), "a step clipped to 0.1")
 
 
 @repair(
-    "WithoutReduction, reduce_before_clipping",
+    "leave_gradients_reduced",
     "LossScaleOptimizer looks for an overflow on replica 0 only (no thread known)",
 )
 def test_an_overflow_on_replica_1_only(repaired):
     keras.config.set_dtype_policy("mixed_float16")
     x, y = (part[:8] / 100 for part in numbers())  # far from an overflow, also when scaled by 2^15
     with two_replicas().scope():
-        optimizer = keras.optimizers.SGD(0.01)
-        model = linear_model(reduce_before_clipping(optimizer) if repaired else optimizer)
-    model.fit(batches(x, y), verbose=0)
+        model = linear_model(keras.optimizers.SGD(0.01))
+    fit = fit_exactly if repaired else functools.partial(keras.Model.fit, verbose=0)
+    with only_if(repaired, exact()):
+        fit(model, batches(x, y))
     before = weights_of(model)
     if not np.isfinite(before).all() or not before.any():
         raise RuntimeError(f"a step without an overflow should change the weights: {before}")
     x[4:] = 60000.0
-    with asking_keras():
-        model.fit(batches(x, y), verbose=0)
+    with asking_keras(), only_if(repaired, exact()):
+        fit(model, batches(x, y))
         assert_close(weights_of(model), before, "weights after a step to skip")
 
 
 @repair(
-    "reduce_before_clipping",
+    "step.install",
     "the gradients of a row that is looked up twice are not added up (no thread known)",
 )
 def test_a_row_that_a_batch_looks_up_twice(repaired):
-    table = keras.Variable(np.zeros((2, 1)), dtype="float32")
-    optimizer = keras.optimizers.Adam(0.1)
-    if repaired:
-        optimizer = reduce_before_clipping(optimizer)
-    twice = tf.IndexedSlices(tf.ones((2, 1)), tf.constant([0, 0]), tf.constant([2, 1]))
+    table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
+    model = keras.Sequential([keras.Input((2,)), table, keras.layers.GlobalAveragePooling1D()])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    data = tf.data.Dataset.from_tensors((np.zeros((1, 2)), np.ones((1, 1), "float32")))
     with asking_keras():
-        optimizer.apply([twice], [table])
-        assert_close(keras.ops.convert_to_numpy(table)[:, 0], [-0.1, 0.0], "Adam's first step")
+        if repaired:
+            fit_exactly(model, data)
+        else:
+            model.fit(data, verbose=0)
+        assert_close(model.get_weights()[0][:, 0], [0.1, 0.0], "Adam's first step")
 
 
 @repair("add_in_place", "Variable.assign_add reads and assigns (no thread known)")

@@ -1,0 +1,672 @@
+"""The step of `fit()` and `evaluate()`: what counts how much, in which order, on any replicas."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import arrays
+from distribution import keras_compat, step
+from distribution.errors import DistributionError
+from distribution.step import gradient_norm, install
+from tests.support import forked, replicas
+
+
+def assert_same(found: list[dict]) -> None:
+    """All runs of `replicas.fit` have the same numbers, up to float64's rounding."""
+    for other in found[1:]:
+        assert other["iterations"] == found[0]["iterations"]
+        for name in ("steps", "losses", "norms"):
+            np.testing.assert_allclose(other[name], found[0][name], rtol=1e-9, atol=1e-12)
+        for name in ("logs", "evaluated"):
+            assert other.get(name, {}) == pytest.approx(found[0].get(name, {}), rel=1e-9)
+
+
+# --- One device, without weights: Keras's own step ---
+
+
+def usual_model():
+    """Dropout, normalisation, a penalty, and an optimizer with moments."""
+    layers = [
+        keras.Input((5,)),
+        keras.layers.Dense(4, "tanh", kernel_regularizer=keras.regularizers.L2(0.01)),
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(layers)
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1, global_clipnorm=0.5)
+    model.compile(optimizer, loss="mse", metrics=["mae"], weighted_metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["no weights", "weights of one"])
+def test_on_one_device_it_is_keras_s_own_fit(weighted):
+    numbers = np.random.default_rng(0)
+    examples = numbers.normal(size=(24, 5)), numbers.normal(size=(24, 1))
+    data = replicas.dataset((*examples, np.ones(24)) if weighted else examples, 8)
+    found = replicas.fit(1, usual_model, data, epochs=2, evaluated=data)
+    keras.utils.set_random_seed(0)
+    stock = usual_model()
+    history = stock.fit(data, epochs=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(found["weights"], replicas.weights_of(stock), rtol=1e-12)
+    assert found["logs"] == pytest.approx({n: v[-1] for n, v in history.items()}, rel=1e-12)
+    evaluated = stock.evaluate(data, verbose=0, return_dict=True)
+    assert found["evaluated"] == pytest.approx(evaluated, rel=1e-12)
+
+
+class OwnStep(keras.Sequential):
+    """A model that trains in a way of its own."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.layers[0].bias.assign([[7.0]][0])
+        return logs
+
+
+def own_step():
+    model = OwnStep([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class TestStepOfItsOwn:
+    def test_is_used_on_one_device(self):
+        data = replicas.dataset((np.ones((4, 3)), np.ones((4, 1))), 4)
+        found = replicas.fit(1, own_step, data, evaluated=data)
+        assert found["weights"][-1] == 7.0 and found["norms"] == [None]
+
+    @pytest.mark.parametrize(
+        ("count", "options"),
+        [(2, {}), (1, {"batches_per_update": 2}), (1, {"updates_per_execution": 2})],
+    )
+    def test_is_refused_where_it_would_be_wrong(self, count, options, monkeypatch):
+        model = own_step()
+        strategy = types.SimpleNamespace(num_replicas_in_sync=count)
+        monkeypatch.setattr(OwnStep, "distribute_strategy", strategy)
+        with pytest.raises(DistributionError) as caught:
+            install(model, **options)
+        said = str(caught.value)
+        assert "OwnStep has train_step of its own, which computes the mean of one" in said
+        assert "--accumulate-steps" in said and "override compute_loss()" in said
+
+
+# --- What weighs how much ---
+
+
+def several_values(_=None):
+    """A weight of an example beside three values, a penalty, and a loss of a layer."""
+
+    class Centred(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(0.5 * keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    def build():
+        penalty = keras.regularizers.L2(0.0625)
+        dense = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=penalty)
+        model = keras.Sequential([keras.Input((3, 2)), Centred(), dense])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    examples = weighted_rows(seed=1)
+    data = replicas.dataset(examples, 6)
+    return [replicas.fit(count, build, data) for count in (1, 2)]
+
+
+def weighted_rows(seed):
+    numbers = np.random.default_rng(seed)
+    x, y = numbers.normal(size=(12, 3, 2)), numbers.normal(size=(12, 3, 1))
+    return x, y, numbers.integers(0, 5, 12).astype("float64")
+
+
+def test_a_weight_of_an_example_counts_for_each_of_its_values_and_a_penalty_once():
+    x, y, weights = weighted_rows(seed=1)
+    x = np.concatenate([x, np.ones((12, 3, 1))], axis=-1)
+    w, expected = np.array([1.0, 1.0, 0.0]), []
+    for part in (slice(0, 6), slice(6, 12)):
+        each = np.repeat(weights[part] / weights[part].sum() / 3, 3)
+        rows, errors = x[part].reshape(-1, 3), (x[part] @ w - y[part, ..., 0]).reshape(-1)
+        kernel = w * [1, 1, 0]
+        loss = (each * errors**2).sum() + 0.0625 * (kernel**2).sum()
+        expected.append(loss + 0.5 * (x[part, ..., :2] ** 2).mean())
+        w = w - 0.1 * (2 * (each * errors) @ rows + 0.125 * kernel)
+    found = forked.run(several_values)
+    assert_same(found)
+    np.testing.assert_allclose(found[0]["weights"], w, rtol=1e-12)
+    # A log is the mean over the steps so far.
+    np.testing.assert_allclose(found[0]["losses"], [expected[0], np.mean(expected)], rtol=1e-12)
+
+
+def padded_sequences(per_value):
+    """Rows of different lengths, one of them empty; the second half of a batch weighs less."""
+    numbers = np.random.default_rng(2)
+    lengths = np.array([5, 5, 4, 1, 2, 1, 5, 4, 5, 0, 1, 2])
+    x = numbers.integers(1, 9, (12, 5)) * (np.arange(5) < lengths[:, None])
+    y = numbers.normal(size=(12, 5, 1))
+    weights = numbers.integers(1, 4, (12, 5) if per_value else 12).astype("float64")
+    weights[10:] = 0  # as the last batch is padded
+    return x, y, weights
+
+
+def masking_model():
+    layers = [
+        keras.Input((5,), dtype="int32"),
+        keras.layers.Embedding(9, 3, mask_zero=True),
+        keras.layers.LSTM(4, return_sequences=True),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+    return model
+
+
+def masked_runs(per_value):
+    """One replica, two, and what a weighted mean over the values that count would be."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    examples = x, y, weights = padded_sequences(per_value)
+    found = [
+        replicas.fit(count, masking_model, replicas.dataset(examples, 6), evaluated=evaluated)
+        for count, evaluated in (
+            (1, replicas.dataset(examples, 12)),
+            (2, replicas.dataset(examples, 6)),
+        )
+    ]
+    keras.utils.set_random_seed(0)
+    model = masking_model()
+    counted = (x != 0) * (weights if per_value else weights[:, None])
+    errors = keras.ops.convert_to_numpy(model(x))[..., 0] - y[..., 0]
+    first = (counted[:6] * errors[:6] ** 2).sum() / counted[:6].sum()
+    ends = np.cumsum([v.numpy().size for v in model.trainable_variables])[:-1]
+    parts = np.split(np.array(found[0]["weights"]), ends)
+    for variable, part in zip(model.trainable_variables, parts, strict=True):
+        variable.assign(part.reshape(variable.shape))
+    errors = keras.ops.convert_to_numpy(model(x))[..., 0] - y[..., 0]
+    there = (x != 0) * (np.arange(12) < 10)[:, None]  # metrics= leave padding and masks out
+    evaluated = {
+        "loss": (counted * errors**2).sum() / counted.sum(),
+        "mae": (there * np.abs(errors)).sum() / there.sum(),
+    }
+    return found, float(first), {name: float(value) for name, value in evaluated.items()}
+
+
+@pytest.mark.parametrize("per_value", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_mask_is_a_weight_of_zero(per_value):
+    found, first, evaluated = forked.run(masked_runs, per_value)
+    assert_same(found)
+    assert found[0]["losses"][0] == pytest.approx(first, rel=1e-12)
+    assert found[0]["evaluated"] == pytest.approx(evaluated, rel=1e-12)
+
+
+def test_replicas_that_add_up_masks_are_refused_under_xla():
+    model = masking_model()
+    stepper = step.Step(model, batches_per_update=2, updates_per_execution=1, jit_compile=True)
+    data = tf.constant(padded_sequences(True)[0]), tf.zeros((12, 5, 1))
+    with pytest.raises(DistributionError, match="--jit on: a mask .* use --jit off"):
+        stepper.forward_and_backward(data, [])
+
+
+def two_outputs():
+    inputs = keras.Input((2,))
+    layers = [
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name)
+        for name in ("sum", "mean")
+    ]
+    model = keras.Model(inputs, {layer.name: layer(inputs) for layer in layers})
+    losses = {
+        "sum": keras.losses.MeanSquaredError(reduction="sum"),
+        "mean": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    }
+    model.compile(keras.optimizers.SGD(0.01), losses, loss_weights={"sum": 0.5, "mean": 1.0})
+    return model
+
+
+def two_targets():
+    numbers = np.random.default_rng(3)
+    x, first, second = (numbers.normal(size=(12, width)) for width in (2, 1, 1))
+    weights = {"sum": np.ones(12), "mean": numbers.integers(0, 5, 12).astype("float64")}
+    return x, {"sum": first, "mean": second}, weights
+
+
+def other_reductions(_=None):
+    """One replica, two, and what is said of a loss without a reduction."""
+    data = replicas.dataset(two_targets(), 6)
+    found = [replicas.fit(count, two_outputs, data) for count in (1, 2)]
+
+    def without():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+        return model
+
+    plain = replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4)
+    try:
+        replicas.fit(2, without, plain)
+    except DistributionError as error:
+        return found, str(error)
+
+
+def test_sums_and_weighted_means_are_those_of_the_global_batch():
+    x, y, weights = two_targets()
+    w, total = {"sum": np.ones(2), "mean": np.ones(2)}, []
+    for part in (slice(0, 6), slice(6, 12)):
+        loss = 0.0
+        for name in w:
+            errors = x[part] @ w[name] - y[name][part, 0]
+            share = np.full(6, 0.5)
+            if name == "mean":
+                share = weights[name][part] / weights[name][part].sum()
+            loss += (share * errors**2).sum()
+            w[name] = w[name] - 0.01 * 2 * (share * errors) @ x[part]
+        total.append(loss)
+    found, said = forked.run(other_reductions)
+    assert_same(found)
+    np.testing.assert_allclose(sorted(found[0]["weights"]), sorted([*w["sum"], *w["mean"]]))
+    assert found[0]["logs"]["loss"] == pytest.approx(np.mean(total), rel=1e-12)
+    assert "has reduction=None, which has no mean over several replicas" in said
+    assert 'write reduction="sum"' in said
+
+
+def uneven_batches(_=None):
+    """Nine examples in batches of four: of the last batch one replica gets nothing."""
+    numbers = np.random.default_rng(4)
+    examples = numbers.normal(size=(9, 3)), numbers.normal(size=(9, 1))
+    data = replicas.dataset(examples, 4, drop_remainder=False)
+
+    def build():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        return model
+
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+def test_replicas_with_different_numbers_of_examples():
+    found = forked.run(uneven_batches)
+    assert_same(found)
+    assert np.isfinite(found[0]["weights"]).all()
+
+
+def test_all_weights_zero_give_zero_and_change_nothing():
+    data = replicas.dataset((np.ones((4, 3)), np.ones((4, 1)), np.zeros(4)), 4)
+
+    def build():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(1, bias_initializer="ones")]
+        )
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        return model
+
+    found = replicas.fit(1, build, data)
+    assert found["losses"] == [0.0] and found["norms"] == [0.0] and found["weights"][-1] == 1.0
+
+
+def test_the_shape_trap_of_regression():
+    """(batch,) against (batch, 1) must not become (batch, batch)."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(6, 2)), numbers.normal(size=6)
+    weights = np.array([1.0, 1, 0, 2, 0, 1])
+
+    def build():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        model.layers[0].set_weights([np.ones((2, 1))])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    squares = (x.sum(axis=1) - y) ** 2
+    for targets in (y, y[:, None]):
+        found = replicas.fit(1, build, replicas.dataset((x, targets), 6))
+        assert found["losses"] == [pytest.approx(squares.mean(), rel=1e-12)]
+        found = replicas.fit(1, build, replicas.dataset((x, targets, weights), 6))
+        assert found["losses"] == [pytest.approx((weights * squares).sum() / 5, rel=1e-12)]
+
+
+# --- Evaluation ---
+
+
+def regression():
+    layers = [
+        keras.Input((3,)),
+        keras.layers.Dropout(0.9),
+        keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer="l2"),
+    ]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    return model
+
+
+def evaluations(batch_sizes, count):
+    """What 20 examples come to, in batches whose last one is padded."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(20, 3)), numbers.normal(size=(20, 1))
+    strategy = replicas.strategy_of(count)
+    found = []
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = regression()
+        keras_compat.build(model, arrays.evaluation_data(x, y, batch_size=batch_sizes[0]))
+        install(model, updates_per_execution=2)
+        for batch_size in batch_sizes:
+            data = arrays.evaluation_data(x, y, batch_size=batch_size)
+            found.append(model.evaluate(data, verbose=0, return_dict=True))
+    return [{name: float(value) for name, value in logs.items()} for logs in found]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_neither_the_batch_size_nor_padding_nor_dropout_shows_in_an_evaluation(count):
+    if count == 1:
+        found = evaluations([16, 8, 20], 1)
+    else:
+        found = forked.run(evaluations, [16, 20], 2)
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(20, 3)), numbers.normal(size=(20, 1))
+    errors = x.sum(axis=1) - y[:, 0]
+    expected = {
+        "loss": (errors**2).mean() + 0.01 * 3,
+        "mae": np.abs(errors).mean(),
+        "mean_squared_error": (errors**2).mean(),
+    }
+    for logs in found:
+        logs["mean_squared_error"] = logs.pop("mse", logs.get("mean_squared_error"))
+        assert logs == pytest.approx(expected, rel=1e-9)
+
+
+# --- Dropout ---
+
+
+def dropped(count):
+    """One replica and several, and a mask of each replica."""
+    numbers = np.random.default_rng(5)
+    # Three rows of 3 x 5 numbers a replica: the second one begins within a block of the generator.
+    examples = numbers.normal(size=(6 * count, 3, 5)), numbers.normal(size=(6 * count, 3, 1))
+
+    def build():
+        layers = [
+            keras.Input((3, 5)),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dropout(0.3, noise_shape=(None, 1, 5)),
+            keras.layers.Dropout(0.3, noise_shape=(1, 3, 5)),
+            keras.layers.Dense(1),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        return model
+
+    data = replicas.dataset(examples, 3 * count)
+    found = [replicas.fit(n, build, data, epochs=2) for n in (1, count)]
+    strategy = replicas.strategy_of(count)
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        seed = keras.random.SeedGenerator(1)
+        masks = strategy.run(lambda: keras.random.dropout(tf.ones((3, 15)), 0.5, seed=seed))
+    masks = [part.numpy().tolist() for part in strategy.experimental_local_results(masks)]
+    return found, masks
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_dropout_is_the_same_on_several_replicas_and_their_masks_differ(count):
+    found, masks = forked.run(dropped, count, cpus=count)
+    assert_same(found)
+    assert len(masks) == count
+    assert all(masks[0] != mask for mask in masks[1:])
+
+
+# --- The order of a step ---
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_row_that_a_batch_looks_up_twice_has_the_sum_of_its_gradients(clip_norm):
+    """Else Adam's v adds up their squares, and the step is sqrt(2) times too long."""
+    ids = np.array([[0, 0, 2], [2, 0, 1]])
+
+    def build(as_matrix):
+        inputs = keras.Input((3, 4) if as_matrix else (3,))
+        if as_matrix:
+            rows = keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")(inputs)
+        else:
+            rows = keras.layers.Embedding(4, 2, embeddings_initializer="ones")(inputs)
+        model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(rows))
+        model.compile(keras.optimizers.Adam(0.1, global_clipnorm=clip_norm), "mse")
+        return model
+
+    y, found = np.array([[1.0, -2.0], [0.5, 3.0]]), []
+    for as_matrix in (False, True):
+        x = np.eye(4)[ids] if as_matrix else ids
+        data = replicas.dataset(
+            (np.tile(x, (2, 1, 1) if as_matrix else (2, 1)), np.tile(y, (2, 1))), 2
+        )
+        found.append(replicas.fit(1, lambda as_matrix=as_matrix: build(as_matrix), data))
+    assert_same(found)
+
+
+def weighted_examples():
+    numbers = np.random.default_rng(1)
+    x, y = numbers.normal(size=(12, 3)), numbers.normal(size=(12, 1))
+    y[4:8] *= 0.01  # so that the second of three steps is not clipped
+    return x, y, numbers.integers(1, 9, 12).astype("float64")
+
+
+def clipped_steps(clip_norm):
+    """Three batches of 4 weighted examples with SGD(1.0), on two replicas."""
+
+    def build():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.SGD(1.0, global_clipnorm=clip_norm), "mse")
+        return model
+
+    return replicas.fit(2, build, replicas.dataset(weighted_examples(), 4))
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 1e9])
+def test_a_step_on_two_replicas_is_numpys_clip_of_the_global_gradient(clip_norm):
+    x, y, weights = weighted_examples()
+    x = np.concatenate([x, np.ones((12, 1))], axis=1)
+    w, expected, clipped, norms = np.zeros(4), [], [], []
+    for part in (slice(0, 4), slice(4, 8), slice(8, 12)):
+        errors = x[part] @ w - y[part, 0]
+        gradient = 2 * (weights[part] * errors) @ x[part] / weights[part].sum()
+        norm = np.linalg.norm(gradient)
+        norms.append(norm)
+        clipped.append(norm > clip_norm)
+        w = w - gradient * min(1.0, clip_norm / norm)
+        expected.append(w)
+    assert any(clipped) == (clip_norm < 1)
+    found = forked.run(clipped_steps, clip_norm)
+    np.testing.assert_allclose(found["steps"], expected, rtol=1e-12)
+    np.testing.assert_allclose(found["norms"], norms, rtol=1e-12)  # before clipping
+
+
+class TestHalfPrecision:
+    def steps(self, policy):
+        """Weights, norms and the loss scale of two steps with gradients that float16 loses."""
+        keras.utils.clear_session()  # the policy too
+        keras.config.set_dtype_policy(policy)
+        x = np.array([[1e-3, 2e-3], [4e-3, -1e-3]], "float32")
+        data = replicas.dataset((x, np.array([[1e-3], [-1e-3]], "float32")), 2)
+        strategy = replicas.strategy_of(1)
+        norms = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: norms.append(gradient_norm(model))
+        )
+        with keras_compat.patch_keras_for(strategy):
+            dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            model = keras.Sequential([keras.Input((2,)), dense])
+            model.compile(keras.optimizers.SGD(100.0), "mse")
+            keras_compat.build(model, data)
+            install(model)
+            assert not np.isfinite(gradient_norm(model))  # before the first step
+            model.fit(data.repeat(2), verbose=0, shuffle=False, callbacks=[note])
+        return replicas.weights_of(model), norms, model.optimizer
+
+    def test_steps_and_norms_are_those_of_single_precision(self):
+        (weights, norms, _), (half, half_norms, optimizer) = (
+            self.steps(policy) for policy in ("float32", "mixed_float16")
+        )
+        assert float(optimizer.dynamic_scale) == 2.0**15
+        np.testing.assert_allclose(half, weights, rtol=5e-3)
+        np.testing.assert_allclose(half_norms, norms, rtol=5e-3)  # without the scale
+
+
+def test_a_model_without_a_step_has_no_norm():
+    assert gradient_norm(regression()) is None
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_the_optimizer_of_a_recipe_stays_keras_s_own(precision, tmp_path):
+    """A weights file of it loads without this package, and the other way round."""
+    data = replicas.dataset((np.ones((4, 3), "float32"), np.ones((4, 1), "float32")), 4)
+
+    def model(installed):
+        keras.utils.clear_session()
+        keras.config.set_dtype_policy(precision)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.AdamW(0.1, global_clipnorm=1.0, name="mine")
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+        if installed:
+            with keras_compat.patch_keras_for(replicas.strategy_of(1)):
+                install(model)
+                model.fit(data, verbose=0)
+        return model
+
+    stock, ours = model(False), model(True)
+    assert type(ours.optimizer) is type(stock.optimizer)
+    paths = [[v.path for v in m.optimizer.variables] for m in (stock, ours)]
+    assert paths[0] == paths[1] and len(paths[0]) > 4
+    for number, (one, other) in enumerate([(stock, ours), (ours, stock)]):
+        for variable in one.optimizer.variables:
+            variable.assign(keras.ops.full(variable.shape, number + 5))
+        one.save_weights(tmp_path / "model.weights.h5")
+        other.load_weights(tmp_path / "model.weights.h5")
+        for a, b in zip(one.optimizer.variables, other.optimizer.variables, strict=True):
+            assert keras.ops.all(keras.ops.equal(a, b)), a.path
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert type(loaded) is type(stock.optimizer) and loaded.name == ours.optimizer.name
+
+
+# --- Accumulation, executions of several steps, XLA ---
+
+
+def three_batches():
+    """Three batches of 4 examples, whose weights sum up to 20, 0.7 and 0."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(12, 3)), numbers.normal(size=(12, 1))
+    weights = np.array([8.0, 1, 4, 7, 0.1, 0, 0.6, 0, 0, 0, 0, 0])
+    return x, y, weights
+
+
+def linear_model():
+    """A sum of the inputs, whose weights are drawn to zero."""
+    penalty = keras.regularizers.L2(0.0625)
+    dense = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=penalty)
+    model = keras.Sequential([keras.Input((3,)), dense])
+    metrics = [keras.metrics.MeanSquaredError("error")]
+    optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.5)
+    model.compile(optimizer, "mse", weighted_metrics=metrics)
+    return model
+
+
+def two_updates(weighted):
+    """Of three batches each, and of one with the same examples; without and with XLA."""
+    examples = three_batches() if weighted else three_batches()[:2]
+    return [
+        replicas.fit(
+            2,
+            linear_model,
+            replicas.dataset(examples, batch),
+            epochs=2,
+            evaluated=replicas.dataset(examples, batch),
+            batches_per_update=count,
+            jit_compile=jit_compile,
+        )
+        for batch, count in ((4, 3), (12, 1))
+        for jit_compile in (False, True)
+    ]
+
+
+def updates_by_hand(weighted):
+    """Two updates in NumPy, each with the clipped gradient of the weighted mean.
+
+    Returns:
+        The weights, and what the second one's loss and error were.
+    """
+    x, y, weights = three_batches()
+    weights = weights if weighted else np.ones(12)
+    x = np.concatenate([x, np.ones((12, 1))], axis=1)
+    w = np.array([1.0, 1, 1, 0])
+    for _ in range(2):
+        errors = x @ w - y[:, 0]
+        kernel = w * [1, 1, 1, 0]
+        error = (weights * errors**2).sum() / weights.sum()
+        loss = error + 0.0625 * (kernel**2).sum()
+        gradient = 2 * (weights * errors) @ x / weights.sum() + 0.125 * kernel
+        gradient *= 0.5 / max(0.5, np.linalg.norm(gradient))
+        w = w - 0.1 * gradient
+    return w, loss, error
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["unequal weights", "no weights"])
+def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
+    weights, loss, error = updates_by_hand(weighted)
+    found = forked.run(two_updates, weighted)
+    assert_same(found)
+    for update in found:
+        assert update["iterations"] == 2
+        np.testing.assert_allclose(update["weights"], weights, rtol=1e-12)
+        assert update["logs"] == pytest.approx({"loss": loss, "error": error}, rel=1e-12)
+
+
+def compiled_runs(_=None):
+    """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
+
+    def build():
+        layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
+        model.compile(optimizer, keras.losses.Huber())
+        return model
+
+    x, y, weights = (np.tile(part, (2,) + (1,) * (part.ndim - 1)) for part in three_batches())
+    found = []
+    for jit_compile, batches in ((False, 1), (True, 1), (True, 2)):
+        options = {"updates_per_execution": 3, "batches_per_update": batches}
+        data = replicas.dataset((x, y, weights), 4 // batches)
+        run = replicas.fit(2, build, data, epochs=2, jit_compile=jit_compile, **options)
+        found.append(run)
+    return found
+
+
+def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
+    found = forked.run(compiled_runs)
+    assert found[0]["iterations"] == 12 and len(found[0]["losses"]) == 4
+    assert_same(found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (lambda: keras.layers.BatchNormalization(synchronized=True), "batch_norm"),
+        (lambda: keras.layers.MaxPooling1D(data_format="channels_first"), "max_pool"),
+    ],
+)
+def test_what_xla_cannot_compile_is_refused(layer, name, monkeypatch):
+    monkeypatch.setattr(keras_compat, "is_op_determinism_enabled", lambda: True)
+    model = keras.Sequential([keras.Input((4, 4)), layer()])
+    model.compile("sgd", "mse")
+    with pytest.raises(DistributionError, match=f"--jit on: XLA cannot compile {name}"):
+        install(model, jit_compile=True)
+
+
+def test_batch_normalisation_over_several_replicas_is_refused_under_xla(monkeypatch):
+    """It sums over the replicas in the middle of the forward pass, which XLA cannot compile."""
+    model = usual_model()
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(keras.Sequential, "distribute_strategy", strategy)
+    with pytest.raises(DistributionError, match="--jit on: XLA cannot compile batch_norm"):
+        install(model, jit_compile=True)
