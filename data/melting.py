@@ -1,9 +1,9 @@
 """DNA duplexes and hairpins with their melting temperatures: measured tables, or a formula's.
 
 A molecule is read from its outside in, one *column* a step: the base of the 5' side, the base that
-faces it, and what they are to each other. A Watson-Crick pair, a mismatch, a bulge, a base of a
-hairpin's loop and a dangling end are all one column each, so stacked neighbours are neighbours in
-the array, in a duplex of two strands and in a hairpin alike.
+faces it, and their kind. A Watson-Crick pair, a mismatch, a bulge, a base of a hairpin's loop and a
+dangling end are all one column each, so stacked neighbours are neighbours in the array, in a duplex
+of two strands and in a hairpin alike.
 """
 
 import collections
@@ -33,7 +33,7 @@ COLUMN_IDS = 1 + 4 * 25
 LONGEST = 64  # columns
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
-# Conditions that count as zero, those of the array that most hairpins were measured on.
+# Reference conditions: those of the array that most hairpins were measured on.
 SODIUM = 0.063  # mol/l
 STRANDS = 1e-6  # mol/l
 
