@@ -260,7 +260,8 @@ class TestFormula:
         mismatch = Molecule("ACGTA+TAAGT", "((.((+)).))", 0.05, 1e-6)
         assert math.isnan(melting.formula(mismatch))
 
-    def test_drawn_molecules_repeat_and_depend_on_the_seed(self):
+    def test_drawn_molecules_repeat_and_depend_on_the_seed(self, monkeypatch):
+        monkeypatch.setattr(melting, "HELD_OUT", 50)
         once, again, other = (load(melting.FORMULA, seed=seed) for seed in (1, 1, 2))
         assert once == again and once != other
         assert len(once["train"]) == 20 and len({m.sodium for m in once["train"]}) == 20
@@ -289,9 +290,9 @@ class TestFormula:
         assert len(strands) == len(set(strands)) == 20 and len(drawn) == 39
 
 
-def test_baselines_know_only_the_training_split(tmp_path):
+def test_baselines_know_only_the_training_split(monkeypatch):
+    monkeypatch.setattr(melting, "HELD_OUT", 200)
     splits = load(melting.FORMULA, count=400)
-    splits["test"] = splits["test"][:200]
     found = melting.baselines(splits)
     assert found["formula_mae"] < 1e-4 and found["formula_share"] == 1
     trained, tested = (melting.temperatures(splits[name]) for name in ("train", "test"))

@@ -71,10 +71,19 @@ def test_results(run, molecules):
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_equal_test_temperatures_lose_no_training(tmp_path, count):
-    """The mean of equal numbers is rounded: their variance is not always zero."""
+def test_equal_temperatures_have_no_r2(count):
+    """The variance of equal numbers is not always zero: sums are rounded."""
+    equal = np.full((count, 1), 47.859, np.float32)
+    found = {"loss": 2.0, "mae": 2.0, "rmse": 3.0}
+    assert dna_melting.with_r2(found, equal) == {"mae": 2.0, "rmse": 3.0}
+    different = np.concatenate([equal, equal + 6])
+    assert dna_melting.with_r2(found, different)["r2"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.long
+def test_equal_test_temperatures_lose_no_training(tmp_path):
     rows = []
-    for number in range(40 + count):
+    for number in range(47):
         strand = "ACGT"[number % 4] + "GC" + "ACGT"[number // 4 % 4] + "ACGT"[number // 16]
         split = "test" if number >= 40 else "valid" if number >= 32 else "train"
         tm = 47.859 if split == "test" else 30 + number / 2
