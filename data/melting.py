@@ -1,9 +1,9 @@
 """DNA duplexes and hairpins with their melting temperatures: measured tables, or a formula's.
 
 A molecule is read from its outside in, one *column* a step: the base of the 5' side, the base that
-faces it, and what they are to each other. A Watson-Crick pair, a mismatch, a bulge, a base of a
-hairpin's loop and a dangling end are all one column each, so stacked neighbours are neighbours in
-the array, in a duplex of two strands and in a hairpin alike.
+faces it, and their kind. A Watson-Crick pair, a mismatch, a bulge, a base of a hairpin's loop and a
+dangling end are all one column each, so stacked neighbours are neighbours in the array, in a duplex
+of two strands and in a hairpin alike.
 """
 
 import collections
@@ -33,7 +33,7 @@ COLUMN_IDS = 1 + 4 * 25
 LONGEST = 64  # columns
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
-# Conditions that count as zero, those of the array that most hairpins were measured on.
+# Reference conditions: those of the array that most hairpins were measured on.
 SODIUM = 0.063  # mol/l
 STRANDS = 1e-6  # mol/l
 
@@ -90,6 +90,19 @@ class Molecule:
     def group(self) -> str:
         """Returns one name for a sequence, whichever strand is written first."""
         return min(self.sequence, "+".join(reversed(self.sequence.split("+"))))
+
+    @property
+    def effective_concentration(self) -> float:
+        """Returns the concentration C of Tm = dH / (dS + R ln C): mol/l, and 1 for a hairpin.
+
+        It is a quarter of all strands where the two strands differ. Of a self-complementary duplex
+        it is half: all strands (SantaLucia 1998), halved by the twofold symmetry, whose entropy is
+        -R ln 2.
+        """
+        if not self.is_duplex:
+            return 1.0
+        first, second = self.sequence.split("+")
+        return self.strand_concentration / (2 if first == second else 4)
 
 
 def plain_duplex(sequence: str, sodium: float, strand_concentration: float) -> Molecule:
@@ -181,21 +194,24 @@ def molecule_of(row: dict, where: str) -> Molecule:
         DataError: names what is wrong.
     """
 
-    def number(name: str, default: float, lowest: float) -> float:
+    def number(name: str, default: float, lowest: float, highest: float, unit: str) -> float:
+        text = row.get(name, "")
+        if not text:
+            return default
         try:
-            value = float(row.get(name) or default)
+            value = float(text)
         except ValueError:
-            value = -math.inf
-        if value < lowest or value == math.inf:
+            value = math.nan
+        if not lowest <= value <= highest:  # nan is in no range
             raise DataError(
-                f"{where}: {name} is {row[name][:40]!r}, expected a number of at least {lowest:g}"
+                f"{where}: {name} is {text[:40]!r}, expected {unit} from {lowest:g} to {highest:g}"
             )
         return value
 
     sequence, structure = row["sequence"].strip().upper(), row.get("structure", "")
-    sodium = number("sodium", 0.05, 1e-6)
-    strands = number("strand_concentration", STRANDS, 1e-12)
-    tm = number("tm", math.nan, -273.15)
+    sodium = number("sodium", 0.05, 1e-6, 10.0, "mol/l")
+    strands = number("strand_concentration", STRANDS, 1e-12, 1.0, "mol/l")
+    tm = number("tm", math.nan, -273.15, 1000.0, "degrees C")
     if "+" not in sequence and not structure:
         duplex = plain_duplex(sequence, sodium, strands)
         sequence, structure = duplex.sequence, duplex.structure
@@ -261,16 +277,17 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
 
     Returns:
         "columns", int32 of shape (n, width), 0 for padding; and "conditions", float32 of shape
-        (n, 3): logarithms of sodium and of the strands' concentration, and 1 for a duplex.
+        (n, 2): the logarithms of sodium, relative to `SODIUM`, and of the effective concentration.
     """
     ids = np.zeros((len(molecules), width), np.int32)
-    conditions = np.zeros((len(molecules), 3), np.float32)
+    conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(molecules):
         for place, (left, right, kind) in enumerate(columns(molecule)):
             ids[row, place] = 1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
-        conditions[row, 0] = math.log(molecule.sodium / SODIUM)
-        if molecule.is_duplex:
-            conditions[row, 1:] = math.log(molecule.strand_concentration / STRANDS), 1.0
+        conditions[row] = (
+            math.log(molecule.sodium / SODIUM),
+            math.log(molecule.effective_concentration),
+        )
     return {"columns": ids, "conditions": conditions}
 
 
@@ -291,7 +308,9 @@ def formula(molecule: Molecule) -> float:
     perfect = plain_duplex(strand, molecule.sodium, molecule.strand_concentration)
     if (molecule.sequence, molecule.structure) != (perfect.sequence, perfect.structure):
         return math.nan
-    nanomolar = molecule.strand_concentration * 1e9 / 2  # of each strand
+    is_symmetric = strand == strand.translate(COMPLEMENT)[::-1]
+    # Of each strand; a self-complementary duplex has one kind of strand.
+    nanomolar = molecule.strand_concentration * 1e9 / (1 if is_symmetric else 2)
     return MeltingTemp.Tm_NN(
         strand,
         check=False,
@@ -300,7 +319,7 @@ def formula(molecule: Molecule) -> float:
         dnac2=nanomolar,
         Na=molecule.sodium * 1e3,
         saltcorr=5,
-        selfcomp=strand == strand.translate(COMPLEMENT)[::-1],
+        selfcomp=is_symmetric,
     )
 
 

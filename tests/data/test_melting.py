@@ -1,3 +1,4 @@
+import collections
 import csv
 import dataclasses
 import itertools
@@ -122,8 +123,11 @@ def test_encode_tells_apart_what_differs():
     assert inputs["columns"].shape == (5, 10) and (inputs["columns"][:, 8:] == 0).all()
     rows = np.concatenate([inputs["columns"], inputs["conditions"]], axis=1)
     assert len(np.unique(rows, axis=0)) == 5
-    assert inputs["conditions"][0] == pytest.approx([math.log(0.05 / 0.063), 0, 1])
-    assert melting.encode([shortest()])["conditions"][0, 2] == 0  # a hairpin
+    # The strands differ, so a quarter of them counts (SantaLucia 1998).
+    assert inputs["conditions"][0] == pytest.approx([math.log(0.05 / 0.063), math.log(2.5e-7)])
+    symmetric = melting.plain_duplex("GCGAATTCGC", 0.063, 1e-6)
+    assert melting.encode([symmetric])["conditions"][0] == pytest.approx([0, math.log(5e-7)])
+    assert (melting.encode([shortest()])["conditions"] == 0).all()  # a hairpin's array conditions
 
 
 def shortest():
@@ -171,12 +175,34 @@ class TestSplits:
             tests.append(groups[2])
         assert sum(map(len, tests)) == len(set.union(*tests)) == len(rows)
 
+    def test_the_strands_of_a_duplex_in_either_order_are_in_one_split(self, tmp_path):
+        pairs = [
+            (f"AAC{''.join(bases)}", melting.plain_duplex(f"AAC{''.join(bases)}", 1, 1).sequence)
+            for bases in itertools.product("ACGT", repeat=3)
+        ]
+        either = [order for _, pair in pairs for order in (pair, "+".join(pair.split("+")[::-1]))]
+        rows = [
+            dict(sequence=sequence, structure="((((((+))))))", sodium="0.1", tm="40")
+            for sequence in either
+        ]
+        splits = load(table(tmp_path / "all.csv", rows))
+        # Of a duplex both orders are counted in one split: all counts are even, none is shared.
+        seen = {
+            split: collections.Counter(frozenset(m.sequence.split("+")) for m in molecules)
+            for split, molecules in splits.items()
+        }
+        assert sum(map(len, seen.values())) == len(pairs)
+        assert {count for counts in seen.values() for count in counts.values()} == {2}
+
     def test_a_folder_keeps_its_validation_and_cuts_a_test(self, tmp_path):
         table(tmp_path / "train.csv", hairpins(100))
         table(tmp_path / "valid.csv", hairpins(3, dataset="here"))
         splits = load(tmp_path)
         assert len(splits["valid"]) == 3 and splits["valid"][0].dataset == "here"
         assert len(splits["train"]) > 70 and len(splits["test"]) > 3
+        # The rows of the test split are taken out of the training split.
+        trained, tested = ({m.sequence for m in splits[name]} for name in ("train", "test"))
+        assert len(trained | tested) == len(splits["train"]) + len(splits["test"]) == 100
         table(tmp_path / "test.csv", hairpins(7))
         assert [len(part) for part in load(tmp_path).values()] == [100, 3, 7]
 
@@ -185,11 +211,49 @@ class TestSplits:
         rows = [row | {"split": name} for row, name in zip(hairpins(9), names, strict=True)]
         assert [len(part) for part in load(table(tmp_path / "x.csv", rows)).values()] == [3, 3, 3]
 
+    def test_each_row_has_its_own_conditions(self, tmp_path):
+        salts, strands, temperatures = (
+            ("0.02", "0.3", "1"),
+            ("2e-7", "", "4e-4"),
+            ("-5", "40", "90"),
+        )
+        rows = [
+            dict(
+                sequence="GACGTC+GACGTC",
+                structure="((((((+))))))",
+                sodium=salt,
+                strand_concentration=concentration,
+                tm=tm,
+                split=split,
+            )
+            for salt, concentration, tm, split in zip(
+                salts, strands, temperatures, melting.SPLITS, strict=True
+            )
+        ]
+        found = sum(load(table(tmp_path / "x.csv", rows)).values(), [])
+        assert [m.sodium for m in found] == [0.02, 0.3, 1.0]
+        assert [m.strand_concentration for m in found] == [2e-7, 1e-6, 4e-4]
+        assert melting.temperatures(found).tolist() == [[-5.0], [40.0], [90.0]]
+        # Self-complementary: half of the strands, not a quarter.
+        conditions = [
+            [math.log(0.02 / 0.063), math.log(1e-7)],
+            [math.log(0.3 / 0.063), math.log(5e-7)],
+            [math.log(1 / 0.063), math.log(2e-4)],
+        ]
+        np.testing.assert_allclose(melting.encode(found)["conditions"], conditions, rtol=1e-6)
+
     @pytest.mark.parametrize(
         ("change", "said"),
         [
             ({"tm": "warm"}, r"line 3: tm is 'warm'"),
             ({"tm": ""}, r"line 3: tm is missing"),
+            ({"tm": "nan"}, r"line 3: tm is 'nan', expected degrees C from -273.15 to 1000"),
+            ({"tm": "1e39"}, r"line 3: tm is '1e39'"),
+            ({"sodium": "nan"}, r"line 3: sodium is 'nan', expected mol/l from 1e-06 to 10"),
+            ({"sodium": "-inf"}, r"line 3: sodium is '-inf'"),
+            ({"sodium": "50"}, r"line 3: sodium is '50'"),
+            ({"strand_concentration": "NaN"}, r"line 3: strand_concentration is 'NaN'"),
+            ({"strand_concentration": "inf"}, r"line 3: strand_concentration is 'inf'"),
             ({"sodium": "-1"}, r"line 3: sodium is '-1'"),
             ({"structure": "((....)"}, r"line 3: .* same length"),
             ({"split": "dev"}, r"line 3: split is 'dev'"),
@@ -209,34 +273,89 @@ class TestSplits:
 
 
 class TestFormula:
-    def test_published_duplex(self):
-        # CGTTGA by hand from the unified parameters (SantaLucia 1998): dH -41.2 kcal/mol, dS
-        # -115.4 cal/(mol K), 0.4 mmol/l of strands, 1 mol/l sodium: 308.15 K.
-        found = melting.formula(melting.plain_duplex("CGTTGA", 1.0, 4e-4))
-        assert found == pytest.approx(35.0, abs=0.2)
+    """Sums by hand of the unified parameters: SantaLucia 1998, table 2, and its salt correction."""
+
+    @staticmethod
+    def by_hand(enthalpy, entropy, stacks, sodium, concentration):
+        """Degrees C of kcal/mol and cal/(mol K); the concentration is the formula's C/4 or C."""
+        salt = 0.368 * stacks * math.log(sodium)
+        return 1000 * enthalpy / (entropy + salt + 1.987 * math.log(concentration)) - 273.15
+
+    @pytest.mark.parametrize("sodium", [1.0, 0.05])
+    @pytest.mark.parametrize("strands", [4e-4, 1e-7])
+    def test_two_different_strands(self, sodium, strands):
+        enthalpy = -10.6 - 8.4 - 7.9 - 8.5 - 8.2 + 0.1 + 2.3  # CGTTGA: CG GT TT TG GA, two ends
+        entropy = -27.2 - 22.4 - 22.2 - 22.7 - 22.2 - 2.8 + 4.1
+        found = melting.formula(melting.plain_duplex("CGTTGA", sodium, strands))
+        expected = self.by_hand(enthalpy, entropy, 5, sodium, strands / 4)
+        assert found == pytest.approx(expected, abs=0.01)
+
+    def test_a_published_temperature(self):
+        # The example of SantaLucia 1998: CGTTGA at 0.4 mmol/l of strands, 1 mol/l of sodium.
+        assert melting.formula(melting.plain_duplex("CGTTGA", 1.0, 4e-4)) == pytest.approx(
+            35.0, abs=0.2
+        )
+
+    @pytest.mark.parametrize("sodium", [1.0, 0.1])
+    def test_all_strands_of_a_self_complementary_duplex_count(self, sodium):
+        enthalpy = 2 * (-9.8 - 10.6 - 8.2 - 7.9) - 7.2 + 2 * 0.1  # GC CG GA AA, AT in the middle
+        entropy = 2 * (-24.4 - 27.2 - 22.2 - 22.2) - 20.4 + 2 * -2.8 - 1.4  # ... and symmetry
+        found = melting.formula(melting.plain_duplex("GCGAATTCGC", sodium, 1e-6))
+        assert found == pytest.approx(self.by_hand(enthalpy, entropy, 9, sodium, 1e-6), abs=0.01)
+        assert sodium != 1.0 or found == pytest.approx(50.93, abs=0.01)
 
     def test_it_applies_to_perfect_duplexes_only(self):
         assert math.isnan(melting.formula(shortest()))
         mismatch = Molecule("ACGTA+TAAGT", "((.((+)).))", 0.05, 1e-6)
         assert math.isnan(melting.formula(mismatch))
 
-    def test_drawn_molecules_repeat_and_depend_on_the_seed(self):
+    def test_drawn_molecules_repeat_and_depend_on_the_seed(self, monkeypatch):
+        monkeypatch.setattr(melting, "HELD_OUT", 50)
         once, again, other = (load(melting.FORMULA, seed=seed) for seed in (1, 1, 2))
         assert once == again and once != other
         assert len(once["train"]) == 20 and len({m.sodium for m in once["train"]}) == 20
+        assert len({m.strand_concentration for m in once["train"]}) == 20
         more = load(melting.FORMULA, seed=1, count=30)
         assert more["test"] == once["test"] and more["train"][:20] == once["train"]
 
+    def test_no_duplex_is_drawn_twice(self, monkeypatch):
+        """Nor with its strands swapped: every strand is drawn, and then its complement."""
+        rng, drawn = np.random.default_rng(0), []
 
-def test_baselines_know_only_the_training_split(tmp_path):
+        class Repeating:
+            integers, uniform = rng.integers, rng.uniform
+
+            @staticmethod
+            def choice(letters, size, p):
+                drawn.append("".join(rng.choice(letters, size=size, p=p)))
+                if len(drawn) % 2:
+                    return list(drawn[-1])
+                return list(drawn[-2].translate(str.maketrans("ACGT", "TGCA"))[::-1])
+
+        monkeypatch.setattr(melting, "HELD_OUT", 5)
+        monkeypatch.setattr(np.random, "default_rng", lambda seed: Repeating)
+        splits = load(melting.FORMULA, count=10)
+        strands = [frozenset(m.sequence.split("+")) for part in splits.values() for m in part]
+        assert len(strands) == len(set(strands)) == 20 and len(drawn) == 39
+
+
+def test_baselines_know_only_the_training_split(monkeypatch):
+    monkeypatch.setattr(melting, "HELD_OUT", 200)
     splits = load(melting.FORMULA, count=400)
-    splits["test"] = splits["test"][:200]
     found = melting.baselines(splits)
     assert found["formula_mae"] < 1e-4 and found["formula_share"] == 1
+    trained, tested = (melting.temperatures(splits[name]) for name in ("train", "test"))
+    assert found["mean_mae"] == pytest.approx(np.abs(tested - trained.mean()).mean(), rel=1e-6)
     assert found["nearest_neighbour_mae"] < found["mean_mae"] / 3
     warmer = [dataclasses.replace(m, tm=m.tm + 50) for m in splits["train"]]
     moved = melting.baselines(splits | {"train": warmer})
     assert moved["nearest_neighbour_mae"] > 40  # the test split's own level is not used
+    assert moved["mean_mae"] > 40
+    # The formula's own error, and the share of the molecules that it applies to.
+    warmer = [dataclasses.replace(m, tm=m.tm + 3) for m in splits["test"][:100]]
+    hairpins = [dataclasses.replace(shortest(), tm=30.0)] * 300
+    found = melting.baselines(splits | {"test": warmer + hairpins})
+    assert found["formula_mae"] == pytest.approx(3, abs=1e-3) and found["formula_share"] == 0.25
 
 
 def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
@@ -262,4 +381,4 @@ def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
     assert [len(part) for part in found.values()] == [1, 1, 1]
     (duplex,) = found["valid"]
     assert (duplex.sequence, duplex.tm) == ("ACG+CGT", 40.5)
-    assert duplex.strand_concentration == 2e-6
+    assert (duplex.sodium, duplex.strand_concentration) == (0.063, 2e-6)

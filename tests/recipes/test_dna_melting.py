@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from data import melting
-from recipes import dna_melting
+from recipes import dna_melting, predict
 from tests.support.strategy_run import write_molecules
+from training.loaded_run import load_run
 
 TINY = dict(
     strategy="none",
@@ -59,9 +60,41 @@ def test_results(run, molecules):
     assert results["baseline"]["nearest_neighbour_mae"] < results["baseline"]["mean_mae"]
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
     assert sum(len(part) for part in molecules.values()) == 200
-    tm = melting.temperatures(molecules["test"])
-    r2 = 1 - results["test"]["rmse"] ** 2 / tm.var(dtype=np.float64)
-    assert results["test"]["r2"] == pytest.approx(r2, rel=1e-9)
+    trained = melting.temperatures(molecules["train"][: TINY["max_examples"]])
+    assert load_run(folder).metadata == {"mean": pytest.approx(trained.mean(), rel=1e-6)}
+    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    mae, rmse = errors(model, molecules["test"])
+    assert results["test"]["mae"] == pytest.approx(mae, rel=1e-5)
+    assert results["test"]["rmse"] == pytest.approx(rmse, rel=1e-5)
+    r2 = 1 - rmse**2 / melting.temperatures(molecules["test"]).var(dtype=np.float64)
+    assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_equal_temperatures_have_no_r2(count):
+    """The variance of equal numbers is not always zero: sums are rounded."""
+    equal = np.full((count, 1), 47.859, np.float32)
+    found = {"loss": 2.0, "mae": 2.0, "rmse": 3.0}
+    assert dna_melting.with_r2(found, equal) == {"mae": 2.0, "rmse": 3.0}
+    different = np.concatenate([equal, equal + 6])
+    assert dna_melting.with_r2(found, different)["r2"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.long
+def test_equal_test_temperatures_lose_no_training(tmp_path):
+    rows = []
+    for number in range(47):
+        strand = "ACGT"[number % 4] + "GC" + "ACGT"[number // 4 % 4] + "ACGT"[number // 16]
+        split = "test" if number >= 40 else "valid" if number >= 32 else "train"
+        tm = 47.859 if split == "test" else 30 + number / 2
+        rows.append(f"{'one' if number % 2 else 'two'},{strand},{split},{tm}")
+    path = tmp_path / "molecules.csv"
+    path.write_text("\n".join(["dataset,sequence,split,tm", *rows]) + "\n")
+    options = TINY | dict(dataset=str(path), epochs=1, run_dir=tmp_path / "run")
+    results = dna_melting.main(dna_melting.Options(**options))
+    assert set(results["test"]) == {"mae", "rmse"} and results["steps"] == 2
+    assert all(set(found) == {"mae", "rmse"} for found in results["test_by_dataset"].values())
+    assert results["notes"] == ["r2 is left out: all temperatures of the test split are equal"]
 
 
 def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
@@ -76,7 +109,7 @@ def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
 
 
 def test_padding_changes_no_answer(molecules):
-    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
+    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0)
     several = molecules["test"][:5]
     assert len({len(melting.columns(m)) for m in several}) > 1
     longest = max(len(melting.columns(m)) for m in several)
@@ -85,7 +118,7 @@ def test_padding_changes_no_answer(molecules):
 
 @pytest.mark.parametrize("change", ["sodium", "strand_concentration", "sequence"])
 def test_every_input_has_an_effect(change):
-    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0, 15.0)
+    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0)
     duplex = melting.plain_duplex("ACGTACGT", 0.05, 1e-6)
     other = {
         "sodium": melting.plain_duplex("ACGTACGT", 0.5, 1e-6),
@@ -94,3 +127,49 @@ def test_every_input_has_an_effect(change):
     }[change]
     one, two = model(melting.encode([duplex, other]), training=False)
     assert not math.isclose(float(one[0]), float(two[0]), rel_tol=1e-6)
+
+
+class TestMeltingTemperature:
+    """Of known energies, held against Tm = dH / (dS + R ln C)."""
+
+    GAS = 1.987e-3  # kcal/(mol K)
+
+    def predicted(self, stacks, *, sodium, concentration, reference=50.0):
+        """Gives each column the energies of one stack: kcal/mol, kcal/(mol K), and salt's share."""
+        enthalpy, entropy, salt = (np.asarray(value) for value in zip(*stacks, strict=True))
+        zero = reference + 273.15
+        stability = -(enthalpy - zero * entropy) / (self.GAS * zero)
+        softplus = [-entropy / self.GAS / dna_melting.ENTROPY, salt / dna_melting.SALT]
+        energies = np.stack([stability, *(np.log(np.expm1(share)) for share in softplus)], -1)
+        padded = np.concatenate([energies, np.full((3, 3), 7.0)])[None]
+        weights = np.array([1.0] * len(stacks) + [0.0] * 3)[None, :, None]
+        conditions = np.array([[np.log(sodium / melting.SODIUM), np.log(concentration)]])
+        found = dna_melting.melting_temperature(padded, weights, conditions, reference)
+        return float(found[0, 0])
+
+    @pytest.mark.parametrize("reference", [20.0, 70.0])
+    @pytest.mark.parametrize(("sodium", "concentration"), [(0.063, 1.0), (1.0, 2.5e-7)])
+    def test_energies_of_columns_add_up(self, sodium, concentration, reference):
+        stacks = [(-7.9, -0.0222, 0.185), (-10.6, -0.0272, 0.185), (-3.3, -0.0081, 0.1)]
+        enthalpy, entropy, salt = (sum(values) for values in zip(*stacks, strict=True))
+        logarithms = np.log(concentration) + salt * np.log(sodium / melting.SODIUM)
+        expected = enthalpy / (entropy + self.GAS * logarithms) - 273.15
+        found = self.predicted(
+            stacks, sodium=sodium, concentration=concentration, reference=reference
+        )
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_new_model_begins_near_the_mean(molecules):
+    model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0)
+    found = model(melting.encode(molecules["train"]), training=False)
+    assert np.abs(keras.ops.convert_to_numpy(found) - 60).mean() < 40
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "50000"])
+@pytest.mark.parametrize("name", ["sodium", "strand_concentration"])
+def test_conditions_that_cannot_be_are_refused(run, name, value, command_line):
+    flag = f"--{name.replace('_', '-')}={value}"
+    status, printed, errors_ = command_line(predict, run[0], "ACGTACGT", flag)
+    assert status == 2 and not printed and errors_.count("\n") == 1
+    assert f"{name} is '{float(value)}', expected mol/l" in errors_

@@ -27,7 +27,7 @@ SHARED = dict(strategy="none", epochs=1, global_batch_size=16, quiet=True)
 SIZES = dict(num_layers=1, num_heads=2, hidden_dim=8)
 OPTIONS = {
     "mnist": SHARED | dict(max_examples=48, accumulate_steps=2),
-    "dna_melting": SHARED | SIZES | dict(precision="float64"),
+    "dna_melting": SHARED | SIZES | dict(precision="float64", base_learning_rate=0.02),
     "text_classification": SHARED | SIZES | dict(vocabulary_size=60, sequence_length=12),
 }
 RECIPES = ("bert_mlm", *OPTIONS)
@@ -163,7 +163,7 @@ class TestEvaluate:
 
         stock = dna_melting.build_model
         monkeypatch.setattr(
-            dna_melting, "build_model", lambda options, mean, std: stock(options, mean + 1, std)
+            dna_melting, "build_model", lambda options, mean: stock(options, mean + 1)
         )
         with pytest.raises(RunError, match="the recipe builds another model"):
             evaluated(copied("dna_melting"))
