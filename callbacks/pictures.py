@@ -58,7 +58,8 @@ class ImageSummaries(Predictions):
         from matplotlib.colors import PowerNorm
         from sklearn.metrics import ConfusionMatrixDisplay
 
-        figure = _figure(*[3 + 0.4 * len(self.classes)] * 2)
+        inches = 3 + 0.4 * len(self.classes)
+        figure = _figure(inches, inches)
         axes = figure.add_subplot()
         # The root, because a good model's mistakes are a few percent: they would be invisible.
         drawn = ConfusionMatrixDisplay.from_predictions(

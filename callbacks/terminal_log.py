@@ -1,6 +1,7 @@
 """Shows the run's records to a person, as lines of a log."""
 
 import logging
+from collections.abc import Iterable
 
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput, is_speed
@@ -51,7 +52,7 @@ class TerminalLog(StepCallback):
         else:
             level = RESULT if self._trained else logging.INFO
             metrics = metrics_of(record)
-            names = sorted(metrics, key="loss".__ne__)
+            names = loss_first(metrics)
             line = "  ".join(f"{name} {format_number(metrics[name])}" for name in names)
             log.log(level, "step %d  %s  %s", step, record["split"], line)
 
@@ -68,12 +69,17 @@ def speed_of(numbers: dict) -> list[str]:
     return []
 
 
+def loss_first(names: Iterable[str]) -> list[str]:
+    """Returns names of metrics in their order, with the loss before all others."""
+    return sorted(names, key=lambda name: name != "loss")
+
+
 def format_epoch(record: dict) -> list[str]:
     """Returns an epoch's metrics, training | validation, and the rate: lines of 80 columns."""
     train, valid = metrics_of(record), metrics_of(record, "val_")
     epoch = f"epoch {record['epoch']}"
     parts = []
-    for name in sorted(train | valid, key="loss".__ne__):
+    for name in loss_first(train | valid):
         numbers = [format_number(part.get(name)) for part in (train, valid) if part]
         parts.append(f"{name} {' | '.join(numbers)}")
     if "learning_rate" in record:

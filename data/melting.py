@@ -20,11 +20,11 @@ import numpy as np
 from data.download import fetch
 from data.errors import DataError
 from data.installed_docs import hash_of
+from data.splits import SPLITS
 from data.tables import read_table
 
 FORMULA = "nearest-neighbour"
 NNN = "nnn"
-SPLITS = ("train", "valid", "test")
 
 # A column's id is 1 + 25 * kind + 5 * left + right; 0 is padding, and base 0 a gap.
 BASES = "-ACGT"

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from data import batches, files, installed_docs
 from data.errors import DataError
+from data.splits import SPLITS
 from data.tables import read_table
-from data.text import SPLITS, Text
+from data.text import Text
 from data.word_pieces import special_ids
 
 INSTALLED_DOCS = "installed-docs"

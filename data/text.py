@@ -13,8 +13,8 @@ from pathlib import Path
 
 from data import download, files, installed_docs
 from data.errors import DataError
+from data.splits import SPLITS
 
-SPLITS = ("train", "valid", "test")
 TEST_SHARE = 0.05  # of the training lines, where there is no test file
 
 

@@ -240,7 +240,7 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.T
         ]
         return index + 1, per_chunk, to_kernel, to_bias
 
-    shapes = [[], []] + [[width]] * grads
+    shapes = [[], [], [width]] if grads else [[], []]
     arrays = [
         tf.TensorArray(bias.dtype, size=chunks, element_shape=[None, *shape]) for shape in shapes
     ]

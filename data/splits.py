@@ -1,0 +1,3 @@
+"""The splits of a dataset, by the names that every module uses."""
+
+SPLITS = ("train", "valid", "test")
