@@ -605,19 +605,23 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def not_for_xla(model: keras.Model) -> list[str]:
-    """Returns the names of a model's layers that XLA cannot compile on a replica.
+    """Returns the names of a model's layers that XLA cannot compile here.
 
-    Those that sum over replicas (batch normalization, which `distribution.step` synchronizes), and
-    max pooling where operations are deterministic. Lacks: that they are has no public name.
+    With several replicas those that sum over them: batch normalization, and layers whose mask
+    decides which values count. Max pooling where operations are deterministic. Lacks: no public API
+    reports any of it.
     """
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    return [
-        layer.name
-        for layer in layers_of(model)
-        if getattr(layer, "synchronized", False)
-        or (replicas > 1 and isinstance(layer, keras.layers.BatchNormalization))
-        or (is_op_determinism_enabled() and "MaxPooling" in type(layer).__name__)
-    ]
+    several = model.distribute_strategy.num_replicas_in_sync > 1
+    names = []
+    for layer in layers_of(model):
+        normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        pools = is_op_determinism_enabled() and "MaxPooling" in type(layer).__name__
+        if (several and normalises) or pools:
+            names.append(layer.name)
+    if several and getattr(model, "outputs", None):  # not of a subclass of keras.Model
+        masked = [output for output in model.outputs if mask_of(output) is not None]
+        names += [output._keras_history.operation.name for output in masked]
+    return names
 
 
 def metric_direction(model: keras.Model, name: str) -> str | None:

@@ -198,7 +198,7 @@ class Step:
         """Returns a replica's loss, and the sum of all weights of the global batch."""
         masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
         if any(mask is not None for mask in masks):
-            if self._in_parts or (self.replicas > 1 and self.jit_compile):
+            if self.replicas > 1 and self.jit_compile:
                 raise DistributionError(
                     "--jit on: a mask of the model decides which values count, so replicas add up "
                     "in the middle of what XLA would compile; use --jit off"
