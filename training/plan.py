@@ -68,6 +68,22 @@ class Plan:
         return {name: getattr(self, name) for name in names}
 
 
+def require_shared_equally(global_batch_size: int, replicas: int) -> None:
+    """Refuses a global batch that the replicas cannot share equally.
+
+    Raises:
+        OptionsError: names the nearest sizes that they can.
+    """
+    rest = global_batch_size % replicas
+    if rest:
+        larger = global_batch_size - rest + replicas
+        nearest = [size for size in (larger - replicas, larger) if size > 0]
+        raise OptionsError(
+            f"--global-batch-size {global_batch_size} cannot be shared by {replicas} replicas: it "
+            f"must be a multiple of {replicas}, for instance {' or '.join(map(str, nearest))}"
+        )
+
+
 def make_plan(
     options,
     *,
@@ -114,11 +130,7 @@ def make_plan(
         # "sqrt" is usual with Adam (Krizhevsky, arXiv 1404.5997, gives the argument).
         factors = {"linear": planned, "sqrt": math.sqrt(planned), "none": 1}
         learning_rate = base * factors[options.lr_scaling]
-    if batch % replicas:
-        raise OptionsError(
-            f"--global-batch-size {batch} cannot be shared by {replicas} replicas: "
-            f"it must be a multiple of {replicas}"
-        )
+    require_shared_equally(batch, replicas)
     per_step = batch * options.accumulate_steps
     if examples < per_step:
         raise OptionsError(

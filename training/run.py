@@ -49,7 +49,7 @@ from training.options import (
     profile_window,
     shown,
 )
-from training.plan import Plan, make_plan
+from training.plan import Plan, make_plan, require_shared_equally
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
@@ -200,6 +200,10 @@ class Run:
                 f"--run-dir {self.folder.path}: the workers see different checkpoints there; it "
                 "must be on a disk that all of them share"
             )
+        # Before data are loaded, which may take minutes.
+        batch = self.folder.facts.get("global_batch_size") or self.options.global_batch_size
+        if batch is not None and not self.finished:
+            require_shared_equally(batch, strategies.replicas(self.strategy))
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 

@@ -17,11 +17,13 @@ from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep
+from distribution import strategies
 from machine import device
 from tests.support import processes, tiny_recipe
 from training import signals as signals_module
-from training.errors import RunError
+from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
+from training.run import start_run
 from training.signals import Signals
 
 PER_EPOCH = tiny_recipe.STEPS_PER_EPOCH
@@ -458,3 +460,18 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         start(tmp_path / "run")
     assert asked == [False] * 6 and newest(tmp_path / "run").step == 5
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(strategies, "replicas", lambda strategy: 3)
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", global_batch_size=8)
+    with pytest.raises(OptionsError, match="multiple of 3, for instance 6 or 9"):
+        with start_run(tiny_recipe.NAME, options):
+            pytest.fail("data would be loaded here")
+
+
+def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
+    with pytest.raises(OptionsError, match="does not apply it .* 72 examples"):
+        start(tmp_path / "run", max_examples=50)
