@@ -129,6 +129,7 @@ def n_gram_log_likelihoods(
     texts: Sequence[str],
     cache_dir: Path,
     *,
+    text_sha256: str,
     sequence_length: int,
     max_examples: int | None = None,
 ) -> list[float]:
@@ -139,6 +140,7 @@ def n_gram_log_likelihoods(
         tokenizer: a `BertTokenizer`.
         texts: each begins a document.
         cache_dir: where downloads and sequences are kept.
+        text_sha256: what the dataset's checksum must be: that of the run.
         sequence_length: tokens of the packed sequences that are counted.
         max_examples: how many of them, from the first one on; None for all.
 
@@ -146,9 +148,11 @@ def n_gram_log_likelihoods(
         Nats.
 
     Raises:
-        DataError: the dataset cannot be loaded.
+        DataError: the dataset cannot be loaded, or has changed.
     """
     text = load_text(dataset, cache_dir)
+    if text.sha256 != text_sha256:
+        raise DataError(f"{dataset}: not the text that the run was trained on")
     rows = sequences_once(text, tokenizer, cache_dir, text_mode="packed", length=sequence_length)
     separator = tokenizer.sep_token_id
     model = KneserNey(

@@ -228,13 +228,14 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     """Returns the log-likelihood of each text by n-grams of the run's training text, in nats.
 
     Raises:
-        DataError: the run's dataset cannot be loaded.
+        DataError: the run's dataset cannot be loaded, or has changed.
     """
     return likelihoods.n_gram_log_likelihoods(
         run.resolved["dataset"],
         bert.load(keras_nlp.models.BertTokenizer, str(run.preset)),
         texts,
         cache_dir,
+        text_sha256=run.resolved["text_sha256"],
         sequence_length=run.options.sequence_length,
         max_examples=run.options.max_examples,
     )

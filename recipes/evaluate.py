@@ -168,7 +168,7 @@ def plot_pairs(scores: list[dict], path: Path) -> None:
     axis.axvline(50, color="grey", linewidth=0.8, linestyle="--")
     axis.set_yticks(range(len(rows)), [row["name"].replace("_", " ") for row in rows])
     axis.set(xlabel="pairs of which the good sentence is likelier (%)", xlim=(0, 100))
-    axis.legend(fontsize="small")
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:

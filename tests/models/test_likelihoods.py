@@ -6,6 +6,7 @@ import pytest
 from data import word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.text import load_text
 from models import bert, likelihoods
 
 MASK, SEP = 4, 3
@@ -71,9 +72,12 @@ def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp
         (tmp_path / f"{name}.txt").write_text("\n".join(part) + "\n")
     texts = ["the words.", "words", "the words the unkindly."]
 
+    dataset, cache_dir = str(tmp_path), tmp_path / "cache"
+    settings = dict(text_sha256=load_text(dataset, cache_dir).sha256, sequence_length=9)
+
     def found(**more):
         return likelihoods.n_gram_log_likelihoods(
-            str(tmp_path), tokenizer, texts, tmp_path / "cache", sequence_length=9, **more
+            dataset, tokenizer, texts, cache_dir, **(settings | more)
         )
 
     stream = [i for line in lines for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]
@@ -83,3 +87,5 @@ def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp
         ids = [[SEP, *bert.encode(tokenizer, text, 99)[1:-1]] for text in texts]
         expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
         np.testing.assert_allclose(found(max_examples=count), expected)
+    with pytest.raises(DataError, match="not the text that the run was trained on"):
+        found(text_sha256="0" * 64)
