@@ -26,7 +26,7 @@ from data import batches, kneser_ney, word_pieces
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert
+from models import bert, fine_tuning
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -140,7 +140,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             learner.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(fine_tuning.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
