@@ -304,7 +304,7 @@ def vocabulary_of(tokenizer) -> list[str]:
     pieces = tokenizer.get_vocabulary()
     numbers = getattr(tokenizer, "vocabulary", None)
     if isinstance(numbers, dict):
-        pieces = sorted(numbers, key=numbers.get)
+        pieces = sorted(numbers, key=lambda piece: numbers[piece])
     return [*pieces, *(getattr(tokenizer, "merges", None) or ())]
 
 

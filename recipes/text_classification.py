@@ -23,10 +23,11 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
+from data.errors import DataError
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import bert, fine_tuning, presets
 from models.initial_weights import add_mean_layer, init_naive_bayes
-from models.metrics import MacroF1
+from models.metrics import GLUE_METRICS, MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
@@ -43,6 +44,13 @@ class Options(FineTuningOptions, TextOptions):
         "auto",
         "A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto.",
     )
+    text_column: str | None = option(
+        None, "Column of the sentences, or of the first of two (default: sentence or text)."
+    )
+    second_text_column: str | None = option(
+        None, "Column of the second sentences, for pairs (default: sentence2)."
+    )
+    label_column: str | None = option(None, "Column of the labels (default: label).")
     preset: str = option(
         "scratch",
         "scratch, a preset of KerasNLP, hf://owner/model, or a preset's folder.",
@@ -140,7 +148,14 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Sentences as word pieces, and their labels, by split.
-        data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
+        data = sentences.load_sentences(
+            run.dataset,
+            run.cache_dir,
+            options.seed,
+            text_column=options.text_column,
+            second_text_column=options.second_text_column,
+            label_column=options.label_column,
+        )
         if run.metadata:  # a trained run is evaluated: its classes, in its order
             data = data.with_classes(run.metadata["classes"])
         preset, _ = presets.choose_preset(options, run.fact("preset"))
@@ -215,6 +230,7 @@ def main(options: Options) -> dict:
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                     MacroF1(len(data.classes)),
+                    *(GLUE_METRICS[name](len(data.classes)) for name in data.metrics),
                 ],
                 **plan.compile_options,
             )
@@ -226,9 +242,9 @@ def main(options: Options) -> dict:
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         return run.finish(
             model,
-            test={"accuracy": test["accuracy"], "macro_f1": test["macro_f1"]},
+            test={name: test[name] for name in ("accuracy", "macro_f1", *data.metrics)},
             baseline=baseline,
-            metadata={"classes": data.classes},
+            metadata={"classes": data.classes, "pairs": data.pairs},
             test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
         )
@@ -249,12 +265,22 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts; a long one is cut as in training.
+        inputs: texts; a long one is cut as in training. The two sentences of a pair are separated
+            by "|||".
     """
+    if run.metadata.get("pairs"):
+        inputs = [_pair(text) for text in inputs]
     model = run.load_model("float32")
     logits = model(sentences.encode(inputs, model.preprocessor))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [likeliest(row, run.metadata["classes"]) for row in probabilities]
+
+
+def _pair(text: str) -> str:
+    parts = [part.strip() for part in text.split("|||")]
+    if len(parts) != 2 or not all(parts):
+        raise DataError(f'{text[:60]!r}: expected two sentences, "first ||| second"')
+    return sentences.SEPARATOR.join(parts)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from models import presets
 from recipes import evaluate, text_classification
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
+from training.loaded_run import load_run
 
 TINY = dict(
     vocabulary_size=60,
@@ -43,6 +44,40 @@ def test_results(finished):
     assert set(results["baseline"]) == {
         *("most_frequent_accuracy", "tfidf_accuracy", "tfidf_macro_f1"),
     }
+
+
+def test_the_test_metrics_are_those_of_the_test_split(finished, folder):
+    """Counted from what the saved model answers to each sentence of the file."""
+    run_dir, results = finished
+    run = load_run(run_dir)
+    right = {}
+    for name in ("dev", "test"):
+        rows = [line.split("\t") for line in (folder / f"{name}.tsv").read_text().splitlines()]
+        answers = text_classification.predict(run, [text for text, _ in rows[1:]])
+        pairs = zip(answers, rows[1:], strict=True)
+        right[name] = np.mean([found[0]["class"] == label for found, (_, label) in pairs])
+    assert right["test"] != right["dev"]
+    assert results["test"]["accuracy"] == pytest.approx(right["test"])
+    assert results["history"]["val_accuracy"][-1] == pytest.approx(right["dev"])
+
+
+def test_pairs_of_sentences(tmp_path):
+    """MRPC's columns: both sentences are read, F1 is reported, --max-examples is what is said."""
+    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    for name, count in (("train", 40), ("dev", 9), ("test", 9)):
+        rows = [f"{n % 2}\t0\t0\tA film {n}\t{('bad', 'good')[n % 2]} {n}" for n in range(count)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    options = TINY | dict(dataset=str(tmp_path), run_dir=tmp_path / "run", max_examples=24)
+    results = text_classification.main(text_classification.Options(**options))
+    assert set(results["test"]) == {"accuracy", "macro_f1", "f1"}
+    assert ": 24 train, 9 valid, 9 test" in (tmp_path / "run" / "worker-0.log").read_text()
+    run = load_run(tmp_path / "run")
+    inputs = run.load_model().preprocessor((["a film"], ["good"]), None)
+    assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}
+    (answer,) = text_classification.predict(run, ["a film ||| good"])
+    assert {found["class"] for found in answer} == {"0", "1"}
+    with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
+        text_classification.predict(run, ["a film"])
 
 
 @pytest.mark.parametrize("layers", [1, 2])
