@@ -363,6 +363,29 @@ def update_together() -> Iterator[None]:
         yield
 
 
+def enable_lora(backbone, rank: int) -> None:
+    """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
+
+    Breaks: Keras makes adapters in float32, and adds up the norms of all gradients, which float64
+    refuses. Does: makes them in float64 beside weights of float64.
+
+    Args:
+        backbone: as `from_preset()` returns it.
+        rank: of the adapters.
+    """
+
+    def make(stock):
+        def add_weight(self, *args, name=None, dtype=None, **kwargs):
+            if str(name).startswith("lora_") and self.variable_dtype == "float64":
+                dtype = "float64"
+            return stock(self, *args, name=name, dtype=dtype, **kwargs)
+
+        return add_weight
+
+    with _replaced(keras.layers.Layer, "add_weight", make):
+        backbone.enable_lora(rank)
+
+
 def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[str, float]) -> None:
     """Multiplies the learning rate and the weight decay of some variables.
 

@@ -84,7 +84,7 @@ def encode(tokenizer, text: str, longest: int) -> np.ndarray:
     """Encodes a text as [CLS], its pieces, [SEP]; WikiText's `<unk>` becomes [UNK].
 
     Args:
-        tokenizer: a `keras_nlp.models.BertTokenizer`.
+        tokenizer: of KerasNLP, of a family with a `MaskedLM`; `[MASK]` in the text is its mask.
         text: the text.
         longest: tokens that the model takes.
 
@@ -94,21 +94,26 @@ def encode(tokenizer, text: str, longest: int) -> np.ndarray:
     Raises:
         DataError: the text has more tokens.
     """
-    parts = re.split(r"(?<!\S)<unk>(?!\S)", text)
-    ids = [tokenizer.cls_token_id, *tokenizer(parts[0])]
-    for part in parts[1:]:
-        ids += [tokenizer.token_to_id("[UNK]"), *tokenizer(part)]
-    ids.append(tokenizer.sep_token_id)
+    special = word_pieces.SpecialTokens.of(tokenizer)
+    stand_for = {MASK: special.mask, word_pieces.UNKNOWN_IN_TEXT: special.unknown}
+    ids = [special.cls]
+    # The space before them belongs to them, as to other words of byte-level BPE.
+    for part in re.split(r"\s*(\[MASK\]|(?<!\S)<unk>(?!\S))", text):
+        if part in stand_for:
+            ids.append(stand_for[part])
+        elif part:
+            ids += np.asarray(tokenizer(part)).tolist()
+    ids.append(special.sep)
     if len(ids) > longest:
         raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
     return np.asarray(ids, np.int32)
 
 
 def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
-    """Computes the probabilities of all word pieces at each [MASK].
+    """Computes the probabilities of all word pieces at each mask.
 
     Args:
-        model: a `BertMaskedLM`.
+        model: a `MaskedLM` of any family.
         tokenizer: its tokenizer.
         token_ids: int32 of shape (tokens,).
 
@@ -125,7 +130,7 @@ def masked_logits(model, token_ids: np.ndarray, positions: np.ndarray) -> np.nda
     """Computes the logits of masked words.
 
     Args:
-        model: a `BertMaskedLM`.
+        model: a `MaskedLM` of any family.
         token_ids: int32 of shape (texts, tokens), without padding.
         positions: int32 of shape (texts, masks).
 
@@ -138,6 +143,7 @@ def masked_logits(model, token_ids: np.ndarray, positions: np.ndarray) -> np.nda
         "padding_mask": np.ones_like(token_ids),
         "mask_positions": positions,
     }
+    inputs = {name: inputs[name] for name in model.input}
     return keras.ops.convert_to_numpy(model(inputs, training=False))
 
 

@@ -41,7 +41,7 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    model.backbone.enable_lora(options.lora_rank)
+    keras_compat.enable_lora(model.backbone, options.lora_rank)
     if not any("lora_kernel" in weight.path for weight in model.backbone.trainable_variables):
         raise DataError(
             f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "

@@ -299,15 +299,6 @@ def _no_task(kind, preset: str, family: str) -> str:
     )
 
 
-def vocabulary_of(tokenizer) -> list[str]:
-    """Returns the pieces of any tokenizer by id; merges of byte-level BPE follow them."""
-    pieces = tokenizer.get_vocabulary()
-    numbers = getattr(tokenizer, "vocabulary", None)
-    if isinstance(numbers, dict):
-        pieces = sorted(numbers, key=lambda piece: numbers[piece])
-    return [*pieces, *(getattr(tokenizer, "merges", None) or ())]
-
-
 def require_mask_token(tokenizer, preset: str, option: str) -> None:
     """Refuses a tokenizer without a mask token.
 

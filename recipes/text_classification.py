@@ -189,7 +189,7 @@ def main(options: Options) -> dict:
             dataset=data.name,
             preset=preset or "scratch",
             data_sha256=data_sha256(splits),
-            vocabulary_sha256=word_pieces.vocabulary_sha256(presets.vocabulary_of(tokenizer)),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         hide = None
         if token_dropout:

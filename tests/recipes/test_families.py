@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import arrays, sentences
-from recipes import evaluate, text_classification
+from data import arrays, masked_lm, sentences
+from recipes import bert_mlm, evaluate, text_classification
 from tests.support import tiny_presets
 from training.loaded_run import load_run
 
@@ -122,3 +122,73 @@ def test_a_classifier_of_each_family(family, tmp_path, initial):
     assert all(sum(answer["probability"] for answer in found) > 0.999 for found in answers)
     found = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
     assert found["test"] == pytest.approx(results["test"])
+
+
+def write_text(path):
+    """Lines of known words; each next one follows from the one before."""
+    words = tiny_presets.WORDS
+    lines = [
+        " ".join(words[(number + place * (1 + number % 3)) % len(words)] for place in range(20))
+        for number in range(200)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def plain_masked_lm(preset, batches):
+    """The weights after `STEPS` of KerasNLP's own compile() and fit() on these batches."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    models = keras_nlp.models
+    backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
+    model = models.MaskedLM.from_preset(preset, backbone=backbone, preprocessor=None)
+    if hasattr(backbone, "pooled_dense"):
+        backbone.pooled_dense.trainable = False
+    schedule = keras.optimizers.schedules.PolynomialDecay(np.float64(0.01), STEPS, 0.0)
+    model.compile(
+        AddingRows(schedule, weight_decay=0.0, beta_2=0.98),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[],
+        jit_compile=False,
+    )
+    keras.Model.fit(model, batches.take(STEPS), shuffle=False, verbose=0)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    return model.get_weights()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", tiny_presets.FAMILIES)
+def test_a_masked_lm_of_each_family(family, tmp_path, monkeypatch):
+    """The chunked head trains as KerasNLP's own compile() and fit(); then it fills masks."""
+    text = write_text(tmp_path / "text.txt")
+    preset = tiny_presets.save(family, "MaskedLM", tmp_path / "preset", sequence_length=16)
+    made = {}
+    stock = masked_lm.training_data
+
+    def training_data(sequences, masking, **batches):
+        made["data"] = stock(sequences, masking, **batches)
+        return stock(sequences, masking, **batches)
+
+    monkeypatch.setattr(masked_lm, "training_data", training_data)
+    options = bert_mlm.Options(
+        **COMMON | dict(sequence_length=16),
+        dataset=str(text),
+        preset=preset,
+        whole_word_masking=family != "Roberta",  # its tiny words are longer than the share
+        mlm_probability=0.2,
+        cache_dir=tmp_path / "cache",
+        run_dir=tmp_path / "run",
+    )
+    results = bert_mlm.main(options)
+    assert all((weights.numpy() == 1).all() for *_, weights in made["data"].take(STEPS))
+    theirs = plain_masked_lm(preset, made["data"])
+    run = load_run(tmp_path / "run")
+    ours = run.load_model("float64").get_weights()
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=0, atol=1e-9 * max(1, np.abs(their).max()))
+    (found,) = bert_mlm.predict(run, ["the loss [MASK] a step"])
+    assert len(found) == 5 and found[0]["text"].startswith("the loss ")
+    assert evaluate.main(evaluate.Options(run_dir=tmp_path / "run", cache_dir=tmp_path / "cache"))[
+        "test"
+    ] == pytest.approx(results["test"])

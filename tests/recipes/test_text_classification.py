@@ -117,8 +117,13 @@ class FakeTokenizer:
     def vocabulary_size(self):
         return self.size
 
+    pad_token_id, start_token_id, end_token_id, mask_token_id = 0, 2, 3, 4
+
+    def get_vocabulary(self):
+        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
     def token_to_id(self, token):
-        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].index(token)
+        return self.get_vocabulary().index(token)
 
 
 def test_words_of_one_letter(tmp_path):

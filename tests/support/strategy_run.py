@@ -65,6 +65,15 @@ RUNS = {
     "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
 }
 
+# A preset is fine-tuned: `preset` names it. The custom loop knows nothing of these.
+TUNED = TINY_SENTENCES | dict(dropout=0.0, validate_every=6)
+for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
+    del TUNED[name]
+FINE_TUNED = {
+    "tuned": ("text_classification", TUNED | dict(layer_decay=0.5, ema=0.9)),
+    "adapters": ("text_classification", TUNED | dict(lora_rank=2, ema=0.9)),
+}
+
 
 def write_text(path: Path) -> None:
     """A small text in which words follow from each other, with some unknown words."""
@@ -174,7 +183,7 @@ def main(chosen: dict, output: Path) -> None:
     if "stop_after" in chosen:
         stop_after(chosen.pop("stop_after"))
     for name in which:
-        module, options = RUNS[name]
+        module, options = (RUNS | FINE_TUNED)[name]
         recipe = importlib.import_module(f"recipes.{module}")
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
         extra |= data_options(module, output.parent)
