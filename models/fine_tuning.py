@@ -42,7 +42,12 @@ def freeze(model: keras.Model, options) -> None:
     if options.lora_rank is None:
         return
     keras_compat.enable_lora(model.backbone, options.lora_rank)
-    if not any("lora_kernel" in weight.path for weight in model.backbone.trainable_variables):
+    adapters = False
+    for weight in model.backbone.trainable_variables:
+        # KerasNLP lets the biases beside an adapter train, and leaves them out when it saves it.
+        weight.trainable = "lora_kernel" in weight.path
+        adapters = adapters or weight.trainable
+    if not adapters:
         raise DataError(
             f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
             "with a query and a value that could be adapted; take --freeze-backbone, or train all"

@@ -56,6 +56,23 @@ def test_a_stopped_run_resumes_identically(run, folder, one_device):
         assert ours[key] == theirs[key], key
 
 
+def test_the_model_is_a_plain_preset_and_the_adapter_lies_beside_it(folder, one_device):
+    """Adapter and preset together give the merged model's encoding."""
+    import keras_nlp
+
+    models, path = keras_nlp.models, one_device / "adapters" / "model"
+    merged = models.TextClassifier.from_preset(str(path), dtype="float64")
+    assert not any("lora" in weight.path for weight in merged.weights)
+    backbone = models.Backbone.from_preset(str(folder / "preset"), dtype="float64")
+    ids = np.arange(5, 15, dtype=np.int32)[None]
+    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    before = np.asarray(backbone(inputs))
+    backbone.load_lora_weights(str(path / "adapter.lora.h5"))
+    after, expected = np.asarray(backbone(inputs)), np.asarray(merged.backbone(inputs))
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, expected, atol=1e-6)  # Keras keeps adapters in float32
+
+
 def test_a_checkpoint_of_adapters_is_small(one_device):
     sizes = {
         run: (one_device / run / "checkpoints" / "step-00000020" / "model.weights.h5")
