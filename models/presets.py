@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import urllib.request
 from pathlib import Path
 
 import keras
@@ -87,17 +88,39 @@ def choose_preset(
 
 def _unreachable(name: str) -> str | None:
     """Returns why a preset of Kaggle cannot be had, or None; gives up after some seconds."""
-    root = Path(os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")).expanduser()
-    if list(root.glob(f"models/keras/bert/keras/{name}/*/config.json")):
-        return None
-    try:
-        socket.create_connection(("www.kaggle.com", 443), timeout=5).close()
-    except OSError:
+    if no_network(name):
         return "no network"
     try:
         keras_nlp.models.BertTokenizer.from_preset(name)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
         return re.sub(r"\S*://\S+", "...", first_line(error))[:80]
+    return None
+
+
+def no_network(preset: str) -> str | None:
+    """Returns the host that does not answer and that a preset would be downloaded from, or None.
+
+    Args:
+        preset: a name or a handle; one that was downloaded before needs no host.
+    """
+    known = keras_nlp.models.Backbone.presets
+    handle = known[preset]["kaggle_handle"] if preset in known else preset
+    scheme, _, path = handle.partition("://")
+    if scheme == "kaggle":
+        host, root = "www.kaggle.com", os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")
+        pattern = f"models/{'/'.join(path.split('/')[:4])}/*/config.json"
+    elif scheme == "hf":
+        host = "huggingface.co"
+        root = f"{os.environ.get('HF_HOME', '~/.cache/huggingface')}/hub"
+        pattern = f"models--{path.replace('/', '--')}/snapshots/*/config.json"
+    else:
+        return None
+    if urllib.request.getproxies() or any(Path(root).expanduser().glob(pattern)):
+        return None
+    try:
+        socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        return host
     return None
 
 
@@ -214,6 +237,11 @@ def require_task(kind, preset: str) -> None:
         raise DataError(f"preset {preset}: neither a folder nor a name of KerasNLP; {hint}")
     if isinstance(parameters, int):
         require_memory(preset, parameters)
+    host = None if folder.is_dir() else no_network(preset)
+    if host is not None:
+        raise DataError(
+            f"preset {preset}: no network ({host} does not answer); pass the folder of a preset"
+        )
 
 
 def require_memory(preset: str, parameters: int) -> None:

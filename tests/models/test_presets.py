@@ -3,6 +3,7 @@ import re
 import shutil
 import socket
 import types
+import urllib.request
 
 import keras
 import keras_nlp
@@ -156,6 +157,27 @@ class TestWhatCannotBeLoaded:
             "mean distil_bert_base_en_uncased?"
         )
         assert "handles like hf://owner/model" in self.message(CLASSIFIER, "qqqq")
+
+    @pytest.mark.parametrize(
+        ("preset", "host"),
+        [("bert_base_en", "www.kaggle.com"), ("hf://a/b", "huggingface.co")],
+    )
+    def test_no_network(self, preset, host, monkeypatch, tmp_path):
+        def create_connection(*arguments, **more):
+            raise OSError(-2, "Name or service not known")
+
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        monkeypatch.setattr(urllib.request, "getproxies", dict)
+        monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        assert self.message(CLASSIFIER, preset) == (
+            f"preset {preset}: no network ({host} does not answer); pass the folder of a preset"
+        )
+        # Downloaded before, it needs none.
+        for cached in ("models/keras/bert/keras/bert_base_en/2", "hub/models--a--b/snapshots/1"):
+            (tmp_path / cached).mkdir(parents=True)
+            (tmp_path / cached / "config.json").touch()
+        assert presets.no_network(preset) is None
 
     def test_a_family_without_the_task(self, gpt2):
         for preset in ("gpt2_base_en", gpt2):
