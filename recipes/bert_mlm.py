@@ -228,11 +228,13 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     """
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
-    pieces = [word_pieces.as_text(piece) for piece in word_pieces.pieces_of(tokenizer)]
+    pieces = word_pieces.pieces_of(tokenizer)
+    its_mask = pieces[tokenizer.mask_token_id]
+    pieces = [word_pieces.as_text(piece) for piece in pieces]
     longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
     answers = []
     for text in inputs:
-        text = text.replace(tokenizer.mask_token, bert.MASK)
+        text = text.replace(its_mask, bert.MASK)
         if bert.MASK not in text:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
         token_ids = bert.encode(tokenizer, text, longest)
