@@ -9,7 +9,7 @@ import tensorflow as tf
 from data import batches
 from data.errors import DataError
 from data.sequences import as_tensor, in_blocks
-from data.word_pieces import SpecialTokens
+from data.word_pieces import SpecialTokens, continuations
 
 NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers are below 1
 
@@ -25,6 +25,9 @@ class Masking:
         max_predictions: masked positions that each example has room for; what is not filled
             weighs zero.
         seed: the run's seed.
+        continuations: ids of the pieces that continue a word; where they are given, words are
+            chosen whole.
+        inputs: the names of what the model takes.
     """
 
     special: SpecialTokens
@@ -32,24 +35,43 @@ class Masking:
     probability: float
     max_predictions: int
     seed: int
+    continuations: tuple[int, ...] | None = None
+    inputs: tuple[str, ...] = ("token_ids", "segment_ids", "padding_mask", "mask_positions")
 
     @classmethod
-    def of(cls, tokenizer, probability: float, sequence_length: int, seed: int) -> "Masking":
+    def of(
+        cls,
+        tokenizer,
+        probability: float,
+        sequence_length: int,
+        seed: int,
+        whole_words: bool = False,
+        inputs: tuple[str, ...] | None = None,
+    ) -> "Masking":
         """Makes room for the predictions of a sequence that is full of text.
 
         Args:
-            tokenizer: a `keras_nlp.models.BertTokenizer`.
+            tokenizer: of KerasNLP, of a family with a `MaskedLM`.
             probability: share of an example's tokens that are predicted.
             sequence_length: tokens of a sequence.
             seed: the run's seed.
+            whole_words: whether words are chosen whole.
+            inputs: the names of what the model takes; None for BERT's.
         """
         return cls(
             special=SpecialTokens.of(tokenizer),
-            vocabulary_size=len(tokenizer.vocabulary),
+            vocabulary_size=tokenizer.vocabulary_size(),
             probability=probability,
-            max_predictions=max(1, int(np.rint(probability * sequence_length))),
+            max_predictions=most_predictions(probability, sequence_length),
             seed=seed,
+            continuations=continuations(tokenizer) if whole_words else None,
+            inputs=inputs or cls.inputs,
         )
+
+
+def most_predictions(probability: float, sequence_length: int) -> int:
+    """Returns how many positions are masked of a sequence that is full of text."""
+    return max(1, int(np.rint(probability * sequence_length)))
 
 
 def mask_batch(
@@ -57,7 +79,8 @@ def mask_batch(
 ) -> tuple:
     """Chooses positions and replaces 80 % by [MASK], 10 % by a random piece, 10 % by nothing.
 
-    What is chosen depends on (seed, epoch, example) alone.
+    What is chosen depends on (seed, epoch, example) alone. Of a word that is chosen whole each
+    piece is replaced by a draw of its own, and predicted by itself.
 
     Args:
         token_ids: int32 of shape (batch, length).
@@ -67,9 +90,9 @@ def mask_batch(
         split: "train", "valid" or "test": each has masks of its own.
 
     Returns:
-        (x, labels, weights) as `BertMaskedLM` takes them: x has int32 `token_ids`, `segment_ids`
-        and `padding_mask` of shape (batch, length) and `mask_positions` of shape
-        (batch, max_predictions); labels are int32 and weights float32 of that shape.
+        (x, labels, weights) as a `MaskedLM` takes them: x has those of `masking.inputs`, int32
+        `token_ids`, `segment_ids` and `padding_mask` of shape (batch, length) and `mask_positions`
+        of shape (batch, max_predictions); labels are int32 and weights float32 of that shape.
     """
     length = token_ids.shape[1]
     seed = functools.partial(batches.stream_seed, masking.seed)
@@ -88,6 +111,8 @@ def mask_batch(
     tokens = tf.reduce_sum(padding_mask, axis=1, keepdims=True)
     wanted = tf.round(masking.probability * tf.cast(tokens, tf.float32))
     wanted = tf.clip_by_value(tf.cast(wanted, tf.int32), 1, masking.max_predictions)
+    if masking.continuations is not None:
+        score = keep_whole_words(score, token_ids, wanted, masking)
     negated, positions = tf.math.top_k(-score, masking.max_predictions)
     place_number = tf.range(masking.max_predictions)[None, :]
     chosen = (negated > -NOT_CHOSEN) & (place_number < wanted)
@@ -114,7 +139,61 @@ def mask_batch(
         "padding_mask": padding_mask,
         "mask_positions": tf.where(chosen, positions, 0),
     }
+    x = {name: x[name] for name in masking.inputs}
     return x, tf.where(chosen, labels, 0), tf.cast(chosen, tf.float32)
+
+
+def keep_whole_words(
+    score: tf.Tensor, token_ids: tf.Tensor, wanted: tf.Tensor, masking: Masking
+) -> tf.Tensor:
+    """Chooses words instead of places, by the rule of Google's BERT.
+
+    The rule (github.com/google-research/bert, `create_masked_lm_predictions` with
+    `do_whole_word_mask`): words come in random order; one that would exceed the number of
+    predictions is skipped; it ends when the number is reached. So words of many pieces are chosen
+    a little less often, and a sequence may get fewer predictions than are wanted. Here a special
+    token ends a word, and what a sequence's edge has left of a word counts as one.
+
+    Args:
+        score: float32 of shape (batch, length), a random number in [0, 1) a place; `NOT_CHOSEN`
+            where nothing may be chosen. The number at a word's first piece is the word's.
+        token_ids: int32 of shape (batch, length).
+        wanted: int32 of shape (batch, 1), the most pieces that are chosen.
+        masking: tells which pieces continue a word.
+
+    Returns:
+        float32 of shape (batch, length): the score of the word that a place belongs to, and
+        `NOT_CHOSEN` where its word is not chosen. The pieces of a word stand together when places
+        are sorted by it.
+    """
+    shape = tf.shape(score)
+    eligible = score < NOT_CHOSEN
+    follows = np.zeros(masking.vocabulary_size, bool)
+    follows[list(masking.continuations or ())] = True
+    after_a_piece = tf.pad(eligible[:, :-1], [[0, 0], [1, 0]])
+    is_first = eligible & ~(tf.gather(tf.constant(follows), token_ids) & after_a_piece)
+
+    # Words are numbered in each sequence, and hold their pieces' count and their score.
+    number = tf.maximum(tf.cumsum(tf.cast(is_first, tf.int32), axis=1) - 1, 0)
+    segment = tf.range(shape[0])[:, None] * shape[1] + number
+    segments = shape[0] * shape[1]
+    sizes = tf.math.unsorted_segment_sum(tf.cast(eligible, tf.int32), segment, segments)
+    scores = tf.math.unsorted_segment_min(tf.where(is_first, score, NOT_CHOSEN), segment, segments)
+    sizes, scores = tf.reshape(sizes, shape), tf.reshape(scores, shape)
+
+    def take(state, size):
+        room, _ = state
+        fits = (size > 0) & (size <= room)
+        return tf.where(fits, room - size, room), fits
+
+    # The smallest scores come first; ties (24 bits) go to the word that stands first.
+    order = tf.math.top_k(-scores, score.shape[1]).indices
+    sizes_in_order = tf.transpose(tf.gather(sizes, order, batch_dims=1))
+    room = wanted[:, 0]
+    _, fits = tf.scan(take, sizes_in_order, (room, tf.zeros_like(room, tf.bool)))
+    chosen = tf.gather(tf.transpose(fits), tf.argsort(order, axis=1), batch_dims=1)
+    is_chosen = eligible & tf.gather(chosen, number, batch_dims=1)
+    return tf.where(is_chosen, tf.gather(scores, number, batch_dims=1), NOT_CHOSEN)
 
 
 def training_data(

@@ -1,4 +1,4 @@
-"""Sentences and their labels: read from tables or docstrings, encoded and hidden for a BERT."""
+"""Sentences, or pairs, and their labels: read from tables or docstrings, encoded for a model."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from data import batches, files, installed_docs
+from data import batches, files, glue, installed_docs
 from data.errors import DataError
 from data.splits import SPLITS
 from data.tables import read_table
@@ -17,6 +17,8 @@ from data.text import Text
 from data.word_pieces import special_ids
 
 INSTALLED_DOCS = "installed-docs"
+
+SEPARATOR = "\t"  # between the two sentences of a pair; fields of a table have none
 
 HELD_OUT = 0.1  # of a file without splits of its own, for validation and again for test
 
@@ -44,17 +46,27 @@ class Sentences:
             an example in every split.
         classes: The labels as they stand in the file, two or more: integers in the order of their
             values, names sorted.
-        note: One line that says what is used where no dataset was named.
+        note: One line that says what is used where no dataset was named, or no test labels exist.
+        metrics: What a benchmark reports beside accuracy and macro F1: see `glue.Columns`.
     """
 
     name: str
     splits: dict[str, tuple[list[str], np.ndarray]]
     classes: tuple[str, ...]
     note: str | None = None
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether each example has two sentences."""
+        return SEPARATOR in self.splits["train"][0][0]
 
     def as_text(self) -> Text:
         """Returns the sentences without their labels, for instance to learn a vocabulary from."""
-        lines = {split: sentences for split, (sentences, _) in self.splits.items()}
+        lines = {
+            split: [line for text in sentences for line in text.split(SEPARATOR)]
+            for split, (sentences, _) in self.splits.items()
+        }
         return Text(self.name, lines)
 
     def with_classes(self, classes: Sequence[str]) -> "Sentences":
@@ -78,16 +90,29 @@ class Sentences:
         return f"{self.name}: {counts}; {len(self.classes):,} classes: {_shown(self.classes)}"
 
 
-def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
-    """Loads sentences and labels.
+def load_sentences(
+    dataset: str,
+    cache_dir: Path,
+    seed: int = 0,
+    *,
+    text_column: str | None = None,
+    second_text_column: str | None = None,
+    label_column: str | None = None,
+) -> Sentences:
+    """Loads sentences, or pairs of sentences, and labels.
 
-    A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv. One file is a CSV, or a TSV if
-    its header holds a tab; per class, 80 percent of its different sentences go to the training
-    split and 10 to each of the others (at least one), by a permutation that the seed and the class
-    decide. A sentence that is repeated, in other case or spaces too, goes to one split with all
-    its rows. In both layouts a
-    header names the columns `sentence` (or `text`) and `label`; other columns are ignored. A TSV
-    has no quoting, a CSV has. What cannot be used is an error.
+    A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
+    GLUE's tasks of classes (see `glue.TASKS`). Its test files have no labels: then the dev split
+    becomes the test split, and 10 percent of the training sentences the validation split.
+
+    One file is a CSV, or a TSV if its header holds a tab; per class, 80 percent of its different
+    sentences go to the training split and 10 to each of the others (at least one), by a permutation
+    that the seed and the class decide. A sentence that is repeated, in other case or spaces too,
+    goes to one split with all its rows.
+
+    In both layouts a header names the columns `sentence` (or `text`) and `label`, or `sentence1`,
+    `sentence2` and `label`; other columns are ignored. A TSV has no quoting, a CSV has. What cannot
+    be used is an error.
 
     `installed-docs`, which `auto` stands for, needs neither files nor a network: the question is
     which of the installed packages a docstring's paragraph was written for. The packages' names
@@ -99,6 +124,10 @@ def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
         dataset: A folder, a file, `installed-docs` or `auto`.
         cache_dir: Where parsed docstrings are kept.
         seed: Decides the split of a single file.
+        text_column: The name of the column of the sentences, or of the first ones; None for the
+            names above.
+        second_text_column: That of the second sentences.
+        label_column: That of the labels.
 
     Returns:
         The sentences. The same call gives the same ones in the same order.
@@ -119,14 +148,43 @@ def load_sentences(dataset: str, cache_dir: Path, seed: int = 0) -> Sentences:
         return _numbered(INSTALLED_DOCS, rows, note if dataset == "auto" else None)
     path = files.expand(dataset)
     if path.is_dir():
-        found = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-        return _numbered(dataset, {split: _read(path / name) for split, name in found.items()})
+        return _load_folder(dataset, path, seed, (text_column, second_text_column, label_column))
     if path.is_file():
-        return _numbered(dataset, _split(dataset, _read(path), seed))
+        columns = _columns(path, text_column, second_text_column, label_column)
+        return _numbered(dataset, _split(dataset, _read(path, columns), seed), columns=columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
         "train.tsv, dev.tsv and test.tsv, or one CSV or TSV file"
     )
+
+
+def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
+    """Returns the columns that a person names, and those of the file's own header otherwise."""
+    columns = glue.columns_of(path)
+    if text is not None:
+        columns = dataclasses.replace(columns, text=(text,), second=())
+    if second is not None:
+        columns = dataclasses.replace(columns, second=(second,))
+    if label is not None:
+        columns = dataclasses.replace(columns, label=(label,))
+    return columns
+
+
+def _load_folder(
+    name: str, folder: Path, seed: int, named: tuple[str | None, str | None, str | None]
+) -> Sentences:
+    paths = {split: glue.file_of(folder, split) for split in SPLITS}
+    columns = _columns(paths["train"], *named)
+    if glue.has_labels(paths["test"], columns):
+        rows = {split: _read(path, columns) for split, path in paths.items()}
+        return _numbered(name, rows, columns=columns)
+    rows = _split(name, _read(paths["train"], columns), seed, held_out=("valid",))
+    rows["test"] = _read(paths["valid"], columns)
+    note = (
+        f"{paths['test'].name} has no labels: {paths['valid'].name} is the test split, and a tenth "
+        "of the training sentences the validation split"
+    )
+    return _numbered(name, rows, note, columns)
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
@@ -192,7 +250,12 @@ def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None
     )
 
 
-def _numbered(name: str, rows: dict[str, list[Row]], note: str | None = None) -> Sentences:
+def _numbered(
+    name: str,
+    rows: dict[str, list[Row]],
+    note: str | None = None,
+    columns: glue.Columns | None = None,
+) -> Sentences:
     """Numbers the labels."""
     found = {split: {label for _, label in rows[split]} for split in SPLITS}
     integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in found["train"])
@@ -216,7 +279,8 @@ def _numbered(name: str, rows: dict[str, list[Row]], note: str | None = None) ->
         )
         for split in SPLITS
     }
-    return Sentences(name, splits, classes, note)
+    metrics = columns.metrics if columns is not None and len(classes) == 2 else ()
+    return Sentences(name, splits, classes, note, metrics)
 
 
 def _shown(labels: Sequence[str]) -> str:
@@ -224,7 +288,9 @@ def _shown(labels: Sequence[str]) -> str:
     return ", ".join(repr(label[:100]) for label in labels[:5]) + ", ..." * (len(labels) > 5)
 
 
-def _split(name: str, rows: list[Row], seed: int) -> dict[str, list[Row]]:
+def _split(
+    name: str, rows: list[Row], seed: int, held_out: tuple[str, ...] = ("test", "valid")
+) -> dict[str, list[Row]]:
     """Splits the rows of one file per class; each split keeps the order of the file."""
     class_of: dict[str, str] = {}  # by folded sentence; the first row's label where rows disagree
     for sentence, label in rows:
@@ -242,37 +308,46 @@ def _split(name: str, rows: list[Row], seed: int) -> dict[str, list[Row]]:
         # Of the label, not of its number: a class that is added changes no other class's split.
         rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
         order = rng.permutation(len(found))
-        held_out = max(1, round(HELD_OUT * len(found)))
+        count = max(1, round(HELD_OUT * len(found)))
         for place, index in enumerate(order):
-            split = "test" if place < held_out else "valid" if place < 2 * held_out else "train"
+            number = place // count
+            split = held_out[number] if number < len(held_out) else "train"
             split_of[found[index]] = split
     return {split: [row for row in rows if split_of[fold(row[0])] == split] for split in SPLITS}
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path, columns: glue.Columns) -> list[Row]:
     rows = []
-    for where, (sentence, label) in read_table(path, ("sentence", "text"), ("label",)):
-        if not sentence or not label:
-            raise DataError(f"{where}: the {'label' if sentence else 'sentence'} is empty")
-        rows.append((sentence, label))
+    wanted = [names for names in (columns.text, columns.second, columns.label) if names]
+    skips = columns.skips_broken_rows
+    table = read_table(path, *wanted, header=columns.header, skips_broken_rows=skips)
+    for where, (*texts, label) in table:
+        if not all(texts) or not label:
+            if skips:
+                continue
+            raise DataError(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
+        rows.append((SEPARATOR.join(text.replace(SEPARATOR, " ") for text in texts), label))
     if not rows:
         raise DataError(f"{path}: no row after the header, expected sentences and their labels")
     return rows
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
-    """Turns sentences into what `keras_nlp.models.BertTextClassifier` takes.
+    """Turns sentences into what a `keras_nlp.models.TextClassifier` takes.
 
     Args:
-        sentences: n sentences.
-        preprocessor: a `keras_nlp.models.BertTextClassifierPreprocessor`; it cuts sentences that
-            are longer than its `sequence_length`.
+        sentences: n sentences, or n pairs joined by `SEPARATOR`.
+        preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`; it cuts sentences that are
+            longer than its `sequence_length`.
 
     Returns:
-        `token_ids` ([CLS], word pieces, [SEP], padding), `segment_ids` (zeros) and `padding_mask`
-        (1 where there is a token), each int32 of shape (n, length).
+        `token_ids` (begin, pieces, end, padding) and, where the family has them, `segment_ids`
+        and `padding_mask` (1 where there is a token), each int32 of shape (n, length).
     """
-    inputs = preprocessor(tf.constant(list(sentences), tf.string))
+    parts = zip(*(text.split(SEPARATOR) for text in sentences), strict=True)
+    texts = tuple(tf.constant(part, tf.string) for part in parts)
+    # With a second argument: KerasNLP takes a pair alone for inputs and labels.
+    inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
     # Also the mask, which Keras makes a bool: it averages the first batch over the replicas.
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
@@ -303,24 +378,23 @@ def naive_bayes_evidence(
     return evidence
 
 
-def hide_word_pieces(share: float, mask_id: int, seed: int) -> Callable:
+def hide_word_pieces(share: float, tokenizer, seed: int) -> Callable:
     """Returns a `change` for `arrays.training_data` that hides word pieces, others in each epoch.
 
     Which ones depends on (seed, epoch, example) alone.
 
     Args:
-        share: Share of the word pieces that are hidden, in [0, 1); [CLS], [SEP] and padding are
-            not.
-        mask_id: What they are replaced by.
+        share: Share of the word pieces that are hidden, in [0, 1); special tokens are not.
+        tokenizer: Of KerasNLP: its mask token replaces them.
         seed: The run's seed.
     """
     stream = batches.stream_seed(seed, "token dropout")
+    mask_id, special = tokenizer.mask_token_id, tokenizer.special_token_ids
 
     def change(x: dict, indices: tf.Tensor, epoch: tf.Tensor) -> dict:
-        ids, filled = x["token_ids"], x["padding_mask"]
+        ids = x["token_ids"]
         place = tf.range(ids.shape[1], dtype=tf.int64)[None, :]
-        count = tf.cast(tf.reduce_sum(filled, axis=1, keepdims=True), tf.int64)
-        is_word = (place > 0) & (place < count - 1)
+        is_word = tf.reduce_all(ids[..., None] != tf.constant(special, ids.dtype), axis=-1)
         hidden = batches.uniform(stream, epoch, indices[:, None], place) < share
         return {**x, "token_ids": tf.where(is_word & hidden, mask_id, ids)}
 

@@ -75,7 +75,7 @@ def sequences_once(
 
     Args:
         text: A `data.text.Text`.
-        tokenizer: A `keras_nlp.models.BertTokenizer`.
+        tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
         cache_dir: The cache; sequences are stored in its folder `sequences`.
         text_mode: "packed" or "lines"; the latter leaves out lines of 100 bytes or fewer.
         length: Tokens of a sequence.
@@ -87,12 +87,13 @@ def sequences_once(
     Raises:
         DataError: A split gives no sequence.
     """
-    settings = (tokenizer.lowercase, tokenizer.strip_accents, tokenizer.split_on_cjk)
-    vocabulary = word_pieces.vocabulary_sha256(tokenizer.vocabulary)
+    names = ("lowercase", "strip_accents", "split_on_cjk", "proto")
+    settings = (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
+    vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
     made_from = (text.sha256, text_mode, length, vocabulary, settings)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
-    dtype = dtype_of(len(tokenizer.vocabulary))
+    dtype = dtype_of(tokenizer.vocabulary_size())
 
     def build(folder: Path) -> None:
         folder.mkdir()

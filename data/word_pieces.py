@@ -1,6 +1,6 @@
-"""WordPiece: a vocabulary learned from text, and lines turned into token ids.
+"""WordPiece: a vocabulary learned from text; and lines turned into ids by any tokenizer.
 
-Keras's own `BertTokenizer` makes the ids, so that training, prediction and the saved preset agree.
+Keras's own tokenizer makes the ids, so that training, prediction and the saved preset agree.
 It is called once for each distinct word: three million tokens a second on one core, several times
 what `tokenizers` makes of whole lines on two.
 """
@@ -30,13 +30,17 @@ KNOWN_WORDS = 1_000_000
 
 
 def special_ids(tokenizer) -> list[int]:
-    """Returns the ids of BERT's special tokens, of a `keras_nlp.models.BertTokenizer`."""
-    return [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    """Returns the ids of `SpecialTokens`, of a tokenizer of KerasNLP."""
+    return list(SpecialTokens.of(tokenizer).all())
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """The ids of BERT's special tokens, which are never masked and never predicted."""
+    """The ids of special tokens, which are never masked and never predicted.
+
+    By BERT's names: what begins a sequence is [CLS], what ends it or a line is [SEP]. A family
+    without one for unknown words, since it spells them in bytes, has that of padding instead.
+    """
 
     pad: int
     unknown: int
@@ -46,12 +50,60 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":
-        """Returns those of a `keras_nlp.models.BertTokenizer`."""
-        return cls(*special_ids(tokenizer))
+        """Returns those of a tokenizer of KerasNLP, of a family with a `MaskedLM`."""
+        pad = tokenizer.pad_token_id
+        return cls(
+            pad=pad,
+            unknown=_unknown_id(tokenizer, pad),
+            cls=tokenizer.start_token_id,
+            sep=tokenizer.end_token_id,
+            mask=tokenizer.mask_token_id,
+        )
 
     def all(self) -> tuple[int, ...]:
         """Returns the five ids."""
         return dataclasses.astuple(self)
+
+
+def _unknown_id(tokenizer, otherwise: int) -> int:
+    pieces = set(pieces_of(tokenizer))
+    found = next((name for name in ("[UNK]", UNKNOWN_IN_TEXT) if name in pieces), None)
+    return otherwise if found is None else int(tokenizer.token_to_id(found))
+
+
+def pieces_of(tokenizer) -> list[str]:
+    """Returns the pieces of any tokenizer of KerasNLP, in the order of their ids."""
+    numbers = getattr(tokenizer, "vocabulary", None)
+    if isinstance(numbers, dict):  # byte-level BPE
+        return sorted(numbers, key=lambda piece: numbers[piece])
+    return list(tokenizer.get_vocabulary())
+
+
+def vocabulary_of(tokenizer) -> list[str]:
+    """Returns all that decides how a tokenizer splits words: pieces, and merges of BPE."""
+    return [*pieces_of(tokenizer), *(getattr(tokenizer, "merges", None) or ())]
+
+
+def begins_words(tokenizer) -> str:
+    """Returns the mark of a piece that begins a word, or "" where the others are marked by `##`."""
+    if getattr(tokenizer, "merges", None) is not None:
+        return "\u0120"  # a space, as byte-level BPE writes it
+    return "\u2581" if getattr(tokenizer, "proto", None) is not None else ""
+
+
+def continuations(tokenizer) -> tuple[int, ...]:
+    """Returns the ids of the pieces that continue a word."""
+    mark = begins_words(tokenizer)
+    return tuple(
+        number
+        for number, piece in enumerate(pieces_of(tokenizer))
+        if (not piece.startswith(mark) if mark else piece.startswith("##"))
+    )
+
+
+def as_text(piece: str) -> str:
+    """Returns a piece with the space that its mark stands for."""
+    return piece.replace("\u0120", " ").replace("\u2581", " ")
 
 
 def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
@@ -173,27 +225,30 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
     """Turns lines into token ids with Keras's tokenizer, each distinct word once.
 
     White space of any kind separates words, also a no-break space, which Keras's tokenizer alone
-    takes for a letter. `<unk>` becomes [UNK], and so does, by the rule of Keras's tokenizer, a word
-    of more than 100 bytes.
+    takes for a letter; byte-level BPE gets one space before each word but a line's first. `<unk>`
+    becomes [UNK], and so does, by the rule of Keras's BERT tokenizer, a word of more than 100
+    bytes.
 
     Args:
         lines: The text; `LINES_AT_ONCE` of them are in memory.
-        tokenizer: A `keras_nlp.models.BertTokenizer`.
+        tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
 
     Yields:
         Of some lines at a time: their ids, int32 of shape (tokens,), and how many each line has,
         int64 of shape (lines,).
     """
-    unknown = {UNKNOWN_IN_TEXT: [tokenizer.token_to_id("[UNK]")]}
+    space = " " if getattr(tokenizer, "merges", None) is not None else ""
+    unknown_id = SpecialTokens.of(tokenizer).unknown
+    unknown = {word: [unknown_id] for word in (UNKNOWN_IN_TEXT, space + UNKNOWN_IN_TEXT)}
     known = dict(unknown)
     lines = iter(lines)
     while block := list(itertools.islice(lines, LINES_AT_ONCE)):
-        words_of_lines = [line.split() for line in block]
+        words_of_lines = [_words(line, space) for line in block]
         if len(known) > KNOWN_WORDS:
             known = dict(unknown)
         new = list(set(itertools.chain(*words_of_lines)) - known.keys())
         if new:
-            known.update(zip(new, tokenizer(new), strict=True))
+            known.update(zip(new, _as_lists(tokenizer(new)), strict=True))
         ids: list[int] = []
         ends = [0]
         for words in words_of_lines:
@@ -201,3 +256,13 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
                 ids.extend(known[word])
             ends.append(len(ids))
         yield np.array(ids, np.int32), np.diff(ends)
+
+
+def _words(line: str, space: str) -> list[str]:
+    words = line.split()
+    return words[:1] + [space + word for word in words[1:]] if space else words
+
+
+def _as_lists(ids) -> list:
+    # Some tokenizers answer with a ragged tensor.
+    return ids.to_list() if hasattr(ids, "to_list") else ids

@@ -445,6 +445,61 @@ def update_together() -> Iterator[None]:
         yield
 
 
+def enable_lora(backbone, rank: int) -> None:
+    """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
+
+    Breaks: Keras makes adapters in float32, and adds up the norms of all gradients, which float64
+    refuses. Does: makes them in float64 beside weights of float64.
+
+    Args:
+        backbone: as `from_preset()` returns it.
+        rank: of the adapters.
+    """
+
+    def make(stock):
+        def add_weight(self, *args, name=None, dtype=None, **kwargs):
+            if str(name).startswith("lora_") and self.variable_dtype == "float64":
+                dtype = "float64"
+            return stock(self, *args, name=name, dtype=dtype, **kwargs)
+
+        return add_weight
+
+    with _replaced(keras.layers.Layer, "add_weight", make):
+        backbone.enable_lora(rank)
+
+
+def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[str, float]) -> None:
+    """Multiplies the learning rate and the weight decay of some variables.
+
+    Breaks: a Keras optimizer has one rate for all variables (keras-team/keras#21741, open). Does:
+    scales it in `update_step()`. The weight decay is that of this rate, so it moves there too.
+
+    Args:
+        optimizer: not yet built; changed in place. Its `weight_decay` is None afterwards.
+        factors: by the path of the variable; any other keeps the rate.
+    """
+    base, weight_decay = type(optimizer), optimizer.weight_decay
+    by_index: list[float] = []
+
+    class ScaledRates(base):  # type: ignore[misc,valid-type]
+        def build(self, variables):
+            super().build(variables)
+            by_index[:] = [factors.get(variable.path, 1.0) for variable in variables]
+
+        def update_step(self, gradient, variable, learning_rate):
+            factor = by_index[self._get_variable_index(variable)]
+            rate = tf.cast(learning_rate, variable.dtype) * factor
+            if weight_decay is not None and self._use_weight_decay(variable):
+                variable.assign_sub(variable * tf.cast(weight_decay, variable.dtype) * rate)
+            super().update_step(gradient, variable, rate)
+
+    # The names under which Keras saves and loads an optimizer.
+    ScaledRates.__name__, ScaledRates.__qualname__ = base.__name__, base.__qualname__
+    ScaledRates.__module__ = base.__module__
+    optimizer.__class__ = ScaledRates
+    optimizer.weight_decay = None
+
+
 def own_steps(model: keras.Model) -> list[str]:
     """Returns which of `train_step` and `test_step` a model overrides."""
     stock = tf_trainer.TensorFlowTrainer

@@ -141,12 +141,28 @@ class ChunkedHead(keras.Model):
         self.whole.load_weights(*args, **kwargs)
 
 
-def chunked_masked_lm(masked_lm: keras_nlp.models.BertMaskedLM) -> ChunkedHead:
-    """Returns what trains and evaluates a `BertMaskedLM` in chunks of its predictions."""
+def has_tied_logits(masked_lm: keras_nlp.models.MaskedLM) -> bool:
+    """Tells whether a model's logits are hidden states times its embeddings plus a bias."""
+    head = getattr(masked_lm, "masked_lm_head", None)
+    if not isinstance(head, keras_nlp.layers.MaskedLMHead) or head.token_embedding is None:
+        return False
+    embedding = head.token_embedding.get_config()
+    ties = embedding.get("tie_weights", False) and embedding.get("logit_soft_cap") is None
+    return ties and head.activation in (None, keras.activations.linear)
+
+
+def chunked_masked_lm(masked_lm: keras_nlp.models.MaskedLM) -> ChunkedHead:
+    """Returns what trains and evaluates a `MaskedLM` in chunks of its predictions.
+
+    Args:
+        masked_lm: of any family, with `has_tied_logits()`.
+    """
     head, inputs = masked_lm.masked_lm_head, masked_lm.input
     encoded = masked_lm.backbone({name: inputs[name] for name in masked_lm.backbone.input})
+    if isinstance(encoded, dict):  # beside it what a classifier reads
+        encoded = encoded["sequence_output"]
     positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
-    hidden = keras.ops.take_along_axis(encoded["sequence_output"], positions, axis=1)
+    hidden = keras.ops.take_along_axis(encoded, positions, axis=1)
     for layer in keras_compat.transform_of(head):
         hidden = layer(hidden)
     bias = keras_compat.output_bias_of(head)

@@ -3,26 +3,27 @@
 import keras
 
 
-@keras.saving.register_keras_serializable("keras_recipes")
-class MacroF1(keras.metrics.Metric):
-    """Computes the mean of the classes' F1 scores from integer labels.
+class ClassCounts(keras.metrics.Metric):
+    """Counts, by class, labels, predictions, and labels that were predicted; a base.
 
-    A class that is neither there nor predicted has an F1 score of zero, as in scikit-learn. Keras's
-    `F1Score` assigns what it has read and added up: where replicas share one copy of a variable,
-    they overwrite each other.
+    Keras's `F1Score` assigns what it has read and added up: where replicas share one copy of a
+    variable, they overwrite each other.
 
     Args:
         num_classes: number of classes.
         name: of the metric.
-        dtype: of its sums; None for Keras's float type.
     """
 
-    def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
+    def __init__(self, num_classes: int, name: str, dtype=None):
         super().__init__(name=name, dtype=dtype)
         self.num_classes = num_classes
         self.hits = self.add_weight((num_classes,), "zeros", name="hits")
         self.labelled = self.add_weight((num_classes,), "zeros", name="labelled")
         self.predicted = self.add_weight((num_classes,), "zeros", name="predicted")
+
+    def get_config(self):
+        """Returns the arguments of the constructor."""
+        return {"num_classes": self.num_classes, "name": self.name}
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         """Counts a batch.
@@ -42,11 +43,57 @@ class MacroF1(keras.metrics.Metric):
         self.labelled.assign_add(ops.sum(labelled, axis=0))
         self.predicted.assign_add(ops.sum(predicted, axis=0))
 
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class MacroF1(ClassCounts):
+    """Computes the mean of the classes' F1 scores from integer labels.
+
+    A class that is neither there nor predicted has an F1 score of zero, as in scikit-learn.
+    """
+
+    def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
+        super().__init__(num_classes, name, dtype)
+
     def result(self):
         """Returns the score, a scalar from 0 to 1."""
         total = self.labelled + self.predicted
         return keras.ops.mean(keras.ops.divide_no_nan(2 * self.hits, total))
 
-    def get_config(self):
-        """Returns the arguments of the constructor, as JSON values."""
-        return {"num_classes": self.num_classes, **super().get_config()}
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class LastClassF1(ClassCounts):
+    """Computes the F1 score of the last class, as GLUE does for MRPC and QQP ("1": the same)."""
+
+    def __init__(self, num_classes: int, name: str = "f1", dtype=None):
+        super().__init__(num_classes, name, dtype)
+
+    def result(self):
+        """Returns the score, a scalar from 0 to 1."""
+        total = self.labelled[-1] + self.predicted[-1]
+        return keras.ops.divide_no_nan(2 * self.hits[-1], total)
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class Matthews(ClassCounts):
+    """Computes the Matthews correlation, as GLUE does for CoLA; for any number of classes.
+
+    With t and p the numbers of labels and predictions of each class, c those that agree and s all
+    of them: (c s - t.p) / sqrt((s^2 - p.p) (s^2 - t.t)) (Gorodkin, 2004), zero where that is 0/0.
+    """
+
+    def __init__(self, num_classes: int, name: str = "matthews", dtype=None):
+        super().__init__(num_classes, name, dtype)
+
+    def result(self):
+        """Returns the correlation, a scalar from -1 to 1."""
+        ops = keras.ops
+        labelled, predicted = self.labelled.value, self.predicted.value
+        agree, total = ops.sum(self.hits), ops.sum(labelled)
+        covariance = agree * total - ops.sum(labelled * predicted)
+        of_predictions = total**2 - ops.sum(predicted**2)
+        of_labels = total**2 - ops.sum(labelled**2)
+        return ops.divide_no_nan(covariance, ops.sqrt(of_predictions * of_labels))
+
+
+# By the names that `data.glue.Columns.metrics` has.
+GLUE_METRICS = {"f1": LastClassF1, "matthews": Matthews}

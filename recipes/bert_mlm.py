@@ -1,12 +1,14 @@
-"""Fill in masked words: a BERT masked language model, trained on WikiText or on text of yours.
+"""Fill in masked words: BERT and its relatives, trained on WikiText or on text of yours.
 
     python -m recipes.bert_mlm
     python -m recipes.bert_mlm --dataset my_text.txt --vocabulary vocab.txt --epochs 3
+    python -m recipes.bert_mlm --preset roberta_base_en --dataset my_text.txt --whole-word-masking
     python -m recipes.bert_mlm --strategy mirrored --replicas 2
 
 Downloads WikiText-2, or takes the prose of the installed packages' docstrings where there is no
 network, learns a WordPiece vocabulary, packs the text into full sequences, and trains
-`keras_nlp.models.BertMaskedLM` with `model.fit()`: AdamW, linear warm-up, PolynomialDecay to zero.
+`keras_nlp.models.BertMaskedLM`, or continues the pretraining of any family's `MaskedLM`, with
+`model.fit()`: AdamW, linear warm-up, PolynomialDecay to zero.
 
 What came out, in what time and on what machine: the table in README.md, which `make results` wrote.
 """
@@ -19,6 +21,7 @@ from typing import ClassVar, Literal
 import keras
 import keras_nlp
 import numpy as np
+import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
@@ -26,8 +29,8 @@ from data import masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text
-from models import bert, likelihoods
-from models.chunked_head import chunked_masked_lm
+from models import bert, fine_tuning, likelihoods, presets
+from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
@@ -64,8 +67,11 @@ class Options(TextOptions):
     )
     sequence_length: int = option(128, "Tokens of a sequence, including [CLS].", within="[4, 512]")
     head: Literal["chunked", "stock"] = option(
-        "chunked", "Compute predictions in chunks, or all logits at once; the numbers are equal."
+        "chunked",
+        "Compute predictions in chunks where the logits are hidden states times embeddings plus a "
+        "bias, or all at once; the numbers are equal.",
     )
+    whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
@@ -75,7 +81,7 @@ class Options(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        return super().problems() + bert.problems_of_presets(self)
+        return super().problems() + presets.problems_of_presets(self)
 
 
 def build_model(
@@ -83,13 +89,14 @@ def build_model(
     vocabulary_size: int,
     preset: str | None = None,
     log_frequency: np.ndarray | None = None,
-) -> keras_nlp.models.BertMaskedLM:
+) -> keras_nlp.models.MaskedLM:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
     Args:
         options: sizes and dropout.
         vocabulary_size: number of word pieces.
-        preset: a name or folder to take architecture and weights from; None for a new model.
+        preset: a name, handle or folder of any family with a `MaskedLM`; None for a new
+            `BertMaskedLM`.
         log_frequency: what a new model predicts at first (`masked_lm.log_frequency`), or None.
 
     Returns:
@@ -97,13 +104,20 @@ def build_model(
         frozen.
     """
     if preset is not None:
-        model = bert.load_masked_lm(preset, options.dropout, options.sequence_length)
+        model = presets.load_task(
+            keras_nlp.models.MaskedLM,
+            preset,
+            backbone_dropout=options.dropout,
+            sequence_length=options.sequence_length,
+        )
     else:
         model = keras_nlp.models.BertMaskedLM(backbone=bert.new_backbone(options, vocabulary_size))
         init_local_attention(model, options.seed)
         if log_frequency is not None:
             init_unigram_bias(model, log_frequency)
-    model.backbone.pooled_dense.trainable = False
+    pooler = getattr(model.backbone, "pooled_dense", None)
+    if pooler is not None:
+        pooler.trainable = False
     return model
 
 
@@ -114,10 +128,16 @@ def main(options: Options) -> dict:
             return run.results
         # Text: word pieces by split, and the sequences that are cut from them.
         text = load_text(run.dataset, run.cache_dir)
-        preset, why = bert.choose_preset(options, run.fact("preset"), text.english_wikitext)
+        preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
+        if preset is not None:
+            presets.require_task(keras_nlp.models.MaskedLM, preset)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
-        sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir)
+        if preset is not None:
+            presets.require_mask_token(tokenizer, preset, "masked language modelling")
+        preprocessor = make_preprocessor(options, preset, tokenizer)
+        inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
+        sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir, inputs)
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
@@ -129,7 +149,7 @@ def main(options: Options) -> dict:
             dataset=text.name,
             text_sha256=text.sha256,
             preset=preset or "scratch",
-            vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         batch_size = plan.global_batch_size
         train_data = masked_lm.training_data(sequences["train"], masking, **plan.batches)
@@ -144,10 +164,12 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
-            model = chunked_masked_lm(network) if options.head == "chunked" else network
+            presets.require_vocabulary(network, tokenizer, str(preset))
+            chunked = options.head == "chunked" and has_tied_logits(network)
+            model = chunked_masked_lm(network) if chunked else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
+            optimizer = fine_tuning.adamw(options, WarmUp(warmup, decay), beta_2=options.beta_2)
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -158,7 +180,7 @@ def main(options: Options) -> dict:
             )
         # Training and test; TensorBoard shows what the model fills in.
         samples = MaskedSamples(
-            run.tensorboard, valid_data, tokenizer.vocabulary, predictor=network
+            run.tensorboard, valid_data, word_pieces.pieces_of(tokenizer), predictor=network
         )
         fit_options = run.prepare(
             model,
@@ -167,8 +189,12 @@ def main(options: Options) -> dict:
             test=test_data,
             extra=[samples],
             perplexity_of="cross_entropy",
-            operations_per_example=bert.training_operations(
-                network.backbone, options.sequence_length, masking.max_predictions
+            operations_per_example=(
+                bert.training_operations(
+                    network.backbone, options.sequence_length, masking.max_predictions
+                )
+                if hasattr(network.backbone, "num_heads")  # else it has no attention
+                else None
             ),
             saves=network,
         )
@@ -178,13 +204,21 @@ def main(options: Options) -> dict:
             network,
             test={"cross_entropy": test["cross_entropy"], "accuracy": test["accuracy"]},
             baseline=baseline,
-            preprocessor=keras_nlp.models.BertMaskedLMPreprocessor(
-                tokenizer,
-                sequence_length=options.sequence_length,
-                mask_selection_rate=masking.probability,
-                mask_selection_length=masking.max_predictions,
-            ),
+            preprocessor=preprocessor,
         )
+
+
+def make_preprocessor(options: Options, preset: str | None, tokenizer):
+    """Loads a preset's preprocessor, or makes BERT's; it masks as this recipe does."""
+    room = masked_lm.most_predictions(options.mlm_probability, options.sequence_length)
+    settings = dict(
+        sequence_length=options.sequence_length,
+        mask_selection_rate=options.mlm_probability,
+        mask_selection_length=room,
+    )
+    if preset is None:
+        return keras_nlp.models.BertMaskedLMPreprocessor(tokenizer, **settings)
+    return presets.load(keras_nlp.models.MaskedLMPreprocessor, preset, **settings)
 
 
 def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
@@ -195,17 +229,19 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         inputs: texts with one [MASK] or more. Special tokens are no fills.
     """
     model = run.load_model("float32")
-    tokenizer = bert.load(
-        keras_nlp.models.BertTokenizer, str(run.preset), special_tokens_in_strings=True
-    )
+    tokenizer = model.preprocessor.tokenizer
+    pieces = word_pieces.pieces_of(tokenizer)
+    its_mask = pieces[tokenizer.mask_token_id]
+    pieces = [word_pieces.as_text(piece) for piece in pieces]
     longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
     answers = []
     for text in inputs:
+        text = text.replace(its_mask, bert.MASK)
         if bert.MASK not in text:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
         token_ids = bert.encode(tokenizer, text, longest)
         probabilities = bert.fill_masks(model, tokenizer, token_ids)
-        answers.append(fills(text, probabilities, tokenizer.get_vocabulary()))
+        answers.append(fills(text, probabilities, pieces))
     return answers
 
 
@@ -219,7 +255,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
         texts: as many tokens as a sequence of the run has, at most.
     """
     model = run.load_model("float32")
-    tokenizer = bert.load(keras_nlp.models.BertTokenizer, str(run.preset))
+    tokenizer = model.preprocessor.tokenizer
     longest = model.preprocessor.sequence_length
     return likelihoods.pseudo_log_likelihoods(model, tokenizer, texts, longest)
 
@@ -232,7 +268,7 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     """
     return likelihoods.n_gram_log_likelihoods(
         run.resolved["dataset"],
-        bert.load(keras_nlp.models.BertTokenizer, str(run.preset)),
+        run.load_model().preprocessor.tokenizer,
         texts,
         cache_dir,
         text_sha256=run.resolved["text_sha256"],
@@ -255,13 +291,24 @@ def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]
         before, after = bert.MASK.join(parts[: mask + 1]), bert.MASK.join(parts[mask + 1 :])
         for answer in likeliest(row, pieces, most=5):
             piece = answer["class"]
-            filled = {"piece": piece, "text": before + piece + after}
+            # A piece of byte-level BPE brings the space before it along.
+            shown = piece.lstrip() if not before or before.endswith(" ") else piece
+            filled = {"piece": piece, "text": before + shown + after}
             found.append({"probability": answer["probability"]} | filled)
     return found
 
 
-def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
+def make_sequences(
+    options: Options, text, tokenizer, cache_dir: Path, inputs: tuple[str, ...] | None = None
+):
     """Token ids of all splits, and how they are masked.
+
+    Args:
+        options: lengths, shares, and the seed.
+        text: a `data.text.Text`.
+        tokenizer: of KerasNLP.
+        cache_dir: where sequences are kept.
+        inputs: the names of what the model takes; None for BERT's.
 
     Returns:
         sequences by split, of shape (sequences, length), and a `masked_lm.Masking`.
@@ -279,6 +326,8 @@ def make_sequences(options: Options, text, tokenizer, cache_dir: Path):
         options.mlm_probability,
         options.sequence_length,
         options.seed,
+        options.whole_word_masking,
+        inputs,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

@@ -28,7 +28,7 @@ from data import batches, word_pieces
 from data.kneser_ney import KneserNey
 from data.sequences import as_tensor, sequences_once
 from data.text import load_text
-from models import bert, likelihoods
+from models import bert, fine_tuning, likelihoods
 from models.chunked_head import ChunkedHead
 from training.command_line import command_line
 from training.loaded_run import LoadedRun
@@ -144,7 +144,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             learner.compile(
-                optimizer=bert.adamw(options, WarmUp(warmup, decay)),
+                optimizer=fine_tuning.adamw(options, WarmUp(warmup, decay)),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

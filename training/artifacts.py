@@ -18,6 +18,7 @@ from data.errors import first_line
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
+ADAPTER = "adapter.lora.h5"
 METADATA = "recipe.json"  # beside the model, under its checksums
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
@@ -53,8 +54,10 @@ def save_model(
 ) -> None:
     """Writes a model so that it loads without this package; whole or not at all.
 
-    A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), anything else
-    `folder/model.keras` (`keras.saving.load_model`). `SHA256SUMS` names the checksum of each file.
+    A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), with low-rank
+    adapters merged into their layers and, beside it, alone (`backbone.load_lora_weights()`);
+    anything else `folder/model.keras` (`keras.saving.load_model`). `SHA256SUMS` names the checksum
+    of each file.
 
     Args:
         model: the trained model.
@@ -77,6 +80,9 @@ def save_model(
                 model.preprocessor = preprocessor
                 model.save_to_preset(str(temporary))
                 model.preprocessor = None
+                if any("lora_kernel" in weight.path for weight in model.trainable_variables):
+                    # The preset holds the sum; this is what was trained of the backbone.
+                    model.backbone.save_lora_weights(str(temporary / ADAPTER))
             else:
                 model.save(temporary / KERAS_FILE)
             (temporary / METADATA).write_text(json.dumps(metadata, ensure_ascii=False), "utf-8")

@@ -79,8 +79,8 @@ def built(monkeypatch):
     def run(recipe, **options):
         stock, models = recipe.build_model, []
 
-        def build_model(*arguments):
-            models.append(stock(*arguments))
+        def build_model(*arguments, **named):
+            models.append(stock(*arguments, **named))
             raise Built
 
         monkeypatch.setattr(recipe, "build_model", build_model)

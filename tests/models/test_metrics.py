@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from distribution import keras_compat
-from models.metrics import MacroF1
+from models.metrics import LastClassF1, MacroF1, Matthews
 from tests.support import forked
 
 
@@ -24,6 +24,20 @@ def test_as_scikit_learn(counted):
         metric.update_state(labels[part], logits[part])
     expected = f1_score(labels, predicted, labels=range(5), average="macro", zero_division=0)
     assert float(metric.result()) == pytest.approx(expected)
+
+
+def test_what_glue_reports_as_scikit_learn(counted):
+    labels, logits, predicted = counted
+    metrics = LastClassF1(4), Matthews(4)
+    for metric in metrics:
+        for part in (slice(0, 20), slice(20, 50)):
+            metric.update_state(labels[part], logits[part])
+    f1, matthews = (float(metric.result()) for metric in metrics)
+    assert f1 == pytest.approx(f1_score(labels == 3, predicted == 3))
+    assert matthews == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-6)
+    one_class = Matthews(4)
+    one_class.update_state(np.zeros(5), np.eye(4)[[0] * 5])
+    assert float(one_class.result()) == 0
 
 
 def test_examples_of_weight_zero_do_not_count(counted):

@@ -7,11 +7,12 @@ import pytest
 from callbacks.tensorboard import escape
 from data import sentences
 from data.errors import DataError
-from models import bert
+from models import presets
 from recipes import evaluate, text_classification
 from tests.support import processes
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
+from training.loaded_run import load_run
 
 TINY = dict(
     vocabulary_size=60,
@@ -56,6 +57,40 @@ def test_tensorboard_shows_sentences_of_the_validation_split(finished, folder):
     assert row.startswith(f"| {escape(sentence)} | {escape(label)} | ")
 
 
+def test_the_test_metrics_are_those_of_the_test_split(finished, folder):
+    """Counted from what the saved model answers to each sentence of the file."""
+    run_dir, results = finished
+    run = load_run(run_dir)
+    right = {}
+    for name in ("dev", "test"):
+        rows = [line.split("\t") for line in (folder / f"{name}.tsv").read_text().splitlines()]
+        answers = text_classification.predict(run, [text for text, _ in rows[1:]])
+        pairs = zip(answers, rows[1:], strict=True)
+        right[name] = np.mean([found[0]["class"] == label for found, (_, label) in pairs])
+    assert right["test"] != right["dev"]
+    assert results["test"]["accuracy"] == pytest.approx(right["test"])
+    assert results["history"]["val_accuracy"][-1] == pytest.approx(right["dev"])
+
+
+def test_pairs_of_sentences(tmp_path):
+    """MRPC's columns: both sentences are read, F1 is reported, --max-examples is what is said."""
+    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    for name, count in (("train", 40), ("dev", 9), ("test", 9)):
+        rows = [f"{n % 2}\t0\t0\tA film {n}\t{('bad', 'good')[n % 2]} {n}" for n in range(count)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    options = TINY | dict(dataset=str(tmp_path), run_dir=tmp_path / "run", max_examples=24)
+    results = text_classification.main(text_classification.Options(**options))
+    assert set(results["test"]) == {"accuracy", "macro_f1", "f1"}
+    assert ": 24 train, 9 valid, 9 test" in (tmp_path / "run" / "worker-0.log").read_text()
+    run = load_run(tmp_path / "run")
+    inputs = run.load_model().preprocessor((["a film"], ["good"]), None)
+    assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}
+    (answer,) = text_classification.predict(run, ["a film ||| good"])
+    assert {found["class"] for found in answer} == {"0", "1"}
+    with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
+        text_classification.predict(run, ["a film"])
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_new_model_begins_as_naive_bayes(layers):
     """Its first answers are those of naive Bayes, counted here without the code that is tested."""
@@ -79,7 +114,7 @@ def test_a_new_model_begins_as_naive_bayes(layers):
     evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, 3)
     options = text_classification.Options(num_layers=layers, num_heads=2, hidden_dim=64)
     keras.utils.set_random_seed(1)
-    model = text_classification.build_model(options, evidence)
+    model = text_classification.build_model(options, 3, evidence=evidence)
     inputs |= {"segment_ids": np.zeros_like(ids), "padding_mask": np.ones_like(ids)}
     answers = np.asarray(model(inputs, training=False)).argmax(axis=1)
     assert (answers == by_hand).mean() > 0.95
@@ -93,8 +128,13 @@ class FakeTokenizer:
     def vocabulary_size(self):
         return self.size
 
+    pad_token_id, start_token_id, end_token_id, mask_token_id = 0, 2, 3, 4
+
+    def get_vocabulary(self):
+        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
     def token_to_id(self, token):
-        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].index(token)
+        return self.get_vocabulary().index(token)
 
 
 def test_words_of_one_letter(tmp_path):
@@ -113,7 +153,7 @@ def test_words_of_one_letter(tmp_path):
 @pytest.mark.long
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
-    options = {k: v for k, v in options.items() if k not in bert.FROM_SCRATCH}
+    options = {k: v for k, v in options.items() if k not in presets.FROM_SCRATCH}
     options = text_classification.Options(
         **options, dataset=str(folder), run_dir=tmp_path / "run", cache_dir=tmp_path / "cache"
     )

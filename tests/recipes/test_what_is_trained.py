@@ -47,8 +47,9 @@ def at_fit(request, data, tmp_path, monkeypatch):
     def run(**changes):
         reached = types.SimpleNamespace(recipe=request.param)
 
-        def build_model(*arguments):
-            reached.model, reached.built_from = stock(*arguments), arguments
+        def build_model(*arguments, **named):
+            reached.model = stock(*arguments, **named)
+            reached.built_from = (*arguments, *named.values())
 
             def fit(train_data, **arguments):
                 reached.train_data, reached.arguments = train_data, arguments

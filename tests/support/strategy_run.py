@@ -76,6 +76,14 @@ PROGRAMS = {
         "kerasnlp_task",
     )
 }
+# A preset is fine-tuned: `preset` names it. The custom loop knows nothing of these.
+TUNED = TINY_SENTENCES | dict(dropout=0.0, validate_every=6)
+for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
+    del TUNED[name]
+FINE_TUNED = {
+    "tuned": ("text_classification", TUNED | dict(layer_decay=0.5, ema=0.9)),
+    "adapters": ("text_classification", TUNED | dict(lora_rank=2, ema=0.9)),
+}
 
 
 def write_text(path: Path) -> None:
@@ -182,7 +190,7 @@ def main(chosen: dict, output: Path) -> None:
 
     from callbacks.errors import Stopped
 
-    known = RUNS | PROGRAMS
+    known = RUNS | FINE_TUNED | PROGRAMS
     which = chosen.pop("runs", None) or list(RUNS)
     for key, number in (("stop_after", signal.SIGTERM), ("kill_after", signal.SIGKILL)):
         if key in chosen:
@@ -190,7 +198,7 @@ def main(chosen: dict, output: Path) -> None:
     for name in which:
         module, options = known[name]
         extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
-        if name in RUNS:
+        if name not in PROGRAMS:
             extra |= data_options(module, output.parent)
             module = f"recipes.{module}"
         recipe = importlib.import_module(module)
