@@ -123,7 +123,8 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
     names = {field.name for field in dataclasses.fields(kind)}
     options = kind(**{name: value for name, value in values.items() if name in names})
     if isinstance(options, TakesMore):
-        options.more = {name: value for name, value in values.items() if name not in names}
+        more = {name: value for name, value in values.items() if name not in names}
+        vars(options)["more"] = more  # a class variable: a field would be an option
     return options
 
 
