@@ -613,8 +613,8 @@ class TestOwnArguments:
         _, _, own = printed.partition("options of recipes.dna_melting:\n")
         assert "--sodium X" in own and "mol/l. (default: 0.05)" in own and "RUN_DIR" in printed
         assert "--strand-concentration X" in own
-        assert "--sodium" not in command_line(predict, "--help")[1]
-        assert "--sodium" not in command_line(predict, runs["mnist"][0], "--help")[1]
+        assert "--sodium X" not in command_line(predict, "--help")[1]
+        assert "--sodium X" not in command_line(predict, runs["mnist"][0], "--help")[1]
 
     def test_a_mistyped_one_names_the_nearest(self, runs, command_line):
         folder, _ = runs["dna_melting"]
