@@ -32,14 +32,14 @@ class Options(TakesMore, RunOptions):
     json: bool = option(False, "Print the answers as one JSON array.")
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
         """Adds the keyword arguments of the recipe's own `predict()`, where a run is named."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("run_dir", nargs="?", type=Path)
         first.add_argument("--trust-module")
         named, _ = first.parse_known_args(arguments)
         if named.run_dir is None or not (named.run_dir / "results.json").exists():
-            return
+            return False
         predict = _load(named.run_dir, trust_module=named.trust_module).module.predict
         hints = typing.get_type_hints(predict)
         group = parser.add_argument_group(f"options of {predict.__module__}")
@@ -52,6 +52,7 @@ class Options(TakesMore, RunOptions):
                     help=about[1].replace("%", "%%") if about else "Of the recipe.",
                     **how_given(hints.get(name, type(parameter.default))),
                 )
+        return True
 
 
 def main(options: Options, **more) -> list[list[dict]]:

@@ -111,19 +111,19 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser(kind, prog, description)
-    if issubclass(kind, TakesMore):
-        kind.add_arguments(parser, arguments)
+    all_known = not issubclass(kind, TakesMore) or kind.add_arguments(parser, arguments)
     known, unknown = parser.parse_known_args(arguments)
     if getattr(known, "options", None):
         parser.set_defaults(**vars(from_json(kind, Path(os.path.expanduser(known.options)))))
         known, unknown = parser.parse_known_args(arguments)
-    if unknown:
+    if unknown and all_known:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(parser, unknown)}")
     values = vars(known)
     names = {field.name for field in dataclasses.fields(kind)}
     options = kind(**{name: value for name, value in values.items() if name in names})
     if isinstance(options, TakesMore):
-        options.more = {name: value for name, value in values.items() if name not in names}
+        more = {name: value for name, value in values.items() if name not in names}
+        vars(options)["more"] = more  # a class variable: a field would be an option
     return options
 
 
@@ -137,12 +137,15 @@ class TakesMore:
     more: dict = {}
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
         """Adds them to the parser.
 
         Args:
             parser: of the other options.
             arguments: the command line.
+
+        Returns:
+            Whether they are known: otherwise `main` will say what is wrong with the others.
         """
         raise NotImplementedError
 

@@ -77,7 +77,7 @@ def predicted(folder, *inputs):
 
 class TestEvaluate:
     @pytest.mark.parametrize("recipe", RECIPES)
-    def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys):
+    def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
         folder, results = runs[recipe]
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         found = evaluated(folder, batch_size=7)  # not the run's batch, and a last one with padding
@@ -87,6 +87,7 @@ class TestEvaluate:
         assert found["baseline"] == results["baseline"] and found["notes"] == []
         assert f"{folder}, {results['steps']} steps\n" in capsys.readouterr().out
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert not [w for w in recwarn if "shuffle" in str(w.message)]
 
     @pytest.mark.parametrize("recipe", RECIPES)
     def test_the_weights_are_those_of_the_run(self, recipe, runs, copied):
@@ -620,13 +621,17 @@ class TestOwnArguments:
         _, _, own = printed.partition("options of recipes.dna_melting:\n")
         assert "--sodium X" in own and "mol/l. (default: 0.05)" in own and "RUN_DIR" in printed
         assert "--strand-concentration X" in own
-        assert "--sodium" not in command_line(predict, "--help")[1]
-        assert "--sodium" not in command_line(predict, runs["mnist"][0], "--help")[1]
+        assert "--sodium X" not in command_line(predict, "--help")[1]
+        assert "--sodium X" not in command_line(predict, runs["mnist"][0], "--help")[1]
 
     def test_a_mistyped_one_names_the_nearest(self, runs, command_line):
         folder, _ = runs["dna_melting"]
         with_type = command_line(predict, folder, "ACGT", "--sodum", "1")
         assert with_type[0] == 2 and with_type[2].endswith("did you mean --sodium?\n")
+
+    def test_without_the_run_that_is_what_is_wrong(self, command_line, tmp_path):
+        status, _, errors = command_line(predict, tmp_path / "x", "ACGT", "--sodium", "1")
+        assert status == 2 and "not a run directory (there is no such folder)" in errors
 
     def test_from_a_notebook(self, runs):
         folder, _ = runs["dna_melting"]

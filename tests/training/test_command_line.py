@@ -107,11 +107,12 @@ class TestFolder:
 def test_a_reader_that_has_left_is_no_error(words, tmp_path):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", *words.split()]
+    # Buffered, as for a person: what is left is written when the program ends.
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     ended = subprocess.run(
-        command,
+        [sys.executable, "-m", *words.split()],
         cwd=processes.ROOT,
-        env=os.environ | processes.ENVIRONMENT,
+        env=environ | {"PYTHONPATH": str(processes.ROOT)},
         stdout=write,
         stderr=subprocess.PIPE,
         timeout=100,
