@@ -20,7 +20,8 @@ def describe() -> str:
     """
     counts = collections.Counter(name for name, _ in gpu_models())
     if not counts:
-        return f"{_processor()}, {_cores()} cores"
+        cores = _cores()
+        return f"{_processor()}, {cores} core{'s' if cores > 1 else ''}"
     memory = _gpu_memory()
     found = []
     for name, count in counts.items():

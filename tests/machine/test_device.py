@@ -32,7 +32,8 @@ def test_the_processor(monkeypatch):
     with open("/proc/cpuinfo") as file:
         (name, *_) = re.findall(r"^model name\s*: (.*)$", file.read(), re.M) or [None]
     assert device.describe() == f"{name or device._processor()}, 3 cores"
-    assert device.gpu_models() == []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # a launched worker's
+    assert device.describe().endswith(", 1 core") and device.gpu_models() == []
 
 
 def test_gpus(gpus):
@@ -47,7 +48,9 @@ def test_without_the_drivers_tool(gpus, monkeypatch):
     assert device.describe() == "T4"
 
 
-@pytest.mark.parametrize()
+@pytest.mark.parametrize(
+    "visible, there, said", [(None, 1, True), ("-1", 1, False), (None, 0, False)]
+)
 def test_a_gpu_that_cannot_be_used(monkeypatch, visible, there, said):
     monkeypatch.setattr(device.glob, "glob", lambda pattern: ["/dev/nvidia0"][:there])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

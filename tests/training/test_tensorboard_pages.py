@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shutil
 import time
 import urllib.error
@@ -105,6 +106,23 @@ def test_samples_as_text(pages):
     for _, sample in samples:
         assert "<td>[MASK]</td>" in sample and "<strong>" in sample.split("<table>")[0]
     assert samples[0][1] != samples[1][1]
+
+
+def test_training_and_validation_are_in_one_chart(pages):
+    (category,) = pages.get("custom_scalars/layout")["category"]
+    charts = {chart["title"]: chart["multiline"]["tag"] for chart in category["chart"]}
+    assert {"loss", "cross_entropy", "perplexity", "accuracy"} <= set(charts)
+    (tag,) = charts["cross_entropy"]
+    found = pages.get("custom_scalars/scalars", run="bert", tag=tag)["tag_to_events"]
+    assert set(found) == {f"cross_entropy/{split}" for split in ("train", "validation", "test")}
+
+
+def test_options_as_text(pages, tiny_run):
+    ((step, table),) = texts(pages, "bert", "options")
+    cells = re.findall(r"<td>(.*?)</td>", table)
+    shown = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert step == 0 and shown["dropout"] == "0.1" and shown["total_steps"] == "40"
+    assert not {"run_dir", "cache_dir"} & set(shown)
 
 
 def test_runs_can_be_sorted_by_options_and_final_metrics(pages, tiny_run):
