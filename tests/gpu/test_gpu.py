@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.distribution import test_global_batch, test_overflow
+from tests.distribution import test_overflow, test_step
 from tests.support import forked, processes, strategy_run
 from tests.training.test_resume import assert_identical, killed_run
 
@@ -110,8 +110,8 @@ def test_two_replicas_of_the_split_device_are_equal_to_one(folder):
 
 
 def test_what_xla_compiles_under_replicas_is_equal_to_what_it_does_not():
-    test_global_batch.test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not()
-    test_global_batch.test_k_batches_make_the_update_of_one_batch_of_all_examples(True)
+    test_step.test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not()
+    test_step.test_k_batches_make_the_update_of_one_batch_of_all_examples(True)
 
 
 @pytest.mark.parametrize("run", ["bert", "bert_xla"])

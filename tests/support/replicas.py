@@ -6,13 +6,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distribution import keras_compat, step
+from distribution import keras_compat, step, strategies
 
 
 def strategy_of(replicas: int) -> tf.distribute.Strategy:
-    """The strategy over the first logical CPUs; of one replica TensorFlow's default."""
+    """Over the first logical CPUs, or parts of the GPU; of one replica TensorFlow's default."""
     if replicas == 1:
         return tf.distribute.get_strategy()
+    if tf.config.list_physical_devices("GPU"):  # tests/gpu
+        return strategies.make_strategy("mirrored", replicas)
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
 
 
