@@ -95,9 +95,75 @@ def one_per_row(documents: Iterable[list[int]], length: int, ends: Ends) -> Iter
 CUT = {True: packed, False: one_per_row}
 
 
+def is_predicted(rows, ends: Ends):
+    """Tells which tokens of rows are predicted: not what follows an end, and no padding.
+
+    Args:
+        rows: Integers of shape (rows, length + 1), an array or a tensor.
+        ends: The tokens around a document.
+
+    Returns:
+        Booleans of shape (rows, length), for the tokens from the second on.
+    """
+    after_end = rows[:, :-1] == ends.end
+    if ends.start == ends.end:
+        return ~(after_end & (rows[:, 1:] == ends.end))
+    return ~after_end
+
+
+class Rows:
+    """Rows of tokens, with what is predicted in them.
+
+    Args:
+        tokens: Token ids of shape (rows, length + 1).
+        ends: The tokens around a document.
+        together: Whether documents share a row.
+    """
+
+    def __init__(self, tokens: np.ndarray, ends: Ends, together: bool):
+        self.tokens, self.ends, self.together = tokens, ends, together
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int | None) -> "Rows":
+        """Returns the first `count` rows, or all."""
+        return Rows(self.tokens[:count], self.ends, self.together)
+
+    def make_batch(self) -> Callable:
+        """Returns a function from indices to (inputs, next tokens, weights of one or zero).
+
+        The inputs are a KerasNLP causal model's. Its `padding_mask` holds zero for padding and,
+        where documents share a row, the number of each token's document in the row, from 1 on,
+        which a model with documents apart (`models.decoders`) needs; any other reads it as true
+        and false.
+        """
+        table, floatx = sequences.as_tensor(self.tokens), keras.config.floatx()
+        start, end = self.ends.start, self.ends.end
+
+        def batch_of(indices, epoch):
+            tokens = tf.cast(tf.gather(table, indices), tf.int32)
+            ids, predicted = tokens[:, :-1], is_predicted(tokens, self.ends)
+            document = tf.cast(predicted, tf.int32)
+            if self.together:
+                begins = ids == start
+                if start is None:
+                    begins = tf.pad(ids[:, :-1] == end, [[0, 0], [1, 0]])
+                document = 1 + tf.cumsum(tf.cast(begins, tf.int32), axis=1)
+            inputs = {"token_ids": ids, "padding_mask": document}
+            return inputs, tokens[:, 1:], tf.cast(predicted, floatx)
+
+        return batch_of
+
+    def labels(self) -> Iterator[np.ndarray]:
+        """Yields the tokens that are predicted, integers of shape (tokens,), some at a time."""
+        for block in sequences.in_blocks(self.tokens):
+            yield block[:, 1:][is_predicted(block, self.ends)]
+
+
 def rows_once(
     text: Text, tokenizer, cache_dir: Path, *, length: int, together: bool
-) -> dict[str, np.ndarray]:
+) -> dict[str, Rows]:
     """Tokenises a text and cuts it into rows, or takes them from the cache.
 
     Args:
@@ -108,8 +174,7 @@ def rows_once(
         together: Whether documents share a row.
 
     Returns:
-        By split, token ids of shape (rows, length + 1), uint16 or int32: files that are mapped
-        into memory.
+        By split, `Rows` of uint16 or int32: files that are mapped into memory.
 
     Raises:
         DataError: A split has no tokens.
@@ -127,61 +192,14 @@ def rows_once(
             sequences.write(folder / f"{split}.bin", CUT[together](documents, length, ends), dtype)
 
     files.build_once(target, build, "sequences")
-    found = {s: sequences.mapped(target / f"{s}.bin", dtype, length + 1) for s in text.splits}
+    found = {
+        split: Rows(sequences.mapped(target / f"{split}.bin", dtype, length + 1), ends, together)
+        for split in text.splits
+    }
     for split, rows in found.items():
         if not len(rows):
             raise DataError(f"{text.name}: the {split} split has no tokens; take more text")
     return found
-
-
-def is_predicted(rows, ends: Ends):
-    """Tells which tokens of rows are predicted: not what follows an end, and no padding.
-
-    Args:
-        rows: Integers of shape (rows, length + 1), an array or a tensor.
-        ends: The tokens around a document.
-
-    Returns:
-        Booleans of shape (rows, length), for the tokens from the second on.
-    """
-    after_end = rows[:, :-1] == ends.end
-    if ends.start == ends.end:
-        return ~(after_end & (rows[:, 1:] == ends.end))
-    return ~after_end
-
-
-def make_batch(rows: np.ndarray, ends: Ends, together: bool) -> Callable:
-    """Returns a function from indices to (inputs, next tokens, weights of one or zero).
-
-    The inputs are a KerasNLP causal model's. Its `padding_mask` holds zero for padding and, where
-    documents share a row, the number of each token's document in the row, from 1 on, which a model
-    with documents apart (`models.decoders`) needs; any other reads it as true and false.
-
-    Args:
-        rows: Token ids of shape (rows, length + 1).
-        ends: The tokens around a document.
-        together: Whether documents share a row.
-    """
-    table, floatx = sequences.as_tensor(rows), keras.config.floatx()
-
-    def batch_of(indices, epoch):
-        tokens = tf.cast(tf.gather(table, indices), tf.int32)
-        ids, predicted = tokens[:, :-1], is_predicted(tokens, ends)
-        document = tf.cast(predicted, tf.int32)
-        if together:
-            begins = ids == ends.start
-            if ends.start is None:
-                begins = tf.pad(ids[:, :-1] == ends.end, [[0, 0], [1, 0]])
-            document = 1 + tf.cumsum(tf.cast(begins, tf.int32), axis=1)
-        inputs = {"token_ids": ids, "padding_mask": document}
-        return inputs, tokens[:, 1:], tf.cast(predicted, floatx)
-
-    return batch_of
-
-
-def count_predicted(rows: np.ndarray, ends: Ends) -> int:
-    """Counts the tokens of rows that are predicted."""
-    return sum(int(is_predicted(block, ends).sum()) for block in sequences.in_blocks(rows))
 
 
 def measure(lines: Iterable[str]) -> dict[str, int]:

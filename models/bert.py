@@ -210,7 +210,7 @@ def adamw(options, schedule, beta_2: float = 0.999):
         global_clipnorm=options.clip_norm,
     )
     # The patterns are matched against a variable's own name, not its path.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
     return optimizer
 
 

@@ -13,7 +13,7 @@ END = "<|endoftext|>"
 RANDOM = random.Random(0)
 WORDS = ["".join(RANDOM.choices("aeiouéklmnst", k=RANDOM.randint(1, 9))) for _ in range(300)]
 LINES = [
-    f"  The {' '.join(RANDOM.choices(WORDS, k=8))}, isn't it?\tÉtude № {n % 7} 東京 {'x' * (n % 5)}  "
+    f"  The {' '.join(RANDOM.choices(WORDS, k=8))}, isn't it?\tÉtude № {n % 7} 東京 {'x' * (n % 5)}"
     for n in range(60)
 ]
 LEARN = """

@@ -28,8 +28,9 @@ class Letters:
 
 def batch(documents, length, ends, together):
     rows = np.concatenate(list(next_tokens.CUT[together](documents, length, ends)))
-    make = next_tokens.make_batch(rows, ends, together)
-    inputs, labels, weights = make(np.arange(len(rows)), 0)
+    made = next_tokens.Rows(rows, ends, together)
+    inputs, labels, weights = made.make_batch()(np.arange(len(rows)), 0)
+    assert sum(map(len, made.labels())) == np.sum(weights)
     return [
         np.asarray(value)
         for value in (inputs["token_ids"], inputs["padding_mask"], labels, weights)
@@ -73,7 +74,8 @@ def test_rows_do_not_depend_on_how_the_stream_is_cut_into_blocks():
         rows = np.concatenate(blocks)
         assert (rows[1:, 0] == rows[:-1, -1]).all(), "overlap by one token"
         predicted = sum(len(ends.around(d)) - 1 for d in documents if d)
-        assert next_tokens.count_predicted(rows, ends) == predicted
+        labels = next_tokens.Rows(rows, ends, True).labels()
+        assert sum(map(len, labels)) == predicted
 
 
 def test_words_and_bytes_are_counted_with_line_ends():
@@ -86,11 +88,11 @@ def test_rows_are_made_once_and_for_each_setting(tmp_path, monkeypatch):
     text, made = Text("t", lines), Letters()
     rows = next_tokens.rows_once(text, made, tmp_path, length=4, together=True)
     a, b, c = b"abc"
-    assert rows["train"].dtype == np.uint16 and rows["train"].shape == (9, 5)
-    assert rows["train"][:2].tolist() == [[0, a, b, c, 0], [0, a, b, 0, a]]
-    assert rows["test"].tolist() == [[0, b, 0, 0, 0]]
+    assert rows["train"].tokens.dtype == np.uint16 and len(rows["train"]) == 9
+    assert rows["train"].first(2).tokens.tolist() == [[0, a, b, c, 0], [0, a, b, 0, a]]
+    assert rows["test"].tokens.tolist() == [[0, b, 0, 0, 0]]
     again = next_tokens.rows_once(text, made, tmp_path, length=4, together=False)
-    assert again["train"].shape == (10, 5)
+    assert len(again["train"]) == 10
     monkeypatch.setattr(next_tokens, "tokenize", lambda *arguments: 1 / 0)
     kept = next_tokens.rows_once(text, made, tmp_path, length=4, together=True)
-    np.testing.assert_array_equal(kept["train"], rows["train"])
+    np.testing.assert_array_equal(kept["train"].tokens, rows["train"].tokens)
