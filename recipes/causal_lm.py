@@ -226,7 +226,8 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
         merges = byte_pairs.read_merges(options.vocabulary)
     else:
         size = options.vocabulary_size - decoders.special_tokens(options.architecture)
-        merges = byte_pairs.merges_once(data, size, cache_dir)
+        text = data.as_text() if isinstance(data, prompts.Prompts) else data
+        merges = byte_pairs.merges_once(text, size, cache_dir)
     return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
 
 
