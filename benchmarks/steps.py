@@ -48,8 +48,8 @@ def make_way(name: str, data, vocabulary_size: int):
 
     from distribution import keras_compat
     from distribution.global_batch import GlobalMean, reduce_before_clipping
-    from models.bert import adamw
     from models.chunked_head import chunked_masked_lm
+    from models.fine_tuning import adamw
     from recipes import bert_mlm
 
     head, jit, precision, steps = WAYS[name]

@@ -363,6 +363,38 @@ def update_together() -> Iterator[None]:
         yield
 
 
+def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[str, float]) -> None:
+    """Multiplies the learning rate and the weight decay of some variables.
+
+    Breaks: a Keras optimizer has one rate for all variables (keras-team/keras#21741, open). Does:
+    scales it in `update_step()`. The weight decay is that of this rate, so it moves there too.
+
+    Args:
+        optimizer: not yet built; changed in place. Its `weight_decay` is None afterwards.
+        factors: by the path of the variable; any other keeps the rate.
+    """
+    base, weight_decay = type(optimizer), optimizer.weight_decay
+    by_index: list[float] = []
+
+    class ScaledRates(base):  # type: ignore[misc,valid-type]
+        def build(self, variables):
+            super().build(variables)
+            by_index[:] = [factors.get(variable.path, 1.0) for variable in variables]
+
+        def update_step(self, gradient, variable, learning_rate):
+            factor = by_index[self._get_variable_index(variable)]
+            rate = tf.cast(learning_rate, variable.dtype) * factor
+            if weight_decay is not None and self._use_weight_decay(variable):
+                variable.assign_sub(variable * tf.cast(weight_decay, variable.dtype) * rate)
+            super().update_step(gradient, variable, rate)
+
+    # The names under which Keras saves and loads an optimizer.
+    ScaledRates.__name__, ScaledRates.__qualname__ = base.__name__, base.__qualname__
+    ScaledRates.__module__ = base.__module__
+    optimizer.__class__ = ScaledRates
+    optimizer.weight_decay = None
+
+
 class WithoutReduction:
     """An optimizer that takes its gradients as already summed over the replicas; a mixin.
 

@@ -192,28 +192,6 @@ def load(kind, preset: str, **changes):
         raise DataError(f"preset {preset}: cannot be loaded ({first_line(error)})") from error
 
 
-def adamw(options, schedule, beta_2: float = 0.999):
-    """AdamW that does not decay biases and layer norms.
-
-    Args:
-        options: with `weight_decay` and `clip_norm`.
-        schedule: learning rate by step.
-        beta_2: decay of the variance.
-
-    Returns:
-        A `keras.optimizers.AdamW`.
-    """
-    optimizer = keras.optimizers.AdamW(
-        schedule,
-        weight_decay=options.weight_decay,
-        beta_2=beta_2,
-        global_clipnorm=options.clip_norm,
-    )
-    # The patterns are matched against a variable's own name, not its path.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
-    return optimizer
-
-
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:
     """Counts the floating-point operations that training on one example mathematically needs.
 

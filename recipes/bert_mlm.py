@@ -27,7 +27,7 @@ from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert
+from models import bert, fine_tuning
 from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
@@ -144,7 +144,7 @@ def main(options: Options) -> dict:
             model = chunked_masked_lm(network) if options.head == "chunked" else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = bert.adamw(options, WarmUp(warmup, decay), options.beta_2)
+            optimizer = fine_tuning.adamw(options, WarmUp(warmup, decay), beta_2=options.beta_2)
             model.compile(
                 optimizer=reduce_before_clipping(optimizer),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),

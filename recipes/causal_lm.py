@@ -30,7 +30,7 @@ from callbacks.tensorboard import escape
 from data import batches, byte_pairs, kneser_ney, next_tokens, prompts
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert, decoders
+from models import decoders, fine_tuning
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
@@ -183,7 +183,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(fine_tuning.adamw(options, WarmUp(warmup, decay))),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

@@ -23,19 +23,19 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert
+from models import bert, fine_tuning
 from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, likeliest
-from training.options import TextOptions, option
+from training.options import FineTuningOptions, TextOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TextOptions):
+class Options(FineTuningOptions, TextOptions):
     """Options of `recipes.text_classification`."""
 
     dataset: str = option(
@@ -71,7 +71,11 @@ class Options(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        return super().problems() + bert.problems_of_presets(self)
+        found = super().problems() + bert.problems_of_presets(self)
+        for name in ("freeze_backbone", "lora_rank"):
+            if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
+                found.append(f"{flag(name)}: needs a trained encoder: pass --preset or --init-from")
+        return found
 
 
 def build_model(
@@ -159,10 +163,14 @@ def main(options: Options) -> dict:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
             model = build_model(options, evidence, preset, sample)
+            if not run.metadata:
+                fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(bert.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(
+                    fine_tuning.adamw(options, WarmUp(warmup, decay), model)
+                ),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[
@@ -171,6 +179,8 @@ def main(options: Options) -> dict:
                 ],
                 **plan.compile_options,
             )
+            if not run.metadata:
+                fine_tuning.attach(model, options)
         # Training and test.
         fit_options = plan.fit_options(model, train_data, validation=valid_data, test=test_data)
         model.fit(train_data, **fit_options)

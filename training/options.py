@@ -272,6 +272,47 @@ class TextOptions(TransformerOptions):
     )
 
 
+@dataclasses.dataclass(kw_only=True)
+class FineTuningOptions(TransformerOptions):
+    """Adds what fine-tuning a model that exists needs: see `models.fine_tuning`."""
+
+    layer_decay: float = option(
+        1.0,
+        "Multiply the learning rate by this for each layer below the head; 0.9 is usual.",
+        within="(0, 1]",
+        group="fine-tuning",
+    )
+    freeze_backbone: bool = option(
+        False, "Train only the head, not the encoder or decoder.", group="fine-tuning"
+    )
+    lora_rank: int | None = option(
+        None,
+        "Train low-rank adapters of the attention layers (LoRA) and the head only; 8 is usual.",
+        within="[1, 10000]",
+        group="fine-tuning",
+    )
+    ema: float | None = option(
+        None,
+        "Evaluate and save an exponential moving average of the weights with this momentum; 0.999 "
+        "is usual.",
+        within="(0, 1)",
+        group="fine-tuning",
+    )
+
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        found = super().problems()
+        if self.freeze_backbone and self.lora_rank is not None:
+            found.append("--freeze-backbone and --lora-rank: pass only one of them")
+        shared = self.strategy in ("central_storage", "parameter_server")
+        if shared and self.ema is not None:
+            found.append(
+                f"--ema: with --strategy {self.strategy} replicas share one copy of the weights "
+                "and would average it several times; use mirrored or multi_worker"
+            )
+        return found
+
+
 def all_problems(options: ProgramOptions) -> list[str]:
     """Returns what is wrong with the options, a line each; wrong types alone, if there are any."""
     kind = type(options)

@@ -1,0 +1,239 @@
+"""Fine-tunes a model of any KerasNLP family: what trains, how fast each layer learns, averages.
+
+A recipe whose options are `training.options.FineTuningOptions` calls, in this order,
+
+    model = ...                                     # a task of KerasNLP
+    fine_tuning.freeze(model, options)              # under the strategy, before compile()
+    model.compile(fine_tuning.adamw(options, schedule, model), ...)
+    fine_tuning.attach(model, options)              # after compile()
+
+An evaluated run leaves out `freeze()` and `attach()`: what it loads has no adapters left.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+
+from data.errors import DataError
+from distribution import keras_compat
+
+
+def freeze(model: keras.Model, options) -> None:
+    """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
+
+    `--lora-rank` adds to each attention layer's query and value projections a product of two
+    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685). What is outside the
+    backbone, a classifier's head, trains in both cases.
+
+    Args:
+        model: a KerasNLP task, not yet compiled.
+        options: with `freeze_backbone` and `lora_rank`.
+
+    Raises:
+        DataError: the backbone has no attention that could be adapted.
+    """
+    if options.freeze_backbone:
+        model.backbone.trainable = False
+    if options.lora_rank is None:
+        return
+    model.backbone.enable_lora(options.lora_rank)
+    if not any("lora_kernel" in weight.path for weight in model.backbone.trainable_variables):
+        raise DataError(
+            f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
+            "with a query and a value that could be adapted; take --freeze-backbone, or train all"
+        )
+
+
+def adamw(options, schedule, model: keras.Model | None = None, beta_2: float = 0.999):
+    """Makes an AdamW that does not decay biases and layer norms.
+
+    Args:
+        options: with `weight_decay` and `clip_norm`; `FineTuningOptions` also have `layer_decay`
+            and `ema`.
+        schedule: learning rate by step.
+        model: the task that is trained, for `layer_decay`.
+        beta_2: decay of the variance.
+
+    Returns:
+        A `keras.optimizers.AdamW`.
+
+    Raises:
+        DataError: `layer_decay` is not 1 and the backbone's layers are not numbered.
+    """
+    ema = getattr(options, "ema", None)
+    optimizer = keras.optimizers.AdamW(
+        schedule,
+        weight_decay=options.weight_decay,
+        beta_2=beta_2,
+        global_clipnorm=options.clip_norm,
+        use_ema=ema is not None,
+        ema_momentum=ema or 0.0,
+    )
+    # The patterns are matched against a variable's own name, not its path.
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    layer_decay = getattr(options, "layer_decay", 1.0)
+    if model is not None and layer_decay != 1.0:
+        factors = layer_factors(model, layer_decay)
+        keras_compat.scale_learning_rates(optimizer, factors)
+    return optimizer
+
+
+def attach(model: keras.Model, options) -> None:
+    """Lets a compiled model be evaluated with averaged weights, and its checkpoints be small.
+
+    Args:
+        model: compiled with the optimizer of `adamw()`.
+        options: a recipe's `FineTuningOptions`.
+    """
+    if options.ema is not None:
+        _evaluate_the_average(model)
+    if options.freeze_backbone or options.lora_rank is not None:
+        _save_what_trains(model)
+
+
+# --- Learning rates by layer ---
+
+
+def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
+    """Returns what each weight's learning rate is multiplied by.
+
+    Weights outside the backbone and behind its last layer (head, pooler) keep the rate, the last
+    layer's is multiplied by `decay`, that of the layer below by its square, and so on; the
+    embeddings come last (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B).
+
+    Args:
+        model: a KerasNLP task.
+        decay: in (0, 1].
+
+    Returns:
+        Factors by the path of the variable.
+
+    Raises:
+        DataError: the backbone has no layers with numbers.
+    """
+    backbone = model.backbone
+    numbered = re.compile(r"(.+)_(\d+)")
+    found = [numbered.fullmatch(layer.name) for layer in backbone.layers if layer.weights]
+    kinds = Counter(match[1] for match in found if match)
+    if not kinds:
+        raise DataError(
+            f"--layer-decay {decay}: {type(backbone).__name__} has no numbered layers; leave it out"
+        )
+    kind = kinds.most_common(1)[0][0]
+    numbers = sorted(int(match[2]) for match in found if match and match[1] == kind)
+    factors: dict[str, float] = {}
+    seen = 0  # numbered layers so far, in the order of the computation
+    for layer in backbone.layers:
+        match = numbered.fullmatch(layer.name)
+        if match and match[1] == kind and layer.weights:
+            seen = numbers.index(int(match[2])) + 1
+            depth = seen
+        else:
+            depth = 0 if seen == 0 else len(numbers) + 1
+        factors |= {weight.path: decay ** (len(numbers) + 1 - depth) for weight in layer.weights}
+    return factors
+
+
+# --- The average of the weights ---
+
+
+def _evaluate_the_average(model: keras.Model) -> None:
+    # Of the instance, so that `fit()` and every callback evaluate the average, and an evaluation
+    # that is given up leaves the weights as they were. keras.callbacks.SwapEMAWeights swaps by
+    # sums and differences, after which the weights differ by a rounding.
+    stock = model.evaluate
+
+    def evaluate(*args, **kwargs):
+        with averaged(model):
+            return stock(*args, **kwargs)
+
+    model.evaluate = evaluate
+
+
+@contextlib.contextmanager
+def averaged(model: keras.Model) -> Iterator[None]:
+    """Puts the moving averages of the optimizer (`use_ema`) in the place of the weights.
+
+    Args:
+        model: compiled; one without averages, or before its first step, stays as it is.
+    """
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.use_ema or not inner.built or not int(_number(inner.iterations)):
+        yield
+        return
+    variables = model.trainable_variables
+    before = [_number(variable) for variable in variables]
+    inner.finalize_variable_values(variables)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+
+def _number(variable) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+# --- Checkpoints of what trains ---
+
+
+def _save_what_trains(model: keras.Model) -> None:
+    # A frozen backbone comes from its preset again. Besides, Keras merges an adapter into its
+    # layer's kernel when it saves weights, and then loads it as zeros (keras-hub#2701, open).
+    trained = _Trained(model)
+
+    def load(path, **_):
+        keras.saving.load_weights(trained, path)
+        if trained.loaded_sha256 != trained.frozen_sha256():
+            raise DataError(
+                f"{path}: cannot resume: the preset's weights have changed since, and a "
+                "checkpoint holds only what trains beside them; restore the preset, or take "
+                "another --run-dir"
+            )
+
+    model.save_weights = lambda path, **_: keras.saving.save_weights(trained, path)
+    model.load_weights = load
+
+
+class _Trained(keras.layers.Layer):
+    """Saves and loads what trains of a model, its optimizer, and a checksum of all the rest."""
+
+    def __init__(self, model: keras.Model):
+        super().__init__(name="trained")
+        self.optimizer = model.optimizer
+        # In functions: as attributes they would be this layer's own.
+        self.variables_of = lambda: model.trainable_variables
+        self.frozen_of = lambda: [
+            weight for weight in model.weights if not weight.trainable and "seed" not in weight.path
+        ]
+        self._frozen_sha256: bytes | None = None
+        self.loaded_sha256: bytes | None = None
+        self.built = True
+
+    def frozen_sha256(self) -> bytes:
+        """Computes the checksum of the frozen weights; once, since they stay as they are."""
+        if self._frozen_sha256 is None:
+            digest = hashlib.sha256()
+            for weight in self.frozen_of():
+                digest.update(np.ascontiguousarray(_number(weight)).tobytes())
+            self._frozen_sha256 = digest.digest()
+        return self._frozen_sha256
+
+    def save_own_variables(self, store):
+        """Writes the trained variables by number, and the checksum."""
+        for index, variable in enumerate(self.variables_of()):
+            store[str(index)] = _number(variable)
+        store["frozen_sha256"] = np.frombuffer(self.frozen_sha256(), np.uint8)
+
+    def load_own_variables(self, store):
+        """Reads them."""
+        self.loaded_sha256 = bytes(np.array(store["frozen_sha256"]))
+        for index, variable in enumerate(self.variables_of()):
+            variable.assign(store[str(index)])

@@ -1,0 +1,184 @@
+import types
+
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+
+from data.errors import DataError
+from models import fine_tuning
+
+PLAIN = dict(
+    weight_decay=0.0,
+    clip_norm=None,
+    layer_decay=1.0,
+    freeze_backbone=False,
+    lora_rank=None,
+    ema=None,
+)
+SIZES = dict(vocabulary_size=20, num_layers=2, hidden_dim=8, intermediate_dim=16, dropout=0.0)
+
+
+def options(**changes):
+    return types.SimpleNamespace(**(PLAIN | changes))
+
+
+def task(kind="Bert", **sizes):
+    keras.utils.set_random_seed(0)
+    backbone = getattr(keras_nlp.models, f"{kind}Backbone")
+    sizes = SIZES | (dict(num_heads=2) if kind != "FNet" else {}) | sizes
+    backbone = backbone(max_sequence_length=8, **sizes)
+    return getattr(keras_nlp.models, f"{kind}TextClassifier")(
+        backbone, num_classes=2, dropout=0.0, compile=False
+    )
+
+
+def batch():
+    ids = np.random.default_rng(0).integers(1, 20, (8, 6)).astype(np.int32)
+    names = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
+    return names, np.arange(8) % 2
+
+
+def trained(given, steps=1, **more):
+    model = task(**more)
+    fine_tuning.freeze(model, given)
+    model.compile(
+        fine_tuning.adamw(given, 0.01, model),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[],
+        run_eagerly=True,
+    )
+    fine_tuning.attach(model, given)
+    x, y = batch()
+    before = values(model)
+    model.fit(x, y, batch_size=8, epochs=steps, shuffle=False, verbose=0)
+    return model, before
+
+
+def values(model):
+    return {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in model.weights}
+
+
+class TestLayerDecay:
+    def test_factors_by_hand(self):
+        found = fine_tuning.layer_factors(task(), 0.5)
+        expected = {"token_embedding": 0.125, "position_embedding": 0.125, "pooled_dense": 1.0}
+        expected |= {"embeddings_layer_norm": 0.125, "transformer_layer_0": 0.25}
+        expected |= {"transformer_layer_1": 0.5, "segment_embedding": 0.125}
+        assert {path.split("/")[0]: factor for path, factor in found.items()} == expected
+        assert "logits/kernel" not in found
+
+    @pytest.mark.parametrize(
+        ("kind", "last"),
+        [("DebertaV3", "disentangled_attention_encoder_layer_1"), ("FNet", "f_net_layer_1")],
+    )
+    def test_layers_have_other_names_elsewhere(self, kind, last):
+        found = fine_tuning.layer_factors(task(kind), 0.5)
+        of_last = {factor for path, factor in found.items() if path.startswith(last)}
+        assert of_last == {0.5} and found["token_embedding/embeddings"] == 0.125
+
+    def test_a_step_is_as_long_as_the_layer_is_high(self):
+        """Adam's first step is the rate, whatever the gradient."""
+        model = task()
+        before = values(model)
+        variables = model.trainable_variables
+        optimizer = fine_tuning.adamw(options(layer_decay=0.5), 0.01, model)
+        optimizer.apply([np.ones(v.shape, np.float32) for v in variables], variables)
+        moved = {path: np.abs(v - before[path]).max() for path, v in values(model).items()}
+        for path, expected in (
+            ("logits/kernel", 0.01),
+            ("transformer_layer_1/feedforward_output_dense/kernel", 0.005),
+            ("transformer_layer_0/feedforward_output_dense/kernel", 0.0025),
+            ("position_embedding/embeddings", 0.00125),
+        ):
+            assert moved[path] == pytest.approx(expected, rel=0.01), path
+
+    def test_weight_decay_goes_by_the_same_rate(self):
+        """Without a gradient AdamW takes rate x weight decay of each weight, and none of a bias."""
+        high, low, bias = (keras.Variable([1.0], name=name) for name in ("high", "low", "bias"))
+        optimizer = fine_tuning.adamw(options(weight_decay=0.1), 0.01)
+        fine_tuning.keras_compat.scale_learning_rates(optimizer, {low.path: 0.5, bias.path: 0.5})
+        optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
+        found = [float(v.numpy()[0]) for v in (high, low, bias)]
+        assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
+
+    def test_without_it_the_optimizer_is_keras_own(self):
+        model = task()
+        assert type(fine_tuning.adamw(options(), 0.01, model)) is keras.optimizers.AdamW
+
+
+class TestAverage:
+    def test_it_is_evaluated_and_the_weights_stay(self):
+        given = options(ema=0.5)
+        model, before = trained(given, steps=1)
+        # The first average is the weights themselves; fit() ends on it.
+        after_one = values(model)
+        x, y = batch()
+        model.train_on_batch(x, y)
+        raw = values(model)
+        mean = {path: 0.5 * after_one[path] + 0.5 * raw[path] for path in raw}
+        found = model.evaluate(x, y, batch_size=8, verbose=0)
+        assert all((value == raw[path]).all() for path, value in values(model).items())
+        for weight in model.weights:
+            weight.assign(mean[weight.path])
+        stock = keras.Model.evaluate(model, x, y, batch_size=8, verbose=0)
+        assert found == pytest.approx(stock, abs=1e-6)
+        assert any((raw[path] != before[path]).any() for path in raw)
+
+    def test_an_evaluation_that_is_given_up_puts_the_weights_back(self):
+        model, _ = trained(options(ema=0.5))
+        x, y = batch()
+        model.train_on_batch(x, y)
+        raw = values(model)
+
+        class Stop(keras.callbacks.Callback):
+            def on_test_batch_end(self, batch, logs=None):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            model.evaluate(x, y, verbose=0, callbacks=[Stop()])
+        assert all((value == raw[path]).all() for path, value in values(model).items())
+
+
+class TestAdapters:
+    def test_only_adapters_and_head_train(self):
+        model, before = trained(options(lora_rank=2))
+        moved = {p for p, v in values(model).items() if p in before and (v != before[p]).any()}
+        assert all("lora" in p or p.startswith("logits") or "/bias" in p for p in moved)
+        assert any(p.endswith("query/lora_kernel_b") for p in moved)
+        momenta = {v.path for v in model.optimizer.variables}
+        assert not any("token_embedding" in path for path in momenta)
+
+    def test_a_checkpoint_holds_what_trains_and_puts_it_back(self, tmp_path):
+        given = options(lora_rank=2)
+        model, _ = trained(given, steps=2)
+        path = tmp_path / "model.weights.h5"
+        model.save_weights(path)
+        again, _ = trained(given, steps=1)
+        again.load_weights(path)
+        x, y = batch()
+        for one in (model, again):
+            one.train_on_batch(x, y)
+        ours, theirs = values(model), values(again)
+        assert all((ours[p] == theirs[p]).all() for p in ours)
+
+    def test_other_frozen_weights_are_refused(self, tmp_path):
+        given = options(freeze_backbone=True)
+        model, _ = trained(given)
+        model.save_weights(tmp_path / "model.weights.h5")
+        again = task()
+        again.backbone.token_embedding.embeddings.assign_add(np.ones((20, 8)))
+        fine_tuning.freeze(again, given)
+        again.compile(fine_tuning.adamw(given, 0.01, again), "mse", metrics=[])
+        fine_tuning.attach(again, given)
+        with pytest.raises(DataError, match="the preset's weights have changed"):
+            again.load_weights(tmp_path / "model.weights.h5")
+
+    def test_no_attention_no_adapter(self):
+        with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
+            fine_tuning.freeze(task("FNet"), options(lora_rank=2))
+
+    def test_a_frozen_backbone_stays(self):
+        model, before = trained(options(freeze_backbone=True))
+        moved = {p for p, v in values(model).items() if p in before and (v != before[p]).any()}
+        assert moved == {"logits/kernel", "logits/bias"}
