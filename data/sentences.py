@@ -260,18 +260,19 @@ def _read(path: Path) -> list[Row]:
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
-    """Turns sentences into what `keras_nlp.models.BertTextClassifier` takes.
+    """Turns sentences into what a `keras_nlp.models.TextClassifier` takes.
 
     Args:
         sentences: n sentences.
-        preprocessor: a `keras_nlp.models.BertTextClassifierPreprocessor`; it cuts sentences that
-            are longer than its `sequence_length`.
+        preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`; it cuts sentences that are
+            longer than its `sequence_length`.
 
     Returns:
-        `token_ids` ([CLS], word pieces, [SEP], padding), `segment_ids` (zeros) and `padding_mask`
-        (1 where there is a token), each int32 of shape (n, length).
+        `token_ids` (begin, pieces, end, padding) and, where the family has them, `segment_ids`
+        and `padding_mask` (1 where there is a token), each int32 of shape (n, length).
     """
-    inputs = preprocessor(tf.constant(list(sentences), tf.string))
+    # With a second argument: KerasNLP takes a pair alone for inputs and labels.
+    inputs = preprocessor(tf.constant(list(sentences), tf.string), None)
     # Also the mask, which Keras makes a bool: it averages the first batch over the replicas.
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
@@ -302,24 +303,23 @@ def naive_bayes_evidence(
     return evidence
 
 
-def hide_word_pieces(share: float, mask_id: int, seed: int) -> Callable:
+def hide_word_pieces(share: float, tokenizer, seed: int) -> Callable:
     """Returns a `change` for `arrays.training_data` that hides word pieces, others in each epoch.
 
     Which ones depends on (seed, epoch, example) alone.
 
     Args:
-        share: Share of the word pieces that are hidden, in [0, 1); [CLS], [SEP] and padding are
-            not.
-        mask_id: What they are replaced by.
+        share: Share of the word pieces that are hidden, in [0, 1); special tokens are not.
+        tokenizer: Of KerasNLP: its mask token replaces them.
         seed: The run's seed.
     """
     stream = batches.stream_seed(seed, "token dropout")
+    mask_id, special = tokenizer.mask_token_id, tokenizer.special_token_ids
 
     def change(x: dict, indices: tf.Tensor, epoch: tf.Tensor) -> dict:
-        ids, filled = x["token_ids"], x["padding_mask"]
+        ids = x["token_ids"]
         place = tf.range(ids.shape[1], dtype=tf.int64)[None, :]
-        count = tf.cast(tf.reduce_sum(filled, axis=1, keepdims=True), tf.int64)
-        is_word = (place > 0) & (place < count - 1)
+        is_word = tf.reduce_all(ids[..., None] != tf.constant(special, ids.dtype), axis=-1)
         hidden = batches.uniform(stream, epoch, indices[:, None], place) < share
         return {**x, "token_ids": tf.where(is_word & hidden, mask_id, ids)}
 

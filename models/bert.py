@@ -1,94 +1,19 @@
-"""Builds BERTs: sizes, presets, tokenizer, weights, optimizer; fills in masked words."""
+"""Builds new BERTs: sizes, vocabulary, tokenizer; encodes texts and fills in masked words."""
 
 import math
-import os
 import re
-import socket
 from pathlib import Path
 
 import keras
 import keras_nlp
 import numpy as np
 
-from data import files, word_pieces
-from data.errors import DataError, first_line
+from data import word_pieces
+from data.errors import DataError
+from models import presets
 
-TINY = "bert_tiny_en_uncased"
 MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
-# What only a new model reads.
-FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
 MASK = "[MASK]"
-
-
-def problems_of_presets(options) -> list[str]:
-    """Returns what is wrong with `--preset`, `--init-from` and sizes beside them, a line each.
-
-    Args:
-        options: with `preset`, `init_from` and `FROM_SCRATCH`.
-    """
-    named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
-    if options.init_from is not None:
-        named.append("--init-from")
-    if len(named) > 1:
-        return ["--init-from and --preset: pass only one of them"]
-    flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
-    return [f"{flag}: {source} has its own" for source in named for flag in flags]
-
-
-def given_sizes(options) -> list[str]:
-    """Returns the names among `FROM_SCRATCH` that differ from the recipe's defaults."""
-    default = type(options)()
-    return [name for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)]
-
-
-def choose_preset(
-    options, known: str | None, english_wikitext: bool = False
-) -> tuple[str | None, str | None]:
-    """Chooses the preset: a run's, the named one; for `auto` the tiny one where it suits.
-
-    Args:
-        options: with `preset`, `init_from` and `FROM_SCRATCH`.
-        known: the preset of an earlier part of this run, or None.
-        english_wikitext: whether the text is what the tiny preset was trained on.
-
-    Returns:
-        The preset, or None for a model from scratch; and a line that says what is used instead of
-        the first choice, and why, or None.
-
-    Raises:
-        DataError: `init_from` is no finished run.
-    """
-    asked = known or options.preset
-    if known is None and options.init_from is not None:
-        asked = str(options.init_from / "model")
-        if not (options.init_from / "model" / "config.json").is_file():
-            raise DataError(
-                f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
-            )
-    if asked != "auto":
-        return (None if asked == "scratch" else asked), None
-    if not english_wikitext or given_sizes(options):
-        return None, None
-    reason = _unreachable(TINY)
-    if reason is None:
-        return TINY, None
-    return None, f"preset {TINY}: {reason}; the same architecture from scratch is used instead"
-
-
-def _unreachable(name: str) -> str | None:
-    """Returns why a preset of Kaggle cannot be had, or None; gives up after some seconds."""
-    root = Path(os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")).expanduser()
-    if list(root.glob(f"models/keras/bert/keras/{name}/*/config.json")):
-        return None
-    try:
-        socket.create_connection(("www.kaggle.com", 443), timeout=5).close()
-    except OSError:
-        return "no network"
-    try:
-        keras_nlp.models.BertTokenizer.from_preset(name)
-    except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        return re.sub(r"\S*://\S+", "...", first_line(error))[:80]
-    return None
 
 
 def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
@@ -98,7 +23,7 @@ def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
         DataError: the preset or the vocabulary cannot be loaded.
     """
     if preset is not None:
-        return load(keras_nlp.models.BertTokenizer, preset)
+        return presets.load(keras_nlp.models.Tokenizer, preset)
     return tokenizer_of(vocabulary(options, text, cache_dir))
 
 
@@ -132,64 +57,6 @@ def new_backbone(options, vocabulary_size: int):
         dropout=options.dropout or 0.0,
         max_sequence_length=MAX_LENGTH,
     )
-
-
-def load_masked_lm(preset: str, dropout: float | None, sequence_length: int):
-    """Loads a `BertMaskedLM` without its preprocessor; a preset without a head gets a new one.
-
-    Args and Raises as `load_backbone`.
-    """
-    backbone = load_backbone(preset, dropout, sequence_length)
-    model = keras_nlp.models.BertMaskedLM(backbone=backbone, compile=False)
-    head = Path(preset) / "task.weights.h5"
-    if head.is_file():
-        try:
-            model.load_task_weights(head)
-        except (ValueError, KeyError) as error:
-            raise DataError(f"preset {preset}: no masked LM ({first_line(error)})") from error
-    return model
-
-
-def load_backbone(preset: str, dropout: float | None, sequence_length: int):
-    """Loads a `BertBackbone` under the current dtype policy.
-
-    Args:
-        preset: a name of Kaggle or Hugging Face, or a folder.
-        dropout: the backbone's; None keeps the preset's.
-        sequence_length: tokens of the run's sequences.
-
-    Raises:
-        DataError: the preset cannot be loaded, or has fewer positions.
-    """
-    changes = {} if dropout is None else {"dropout": dropout}
-    policy = keras.config.dtype_policy()
-    backbone = load(keras_nlp.models.BertBackbone, preset, dtype=policy, **changes)
-    if sequence_length > backbone.max_sequence_length:
-        raise DataError(
-            f"--sequence-length {sequence_length}: the preset {preset} takes at most "
-            f"{backbone.max_sequence_length} tokens"
-        )
-    return backbone
-
-
-def load(kind, preset: str, **changes):
-    """Calls `kind.from_preset(preset, **changes)`, whose errors become one line.
-
-    Args:
-        kind: a class of KerasNLP.
-        preset: a name of Kaggle or Hugging Face, or a folder.
-        **changes: what `from_preset()` takes.
-
-    Raises:
-        DataError: the preset cannot be loaded, or does not match its checksums.
-    """
-    problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
-    if problem:
-        raise DataError(f"preset {preset}: damaged ({problem})")
-    try:
-        return kind.from_preset(preset, **changes)
-    except Exception as error:  # kagglehub raises whatever its HTTP client raises
-        raise DataError(f"preset {preset}: cannot be loaded ({first_line(error)})") from error
 
 
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:

@@ -27,7 +27,7 @@ from data.errors import DataError
 from data.sequences import sequences_once
 from data.text import load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert, fine_tuning
+from models import bert, fine_tuning, presets
 from models.chunked_head import chunked_masked_lm
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
@@ -72,7 +72,7 @@ class Options(TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        return super().problems() + bert.problems_of_presets(self)
+        return super().problems() + presets.problems_of_presets(self)
 
 
 def build_model(
@@ -94,7 +94,12 @@ def build_model(
         frozen.
     """
     if preset is not None:
-        model = bert.load_masked_lm(preset, options.dropout, options.sequence_length)
+        model = presets.load_task(
+            keras_nlp.models.MaskedLM,
+            preset,
+            backbone_dropout=options.dropout,
+            sequence_length=options.sequence_length,
+        )
     else:
         model = keras_nlp.models.BertMaskedLM(backbone=bert.new_backbone(options, vocabulary_size))
         init_local_attention(model, options.seed)
@@ -111,7 +116,7 @@ def main(options: Options) -> dict:
             return run.results
         # Text: word pieces by split, and the sequences that are cut from them.
         text = load_text(run.dataset, run.cache_dir)
-        preset, why = bert.choose_preset(options, run.fact("preset"), text.english_wikitext)
+        preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir)
@@ -193,7 +198,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         inputs: texts with one [MASK] or more. Special tokens are no fills.
     """
     model = run.load_model("float32")
-    tokenizer = bert.load(
+    tokenizer = presets.load(
         keras_nlp.models.BertTokenizer, str(run.preset), special_tokens_in_strings=True
     )
     longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
@@ -217,7 +222,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
         texts: as many tokens as a sequence of the run has, at most.
     """
     model = run.load_model("float32")
-    tokenizer = bert.load(keras_nlp.models.BertTokenizer, str(run.preset))
+    tokenizer = presets.load(keras_nlp.models.BertTokenizer, str(run.preset))
     longest = model.preprocessor.sequence_length
     found = []
     for text in texts:

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import keras
+import keras_nlp
 import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from data import arrays, sentences, word_pieces
 from distribution.global_batch import GlobalMean, reduce_before_clipping
-from models import bert, fine_tuning
+from models import bert, fine_tuning, presets
 from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import MacroF1
 from training.artifacts import data_sha256
@@ -43,19 +44,24 @@ class Options(FineTuningOptions, TextOptions):
         "A folder of train.tsv, dev.tsv, test.tsv; one CSV or TSV file; installed-docs, or auto.",
     )
     preset: str = option(
-        "scratch", "scratch, a BERT preset of Kaggle or Hugging Face, or a preset's folder."
+        "scratch",
+        "scratch, a preset of KerasNLP, hf://owner/model, or a preset's folder.",
     )
     init_from: Path | None = option(
         None, "A finished run of bert_mlm, whose word pieces and encoder are used."
     )
     num_layers: int = 1
     hidden_dim: int = 64
-    dropout: float = option(
-        0.3, "Dropout in the encoder (not a preset's) and before the last layer.", within="[0, 1)"
+    dropout: float | None = option(
+        None,
+        "Dropout in the encoder and before the last layer (default: 0.3 from scratch or from a "
+        "run, otherwise the preset's own).",
+        within="[0, 1)",
     )
-    token_dropout: float = option(
-        0.5,
-        "Share of a training sentence's word pieces to replace by [MASK], others in each epoch.",
+    token_dropout: float | None = option(
+        None,
+        "Share of a training sentence's tokens to replace by the mask token, others in each epoch "
+        "(default: 0.5 from scratch or from a run, otherwise 0).",
         within="[0, 1)",
     )
     sequence_length: int = option(
@@ -63,15 +69,15 @@ class Options(FineTuningOptions, TextOptions):
     )
     base_learning_rate: float | None = option(
         None,
-        "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 2e-4 "
-        "from a preset).",
+        "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 5e-5 "
+        "from a preset, 5e-4 with adapters or a frozen backbone).",
     )
     warmup_steps: int = 100
     epochs: int = 2
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems() + bert.problems_of_presets(self)
+        found = super().problems() + presets.problems_of_presets(self)
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
                 found.append(f"{flag(name)}: needs a trained encoder: pass --preset or --init-from")
@@ -80,33 +86,52 @@ class Options(FineTuningOptions, TextOptions):
 
 def build_model(
     options: Options,
-    evidence: np.ndarray,
+    num_classes: int,
     preset: str | None = None,
+    *,
+    evidence: np.ndarray | None = None,
     sample: dict[str, np.ndarray] | None = None,
-) -> BertTextClassifier:
+) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
     Args:
         options: sizes and dropout.
-        evidence: what a new model knows of the word pieces at first, float of shape (word pieces,
-            classes); see `sentences.naive_bayes_evidence`.
-        preset: a name or folder to take the encoder from; None for a new one.
-        sample: inputs of some hundred training sentences, for the encoder of a run, whose [CLS]
-            is untrained.
+        num_classes: number of classes.
+        preset: a name, handle or folder of any family with a `TextClassifier`; None for a new
+            `BertTextClassifier`.
+        evidence: for a new model: what it knows of the word pieces at first, float of shape (word
+            pieces, classes); see `sentences.naive_bayes_evidence`.
+        sample: inputs of some hundred training sentences, for a BERT of a run, whose [CLS] is
+            untrained.
 
     Returns:
         A model from token ids to logits.
     """
-    pieces, classes = evidence.shape
-    if preset is not None:
-        backbone = bert.load_backbone(preset, options.dropout, options.sequence_length)
-        if sample is not None:
+    dropout = options.dropout
+    if dropout is None and (preset is None or options.init_from is not None):
+        dropout = 0.3
+    if preset is None:
+        assert evidence is not None
+        options = dataclasses.replace(options, dropout=dropout)
+        model = BertTextClassifier(
+            bert.new_backbone(options, len(evidence)), num_classes, dropout=dropout
+        )
+        init_naive_bayes(model, evidence)
+        return model
+    if sample is not None:
+        backbone = presets.load_backbone(preset, dropout)
+        presets.require_positions(backbone, preset, options.sequence_length)
+        if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
             backbone = add_mean_layer(backbone, sample)
-        return BertTextClassifier(backbone, classes, dropout=options.dropout)
-    backbone = bert.new_backbone(options, pieces)
-    model = BertTextClassifier(backbone, classes, dropout=options.dropout)
-    init_naive_bayes(model, evidence)
-    return model
+            return BertTextClassifier(backbone, num_classes, dropout=dropout)
+    return presets.load_task(
+        keras_nlp.models.TextClassifier,
+        preset,
+        backbone_dropout=dropout,
+        sequence_length=options.sequence_length,
+        num_classes=num_classes,
+        **({} if dropout is None else {"dropout": dropout}),
+    )
 
 
 def main(options: Options) -> dict:
@@ -118,32 +143,42 @@ def main(options: Options) -> dict:
         data = sentences.load_sentences(run.dataset, run.cache_dir, options.seed)
         if run.metadata:  # a trained run is evaluated: its classes, in its order
             data = data.with_classes(run.metadata["classes"])
+        preset, _ = presets.choose_preset(options, run.fact("preset"))
+        preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
+        tokenizer = preprocessor.tokenizer
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
+        data = dataclasses.replace(data, splits=splits)
         run.note(data.note, sentences.repeated_note(splits))
-        preset, _ = bert.choose_preset(options, run.fact("preset"))
-        tokenizer = bert.make_tokenizer(options, preset, data.as_text(), run.cache_dir)
-        preprocessor = BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
         inputs = {
             name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
         }
         labels = {n: found for n, (_, found) in splits.items()}
-        base_learning_rate = 2e-4 if preset else 5e-4
+        base_learning_rate = 5e-5 if preset else 5e-4
         if options.init_from is not None:
             base_learning_rate = 1e-3
+        elif options.freeze_backbone or options.lora_rank is not None:
+            base_learning_rate = 5e-4
+        fine_tunes = preset is not None and options.init_from is None
+        token_dropout = options.token_dropout
+        if token_dropout is None:
+            token_dropout = 0.0 if fine_tunes else 0.5
+        if token_dropout:
+            presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
+        is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=base_learning_rate,
-            batch_size_per_replica=64,
-            tokens_per_example=float(inputs["train"]["padding_mask"].sum(axis=1).mean()),
+            batch_size_per_replica=32 if fine_tunes else 64,
+            tokens_per_example=float(is_token.sum(axis=1).mean()),
             about={"sentences": data.describe(), "model": preset or "from scratch"},
             dataset=data.name,
             preset=preset or "scratch",
             data_sha256=data_sha256(splits),
-            vocabulary_sha256=word_pieces.vocabulary_sha256(tokenizer.vocabulary),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(presets.vocabulary_of(tokenizer)),
         )
-        hide = sentences.hide_word_pieces(
-            options.token_dropout, tokenizer.mask_token_id, options.seed
-        )
+        hide = None
+        if token_dropout:
+            hide = sentences.hide_word_pieces(token_dropout, tokenizer, options.seed)
         train_data = arrays.training_data(
             inputs["train"], labels["train"], seed=options.seed, change=hide, **plan.batches
         )
@@ -155,14 +190,18 @@ def main(options: Options) -> dict:
             run.note("no TF-IDF baseline: one class, or no word of two or more letters")
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            evidence = sentences.naive_bayes_evidence(
-                inputs["train"], labels["train"], tokenizer, len(data.classes)
-            )
-            sample = None
-            if options.init_from is not None and not run.metadata:
+            evidence = sample = None
+            if preset is None:
+                evidence = sentences.naive_bayes_evidence(
+                    inputs["train"], labels["train"], tokenizer, len(data.classes)
+                )
+            elif options.init_from is not None and not run.metadata:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
-            model = build_model(options, evidence, preset, sample)
+            model = build_model(
+                options, len(data.classes), preset, evidence=evidence, sample=sample
+            )
+            presets.require_vocabulary(model, tokenizer, str(preset))
             if not run.metadata:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
@@ -193,6 +232,16 @@ def main(options: Options) -> dict:
             test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
         )
+
+
+def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):
+    """Loads a preset's preprocessor, or makes BERT's with a given or learned vocabulary."""
+    kind = keras_nlp.models.TextClassifierPreprocessor
+    if preset is not None:
+        presets.require_task(keras_nlp.models.TextClassifier, preset)
+        return presets.load_preprocessor(kind, preset, options.sequence_length)
+    tokenizer = bert.make_tokenizer(options, None, data.as_text(), cache_dir)
+    return BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
 
 
 def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:

@@ -238,8 +238,9 @@ def test_evidence_by_hand(inputs, tokenizer):
 
 
 def batches(inputs, share, first_batch=0, seed=3):
+    tokenizer = keras_nlp.models.BertTokenizer(vocabulary=PIECES, lowercase=True)
     labels = np.arange(3, dtype=np.int32)
-    hide = sentences.hide_word_pieces(share, 4, seed)
+    hide = sentences.hide_word_pieces(share, tokenizer, seed)
     data = arrays.training_data(
         inputs, labels, seed=seed, batch_size=3, first_batch=first_batch, change=hide
     )

@@ -7,7 +7,7 @@ import pytest
 
 from data import masked_lm
 from data.text import load_text
-from models import bert
+from models import presets
 from recipes import bert_mlm
 from tests.support import processes
 
@@ -93,7 +93,7 @@ class TestWays:
     def test_init_from_begins_where_the_other_run_ended(self, tiny_run, run_bert, tmp_path):
         run = run_bert(
             tmp_path / "run",
-            **{name: getattr(bert_mlm.Options(), name) for name in bert.FROM_SCRATCH},
+            **{name: getattr(bert_mlm.Options(), name) for name in presets.FROM_SCRATCH},
             init_from=tiny_run.folder,
             max_steps=1,
             base_learning_rate=1e-9,

@@ -6,7 +6,7 @@ import pytest
 
 from data import sentences
 from data.errors import DataError
-from models import bert
+from models import presets
 from recipes import evaluate, text_classification
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
@@ -68,7 +68,7 @@ def test_a_new_model_begins_as_naive_bayes(layers):
     evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, 3)
     options = text_classification.Options(num_layers=layers, num_heads=2, hidden_dim=64)
     keras.utils.set_random_seed(1)
-    model = text_classification.build_model(options, evidence)
+    model = text_classification.build_model(options, 3, evidence=evidence)
     inputs |= {"segment_ids": np.zeros_like(ids), "padding_mask": np.ones_like(ids)}
     answers = np.asarray(model(inputs, training=False)).argmax(axis=1)
     assert (answers == by_hand).mean() > 0.95
@@ -102,7 +102,7 @@ def test_words_of_one_letter(tmp_path):
 @pytest.mark.long
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
-    options = {k: v for k, v in options.items() if k not in bert.FROM_SCRATCH}
+    options = {k: v for k, v in options.items() if k not in presets.FROM_SCRATCH}
     options = text_classification.Options(
         **options, dataset=str(folder), run_dir=tmp_path / "run", cache_dir=tmp_path / "cache"
     )

@@ -132,14 +132,12 @@ def classification(options, strategy):
         inputs,
         labels,
         seed=options.seed,
-        change=sentences.hide_word_pieces(
-            options.token_dropout, tokenizer.mask_token_id, options.seed
-        ),
+        change=sentences.hide_word_pieces(0.5, tokenizer, options.seed),
         **batches(options),
     )
     with strategy.scope():
         evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
-        model = text_classification.build_model(options, evidence)
+        model = text_classification.build_model(options, len(data.classes), evidence=evidence)
         optimizer = adamw(options, model)
     return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
 

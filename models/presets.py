@@ -1,0 +1,332 @@
+"""Finds, checks and loads presets of any family of KerasNLP: models, preprocessors, tokenizers.
+
+The family is the preset's own: `from_preset()` of a general class (`TextClassifier`, `MaskedLM`)
+chooses the subclass. Nothing here goes by the name of a family.
+"""
+
+import difflib
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import keras
+import keras_nlp
+import numpy as np
+
+from data import files
+from data.errors import DataError, first_line
+
+TINY = "bert_tiny_en_uncased"
+# What only a new model reads.
+FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
+# An example of each task, for messages.
+EXAMPLES = {
+    "TextClassifier": "distil_bert_base_en_uncased",
+    "MaskedLM": "bert_tiny_en_uncased",
+    "CausalLM": "gpt2_base_en",
+}
+TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
+
+
+def problems_of_presets(options) -> list[str]:
+    """Returns what is wrong with `--preset`, `--init-from` and sizes beside them, a line each.
+
+    Args:
+        options: with `preset`, `init_from` and `FROM_SCRATCH`.
+    """
+    named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
+    if options.init_from is not None:
+        named.append("--init-from")
+    if len(named) > 1:
+        return ["--init-from and --preset: pass only one of them"]
+    flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
+    return [f"{flag}: {source} has its own" for source in named for flag in flags]
+
+
+def given_sizes(options) -> list[str]:
+    """Returns the names among `FROM_SCRATCH` that differ from the recipe's defaults."""
+    default = type(options)()
+    return [name for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)]
+
+
+def choose_preset(
+    options, known: str | None, english_wikitext: bool = False
+) -> tuple[str | None, str | None]:
+    """Chooses the preset: a run's, the named one; for `auto` the tiny one where it suits.
+
+    Args:
+        options: with `preset`, `init_from` and `FROM_SCRATCH`.
+        known: the preset of an earlier part of this run, or None.
+        english_wikitext: whether the text is what the tiny preset was trained on.
+
+    Returns:
+        The preset, or None for a model from scratch; and a line that says what is used instead of
+        the first choice, and why, or None.
+
+    Raises:
+        DataError: `init_from` is no finished run.
+    """
+    asked = known or options.preset
+    if known is None and options.init_from is not None:
+        asked = str(options.init_from / "model")
+        if not (options.init_from / "model" / "config.json").is_file():
+            raise DataError(
+                f"--init-from {options.init_from}: holds no model; pass a finished run of bert_mlm"
+            )
+    if asked != "auto":
+        return (None if asked == "scratch" else asked), None
+    if not english_wikitext or given_sizes(options):
+        return None, None
+    reason = _unreachable(TINY)
+    if reason is None:
+        return TINY, None
+    return None, f"preset {TINY}: {reason}; the same architecture from scratch is used instead"
+
+
+def _unreachable(name: str) -> str | None:
+    """Returns why a preset of Kaggle cannot be had, or None; gives up after some seconds."""
+    root = Path(os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")).expanduser()
+    if list(root.glob(f"models/keras/bert/keras/{name}/*/config.json")):
+        return None
+    try:
+        socket.create_connection(("www.kaggle.com", 443), timeout=5).close()
+    except OSError:
+        return "no network"
+    try:
+        keras_nlp.models.BertTokenizer.from_preset(name)
+    except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        return re.sub(r"\S*://\S+", "...", first_line(error))[:80]
+    return None
+
+
+def load_task(
+    kind,
+    preset: str,
+    *,
+    backbone_dropout: float | None = None,
+    sequence_length: int | None = None,
+    **changes,
+):
+    """Loads a model of a task under the current dtype policy, without its preprocessor.
+
+    A preset that holds a backbone alone, or one of `TextClassifier` whose number of classes is
+    given in `changes`, gets a new head.
+
+    Args:
+        kind: a general class of KerasNLP, for instance `keras_nlp.models.TextClassifier`.
+        preset: a name, a handle (`hf://`, `kaggle://`), or a folder.
+        backbone_dropout: None keeps the preset's.
+        sequence_length: tokens of the run's sequences, or None.
+        **changes: what the task's constructor takes.
+
+    Raises:
+        DataError: the preset cannot be loaded, is of another task, or has fewer positions.
+    """
+    require_task(kind, preset)
+    policy = keras.config.dtype_policy()
+    if backbone_dropout is not None:
+        changes["backbone"] = load_backbone(preset, backbone_dropout)
+    model = load(kind, preset, dtype=policy, preprocessor=None, compile=False, **changes)
+    require_positions(model.backbone, preset, sequence_length)
+    return model
+
+
+def load_backbone(preset: str, dropout: float | None = None):
+    """Loads a backbone alone under the current dtype policy.
+
+    Args:
+        preset: a name, a handle, or a folder.
+        dropout: None keeps the preset's.
+
+    Raises:
+        DataError: the preset cannot be loaded.
+    """
+    changes = {} if dropout is None else {"dropout": dropout}
+    policy = keras.config.dtype_policy()
+    return load(keras_nlp.models.Backbone, preset, dtype=policy, **changes)
+
+
+def require_positions(backbone, preset: str, sequence_length: int | None) -> None:
+    """Refuses sequences that are longer than a backbone's positions.
+
+    Raises:
+        DataError: says both numbers.
+    """
+    longest = getattr(backbone, "max_sequence_length", None)
+    if sequence_length is not None and longest is not None and sequence_length > longest:
+        raise DataError(
+            f"--sequence-length {sequence_length}: the preset {preset} takes at most {longest} "
+            "tokens"
+        )
+
+
+def load_preprocessor(kind, preset: str, sequence_length: int):
+    """Loads the preprocessor of a task with its tokenizer.
+
+    Args:
+        kind: a general class, for instance `keras_nlp.models.TextClassifierPreprocessor`.
+        preset: a name, a handle, or a folder.
+        sequence_length: tokens of a packed sequence.
+
+    Raises:
+        DataError: the preset has no tokenizer, or one that does not fit the task.
+    """
+    return load(kind, preset, sequence_length=sequence_length)
+
+
+def require_task(kind, preset: str) -> None:
+    """Refuses, before anything is loaded, a preset of another task or too large for memory.
+
+    Args:
+        kind: a general class of KerasNLP, for instance `keras_nlp.models.TextClassifier`.
+        preset: a name, a handle, or a folder.
+
+    Raises:
+        DataError: names the families that have the task, or the size and the memory.
+    """
+    known = keras_nlp.models.Backbone.presets
+    folder = Path(preset)
+    parameters = None
+    if preset in known:
+        if preset not in kind.presets:
+            raise DataError(_no_task(kind, preset, preset.rsplit("_", 1)[0]))
+        parameters = known[preset].get("metadata", {}).get("params")
+    elif folder.is_dir():
+        parameters = _read_json(folder / "metadata.json").get("parameter_count")
+        task = _read_json(folder / "task.json").get("class_name")
+        stored = getattr(keras_nlp.models, str(task), None)
+        # A classifier may grow from the encoder of a masked LM; a head of classes fills no masks.
+        if kind is keras_nlp.models.MaskedLM and stored and not issubclass(stored, kind):
+            raise DataError(
+                f"preset {preset}: no masked LM, but a {task}; pass its encoder's preset"
+            )
+    elif "://" not in preset:
+        close = difflib.get_close_matches(preset, known, n=1)
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else (
+                f"names look like {EXAMPLES.get(kind.__name__, TINY)}, handles like hf://owner/model"
+            )
+        )
+        raise DataError(f"preset {preset}: neither a folder nor a name of KerasNLP; {hint}")
+    if isinstance(parameters, int):
+        require_memory(preset, parameters)
+
+
+def require_memory(preset: str, parameters: int) -> None:
+    """Refuses a preset whose weights alone are larger than the memory of this machine.
+
+    Raises:
+        DataError: says the sizes.
+    """
+    bytes_each = np.dtype(keras.config.floatx()).itemsize  # variables stay so under mixed policies
+    size, memory = parameters * bytes_each, _memory()
+    if memory is not None and size > memory:
+        raise DataError(
+            f"preset {preset}: {parameters:,} parameters x {bytes_each} bytes = "
+            f"{size / 1e9:.1f} GB, and {TRAINING_COPIES * size / 1e9:.1f} GB to train all of it; "
+            f"this machine has {memory / 1e9:.1f} GB"
+        )
+
+
+def _memory() -> int | None:
+    """Returns the bytes of memory that this process may use, or None."""
+    try:
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (ValueError, OSError):
+        return None
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            found.append(int(Path(limit).read_text()))
+        except (OSError, ValueError):  # "max": none
+            continue
+    return min(found)
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def load(kind, preset: str, **changes):
+    """Calls `kind.from_preset(preset, **changes)`, whose errors become one line.
+
+    Args:
+        kind: a class of KerasNLP, general or of a family.
+        preset: a name of Kaggle or Hugging Face, or a folder.
+        **changes: what `from_preset()` takes.
+
+    Raises:
+        DataError: the preset cannot be loaded, is of another task, lacks a tokenizer, or does not
+            match its checksums.
+    """
+    problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
+    if problem:
+        raise DataError(f"preset {preset}: damaged ({problem})")
+    try:
+        return kind.from_preset(preset, **changes)
+    except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        line = first_line(error)
+        other = re.search(r"Unable to find a subclass of .* compatible with (\w+)", line)
+        if other:
+            raise DataError(_no_task(kind, preset, other[1])) from error
+        if "tokenizer.json` doesn't exist" in line:
+            raise DataError(
+                f"preset {preset}: has no tokenizer; save one there with "
+                "tokenizer.save_to_preset(folder), or save the whole task"
+            ) from error
+        raise DataError(f"preset {preset}: cannot be loaded ({line})") from error
+
+
+def _no_task(kind, preset: str, family: str) -> str:
+    task = kind.__name__.removesuffix("Preprocessor")
+    families = sorted(
+        name.removesuffix(task)
+        for name in dir(keras_nlp.models)
+        if name.endswith(task) and name != task
+    )
+    family = family.removesuffix("Backbone")
+    shown = ", ".join(families[:8]) + ", ..." * (len(families) > 8)
+    example = EXAMPLES.get(task)
+    return (
+        f"preset {preset}: {family} has no {task} in KerasNLP; families that have one: {shown}"
+        + (f"; for instance --preset {example}" if example else "")
+    )
+
+
+def vocabulary_of(tokenizer) -> list[str]:
+    """Returns the pieces of any tokenizer by id; merges of byte-level BPE follow them."""
+    pieces = tokenizer.get_vocabulary()
+    numbers = getattr(tokenizer, "vocabulary", None)
+    if isinstance(numbers, dict):
+        pieces = sorted(numbers, key=numbers.get)
+    return [*pieces, *(getattr(tokenizer, "merges", None) or ())]
+
+
+def require_mask_token(tokenizer, preset: str, option: str) -> None:
+    """Refuses a tokenizer without a mask token.
+
+    Raises:
+        DataError: names what needs it.
+    """
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise DataError(f"preset {preset}: its tokenizer has no mask token, which {option} needs")
+
+
+def require_vocabulary(model, tokenizer, preset: str) -> None:
+    """Refuses a tokenizer with more pieces than the model has embeddings.
+
+    Raises:
+        DataError: says both numbers.
+    """
+    pieces, rows = tokenizer.vocabulary_size(), model.backbone.vocabulary_size
+    if pieces > rows:
+        raise DataError(
+            f"preset {preset}: its tokenizer has {pieces:,} pieces and its model {rows:,} "
+            "embeddings; the two do not belong together"
+        )

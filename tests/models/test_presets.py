@@ -1,0 +1,187 @@
+import dataclasses
+import re
+import shutil
+import socket
+import types
+
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+
+from data.errors import DataError
+from models import presets
+from recipes import bert_mlm, text_classification
+from tests.conftest import TINY_RUN
+from tests.support.damaged import flip_a_bit
+from training.options import all_problems
+
+MASKED_LM = keras_nlp.models.MaskedLM
+CLASSIFIER = keras_nlp.models.TextClassifier
+
+
+class TestChoosePreset:
+    @pytest.fixture(autouse=True)
+    def reachable(self, monkeypatch):
+        monkeypatch.setattr(presets, "_unreachable", lambda name: None)
+
+    @pytest.mark.parametrize(
+        ("changes", "english_wikitext", "known", "chosen"),
+        [
+            ({}, True, None, presets.TINY),
+            ({}, False, None, None),
+            ({}, True, "scratch", None),
+            ({"preset": "scratch"}, True, None, None),
+            ({"preset": "hf://a/b"}, False, None, "hf://a/b"),
+            ({"init_from": "a run"}, True, "a run/model", "a run/model"),
+            ({"vocabulary": "vocab.txt"}, True, None, None),
+            ({"num_layers": 4}, True, None, None),
+            ({"hidden_dim": 256}, True, None, None),
+        ],
+    )
+    def test_sizes_mean_from_scratch(self, changes, english_wikitext, known, chosen):
+        options = bert_mlm.Options(**changes)
+        assert presets.choose_preset(options, known, english_wikitext) == (chosen, None)
+
+    def test_without_a_network_a_line_says_so(self, monkeypatch):
+        def create_connection(*arguments, **more):
+            raise OSError(-2, "Name or service not known")
+
+        monkeypatch.undo()
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        monkeypatch.setenv("KAGGLEHUB_CACHE", "/nowhere")
+        assert presets.choose_preset(bert_mlm.Options(), None, True) == (
+            None,
+            "preset bert_tiny_en_uncased: no network; the same architecture from scratch is used "
+            "instead",
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "source"),
+    [
+        (bert_mlm.Options(preset="bert_base_en"), "the preset bert_base_en"),
+        (bert_mlm.Options(init_from="runs/first"), "--init-from"),
+        (text_classification.Options(init_from="runs/first"), "--init-from"),
+    ],
+)
+def test_sizes_beside_an_existing_model_are_refused(options, source):
+    assert all_problems(options) == []
+    for name, value in (("num_layers", 4), ("vocabulary_size", 99), ("vocabulary", "v.txt")):
+        found = all_problems(dataclasses.replace(options, **{name: value}))
+        assert found == [f"--{name.replace('_', '-')}: {source} has its own"]
+
+
+@pytest.fixture(scope="module")
+def make_model(tiny_run):
+    """Makes a model of the tiny run's sizes with other weights."""
+
+    def make(**changes):
+        keras.utils.set_random_seed(99)
+        size = tiny_run.model.backbone.vocabulary_size
+        return bert_mlm.build_model(bert_mlm.Options(**(TINY_RUN | changes)), size)
+
+    return make
+
+
+@pytest.fixture
+def folder(tiny_run, tmp_path):
+    """A copy of the tiny run, to be damaged."""
+    return shutil.copytree(tiny_run.folder, tmp_path / "run")
+
+
+def values(model):
+    return [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
+
+
+def same(first, second):
+    return all((a == b).all() for a, b in zip(values(first), values(second), strict=True))
+
+
+class TestLoadMaskedLM:
+    def test_backbone_and_head_are_the_runs(self, tiny_run):
+        model = presets.load_task(MASKED_LM, str(tiny_run.folder / "model"))
+        assert model.preprocessor is None and model.backbone.dropout == TINY_RUN["dropout"]
+        for found, expected in zip(model.weights, tiny_run.model.weights, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        folder = str(tiny_run.folder / "model")
+        model = presets.load_task(MASKED_LM, folder, backbone_dropout=0.3)
+        assert model.backbone.dropout == 0.3
+
+    def test_a_backbone_alone_gets_a_new_head(self, tmp_path, tiny_run):
+        tiny_run.model.backbone.save_to_preset(str(tmp_path / "backbone"))
+        model = presets.load_task(MASKED_LM, str(tmp_path / "backbone"))
+        np.testing.assert_array_equal(values(model.backbone)[0], values(tiny_run.model)[0])
+        assert not same(model.masked_lm_head, tiny_run.model.masked_lm_head)
+
+    @pytest.mark.parametrize("name", ["model.weights.h5", "task.weights.h5", "config.json"])
+    def test_damage_is_refused(self, name, folder):
+        flip_a_bit(folder / "model" / name)
+        with pytest.raises(DataError) as caught:
+            presets.load_task(MASKED_LM, str(folder / "model"))
+        assert str(caught.value).startswith(f"preset {folder / 'model'}: damaged ({name}")
+
+    def test_a_classifier_is_no_masked_lm(self, tmp_path, tiny_run):
+        classifier = keras_nlp.models.BertTextClassifier(tiny_run.model.backbone, 3)
+        classifier.save_to_preset(str(tmp_path / "classifier"))
+        with pytest.raises(DataError, match="classifier: no masked LM"):
+            presets.load_task(MASKED_LM, str(tmp_path / "classifier"))
+
+    def test_sequences_longer_than_its_positions_are_refused(self, tiny_run):
+        with pytest.raises(DataError, match="--sequence-length 513: the preset .* at most 512"):
+            presets.load_task(MASKED_LM, str(tiny_run.folder / "model"), sequence_length=513)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2") / "preset"
+    keras_nlp.models.GPT2Backbone(20, 1, 2, 8, 16, max_sequence_length=8).save_to_preset(
+        str(folder)
+    )
+    return folder
+
+
+class TestWhatCannotBeLoaded:
+    """One line that names what would work, before anything is downloaded or loaded."""
+
+    def message(self, kind, preset, **changes):
+        with pytest.raises(DataError) as caught:
+            presets.load_task(kind, str(preset), **changes)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def test_a_name_that_is_almost_one(self):
+        assert self.message(CLASSIFIER, "distil_bert_base_en_uncase") == (
+            "preset distil_bert_base_en_uncase: neither a folder nor a name of KerasNLP; did you "
+            "mean distil_bert_base_en_uncased?"
+        )
+        assert "handles like hf://owner/model" in self.message(CLASSIFIER, "qqqq")
+
+    def test_a_family_without_the_task(self, gpt2):
+        for preset in ("gpt2_base_en", gpt2):
+            found = self.message(CLASSIFIER, preset, num_classes=2)
+            assert (
+                "has no TextClassifier in KerasNLP; families that have one: Albert, Bert" in found
+            )
+            assert "for instance --preset distil_bert_base_en_uncased" in found
+
+    def test_too_large_for_memory(self, gpt2, monkeypatch):
+        monkeypatch.setattr(presets, "_memory", lambda: 1000)
+        for kind, preset in ((keras_nlp.models.CausalLM, gpt2), (CLASSIFIER, "bert_base_en")):
+            found = self.message(kind, preset)
+            assert re.search(r"[\d,]+ parameters x 4 bytes = .* this machine has 0.0 GB", found)
+
+    def test_no_tokenizer(self, gpt2, tmp_path):
+        keras_nlp.models.BertBackbone(20, 1, 2, 8, 16, max_sequence_length=8).save_to_preset(
+            str(tmp_path / "bare")
+        )
+        with pytest.raises(DataError, match="bare: has no tokenizer; save one there with"):
+            presets.load_preprocessor(
+                keras_nlp.models.TextClassifierPreprocessor, str(tmp_path / "bare"), 8
+            )
+
+    def test_a_tokenizer_of_another_model(self):
+        tokenizer = types.SimpleNamespace(vocabulary_size=lambda: 30)
+        model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=20))
+        with pytest.raises(DataError, match="its tokenizer has 30 pieces and its model 20"):
+            presets.require_vocabulary(model, tokenizer, "a")
