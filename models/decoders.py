@@ -17,7 +17,7 @@ import tensorflow as tf
 from data import batches, byte_pairs
 from data.errors import DataError
 from data.next_tokens import Ends
-from models import bert
+from models import bert, presets
 from models.chunked_head import ChunkedHead
 
 # A new model's task and tokenizer, and the special tokens that the tokenizer asks for.
@@ -99,11 +99,12 @@ def load_preprocessor(preset: str, sequence_length: int):
     """Loads a preset's preprocessor, with its tokenizer.
 
     Raises:
-        DataError: the preset cannot be loaded, or its tokenizer has no token that ends a text.
+        DataError: the preset cannot be loaded, is of another task or too large, or its tokenizer
+            has no token that ends a text.
     """
-    found = bert.load(
-        keras_nlp.models.CausalLMPreprocessor, preset, sequence_length=sequence_length
-    )
+    presets.require_task(keras_nlp.models.CausalLM, preset)
+    kind = keras_nlp.models.CausalLMPreprocessor
+    found = presets.load_preprocessor(kind, preset, sequence_length)
     if getattr(found.tokenizer, "end_token_id", None) is None:
         raise DataError(f"preset {preset}: its tokenizer has no token that ends a text")
     return found
@@ -117,24 +118,17 @@ def load_task(
     Args:
         preset: a name of Kaggle or Hugging Face (`hf://...`), or a folder.
         dropout: the backbone's; None keeps the preset's.
-        sequence_length: tokens of the run's sequences.
+        sequence_length: tokens of the run's rows.
 
     Raises:
         DataError: the preset cannot be loaded, or has fewer positions.
     """
-    changes = {} if dropout is None else {"dropout": dropout}
-    task = bert.load(
+    task = presets.load_task(
         keras_nlp.models.CausalLM,
         preset,
-        preprocessor=None,
-        dtype=keras.config.dtype_policy(),
-        **changes,
+        backbone_dropout=dropout,
+        sequence_length=sequence_length,
     )
-    most = getattr(task.backbone, "max_sequence_length", None) or sequence_length
-    if sequence_length > most:
-        raise DataError(
-            f"--sequence-length {sequence_length}: the preset {preset} takes at most {most} tokens"
-        )
     _keep_tied_embeddings(task.backbone)
     return task
 

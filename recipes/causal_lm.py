@@ -34,13 +34,13 @@ from models import decoders, fine_tuning
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import TextOptions, option
+from training.options import FineTuningOptions, TextOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TextOptions):
+class Options(FineTuningOptions, TextOptions):
     """Options of `recipes.causal_lm`."""
 
     dataset: str = option(
@@ -75,7 +75,9 @@ class Options(TextOptions):
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     base_learning_rate: float | None = option(
-        None, "Peak learning rate for one replica (default: 2e-3 from scratch, 5e-5 otherwise)."
+        None,
+        "Peak learning rate for one replica (default: 2e-3 from scratch, 5e-5 from a preset, 2e-4 "
+        "with adapters).",
     )
     epochs: int = 4
 
@@ -87,14 +89,17 @@ class Options(TextOptions):
             default = type(self)()
             for name in ("architecture", *names):
                 if getattr(self, name) != getattr(default, name):
-                    flag = "--" + name.replace("_", "-")
-                    found.append(f"{flag}: the preset {self.preset} has its own")
+                    found.append(f"{flag(name)}: the preset {self.preset} has its own")
         elif self.architecture == "llama" and self.num_heads > 0:
             width = self.hidden_dim // self.num_heads
             if width % 2:
                 found.append(
                     f"--hidden-dim {self.hidden_dim}: llama's heads need an even width, not {width}"
                 )
+        if self.freeze_backbone:
+            found.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
+        if self.lora_rank is not None and self.preset == "scratch":
+            found.append("--lora-rank: needs a trained model: pass --preset")
         problem = prompts.template_problem(self.template)
         if problem:
             found.append(f"--template {self.template!r}: {problem}")
@@ -138,6 +143,8 @@ def main(options: Options) -> dict:
         tokenizer = preprocessor.tokenizer
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
+            if not run.metadata:
+                fine_tuning.freeze(task, options)
         together = decoders.can_share_rows(task)
         if not together:
             run.note(
@@ -151,9 +158,12 @@ def main(options: Options) -> dict:
                 f"{options.sequence_length}: their ends are left out"
             )
         predicted = {split: sum(map(len, found.labels())) for split, found in rows.items()}
+        base_learning_rate = 2e-3
+        if preset is not None:
+            base_learning_rate = 5e-5 if options.lora_rank is None else 2e-4
         plan = run.plan(
             examples=len(rows["train"]),
-            base_learning_rate=5e-5 if preset else 2e-3,
+            base_learning_rate=base_learning_rate,
             tokens_per_example=predicted["train"] / len(rows["train"]),
             about={
                 "text": f"{data.name}: {len(rows['train']):,} training sequences",
@@ -183,7 +193,9 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=reduce_before_clipping(fine_tuning.adamw(options, WarmUp(warmup, decay))),
+                optimizer=reduce_before_clipping(
+                    fine_tuning.adamw(options, WarmUp(warmup, decay), task)
+                ),
                 loss=GlobalMean(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -191,6 +203,8 @@ def main(options: Options) -> dict:
                 ],
                 **plan.compile_options,
             )
+            if not run.metadata:
+                fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
         shown = beginnings(options, data, tokenizer)
         fit_options = plan.fit_options(

@@ -28,10 +28,11 @@ BYTE_PAIRS = {  # family: special tokens of its tokenizer
     "GPTNeoX": ("<|endoftext|>",),
     "QwenMoe": ("<|endoftext|>",),
 }
+LEARNED = dict(num_heads=2, max_sequence_length=64, dropout=0.0)
 GROUPED = dict(num_query_heads=4, num_key_value_heads=2)
 BACKBONES = {
-    "GPT2": dict(num_heads=2, max_sequence_length=64),
-    "OPT": dict(num_heads=2, max_sequence_length=64),
+    "GPT2": LEARNED,
+    "OPT": LEARNED,
     "Llama3": GROUPED,
     "Qwen": GROUPED,
     "Qwen3": GROUPED | dict(head_dim=4),
@@ -48,9 +49,9 @@ BACKBONES = {
         rope_theta=10000.0,
         partial_rotary_factor=1.0,
     ),
-    "Falcon": dict(num_attention_heads=2),
-    "Bloom": dict(num_heads=2, max_sequence_length=64),
-    "GPTNeoX": dict(num_heads=2, max_sequence_length=64),
+    "Falcon": dict(num_attention_heads=2, attention_dropout_rate=0, feedforward_dropout_rate=0),
+    "Bloom": LEARNED,
+    "GPTNeoX": LEARNED,
     "QwenMoe": GROUPED
     | dict(
         moe_intermediate_dim=8,
