@@ -93,8 +93,8 @@ def load_prompts(dataset: str) -> Prompts:
 
 def _read(path: Path) -> Iterator[Pair]:
     if ".csv" in path.name:
-        for where, pair in tables.read_table(path, ("prompt",), ("response",)):
-            yield _checked(where, *pair)
+        for where, columns in tables.read_table(path, ("prompt",), ("response",)):
+            yield _checked(where, *columns)
         return
     with files.open_bytes(path) as stream:
         for number, line in enumerate(stream, start=1):
@@ -199,20 +199,20 @@ def make_rows(
     room: list[int] = []  # of each row
     place = np.zeros((len(examples), 2), np.int64)
     oldest = 0  # before it, rows are as good as full
-    for number, (ids, _) in enumerate(examples):
+    for index, (ids, _) in enumerate(examples):
         size = len(ids) - 1
         row = next((r for r in range(oldest, len(room)) if together and room[r] >= size), len(room))
         if row == len(room):
             room.append(length)
             oldest = max(oldest, len(room) - 100)
-        place[number] = row, length - room[row]
+        place[index] = row, length - room[row]
         room[row] -= size
     tokens, labels = (np.full((len(room), length), ends.end, np.int32) for _ in range(2))
     documents = np.zeros((len(room), length), np.int32)
     loss = np.zeros((len(room), length), np.uint8)
-    for (ids, given), (row, start) in zip(examples, place, strict=True):
+    for (ids, known), (row, start) in zip(examples, place, strict=True):
         stop = start + len(ids) - 1
         tokens[row, start:stop], labels[row, start:stop] = ids[:-1], ids[1:]
         documents[row, start:stop] = documents[row].max() + 1
-        loss[row, start + given - 1 : stop] = 1
+        loss[row, start + known - 1 : stop] = 1
     return PromptRows(tokens, labels, documents, loss, cut)

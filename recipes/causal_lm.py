@@ -28,7 +28,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import batches, byte_pairs, kneser_ney, next_tokens, prompts
-from data.text import load_text
+from data.text import Text, load_text
 from distribution.global_batch import GlobalMean, reduce_before_clipping
 from models import decoders, fine_tuning
 from training.command_line import command_line
@@ -130,12 +130,11 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
-        is_prompts = bool(prompts.find_files(run.dataset))
-        data = (
-            prompts.load_prompts(run.dataset)
-            if is_prompts
-            else load_text(run.dataset, run.cache_dir)
-        )
+        data: Text | prompts.Prompts
+        if prompts.find_files(run.dataset):
+            data = prompts.load_prompts(run.dataset)
+        else:
+            data = load_text(run.dataset, run.cache_dir)
         run.note(data.note)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
@@ -152,7 +151,7 @@ def main(options: Options) -> dict:
                 "each has rows for itself"
             )
         rows = make_rows(options, data, tokenizer, together, run.cache_dir)
-        if is_prompts and rows["train"].cut:
+        if getattr(rows["train"], "cut", 0):
             run.note(
                 f"{rows['train'].cut:,} training examples are longer than --sequence-length "
                 f"{options.sequence_length}: their ends are left out"
@@ -219,7 +218,7 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **plan.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
-        if not is_prompts:
+        if isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
             for unit, count in next_tokens.measure(data.splits["test"]).items():
                 test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
@@ -227,7 +226,7 @@ def main(options: Options) -> dict:
             task,
             test=test,
             baseline=baseline,
-            metadata={"template": options.template if is_prompts else None},
+            metadata={"template": None if isinstance(data, Text) else options.template},
             preprocessor=preprocessor,
         )
 
@@ -268,10 +267,10 @@ def make_rows(options: Options, data, tokenizer, together: bool, cache_dir: Path
 
 def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
     """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
-    train, test = (
-        sum(np.bincount(labels, minlength=vocabulary_size) for labels in rows[split].labels())
-        for split in ("train", "test")
-    )
+    train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
+    for split, counts in (("train", train), ("test", test)):
+        for labels in rows[split].labels():
+            counts += np.bincount(labels, minlength=vocabulary_size)
     share = (train + 0.1) / (train + 0.1).sum()
     found = {
         "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),

@@ -4,8 +4,8 @@
     python -m recipes.export RUN_DIR --to huggingface --folder my-bert
 
 RUN_DIR is the folder of a finished run of any recipe. `saved_model` of a BERT takes texts, as
-strings; `huggingface` is for BERTs alone; everything else takes and gives what the Keras model
-does. The formats: docs/export.md.
+strings; `huggingface` is for BERTs and for causal language models of some families; everything else
+takes and gives what the Keras model does. The formats: docs/export.md.
 """
 
 import dataclasses
@@ -57,13 +57,19 @@ def main(options: Options) -> Path:
     model = run.load_model("float32")
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)
-    if options.to == "huggingface" and not is_bert:
-        raise OptionsError(f"--to huggingface: the model of {options.run_dir} is no BERT")
+    is_causal = run.preset is not None and isinstance(model, keras_nlp.models.CausalLM)
+    if options.to == "huggingface" and not is_bert and not is_causal:
+        raise OptionsError(
+            f"--to huggingface: the model of {options.run_dir} is neither a BERT nor a CausalLM of "
+            "KerasNLP"
+        )
     classes = run.metadata.get("classes", ())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
-            if options.to == "huggingface":
+            if options.to == "huggingface" and is_causal:
+                said = huggingface.write_causal_lm(model, temporary)
+            elif options.to == "huggingface":
                 said = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and is_bert:
                 said = texts.write(model, temporary, str(run.preset), classes)

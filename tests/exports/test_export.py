@@ -148,7 +148,7 @@ def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, comm
 
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):
     status, _, err = command_line(export, runs["mnist"], "--to", "huggingface")
-    assert status == 2 and "is no BERT" in err or "needs safetensors" in err
+    assert status == 2 and "is neither a BERT nor a CausalLM" in err or "needs safetensors" in err
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: name != "tf2onnx")
     status, _, err = command_line(export, runs["mnist"], "--to", "onnx")
     assert status == 2

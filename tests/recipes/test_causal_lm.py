@@ -10,6 +10,7 @@ import pytest
 
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
+from data import next_tokens
 from data.errors import DataError
 from data.text import load_text
 from recipes import causal_lm, evaluate, predict
@@ -169,7 +170,7 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     options = causal_lm.Options(
-        **(TINY | dict(dropout=0.0, vocabulary_size=270, epochs=40, max_steps=200)),
+        **(TINY | dict(dropout=0.0, vocabulary_size=270, epochs=40, max_steps=150)),
         architecture="llama",
         dataset=str(tmp_path / "pairs.jsonl"),
         template="{prompt} {response}",
@@ -184,6 +185,22 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
     status, out, _ = command_line(evaluate, tmp_path / "run", "--json")
     assert json.loads(out)["test"] == pytest.approx(results["test"])
+
+
+def test_baselines_by_hand():
+    """Counts of the training rows, measured on the test rows; what is not predicted is left out."""
+    ends = next_tokens.Ends(3, 3)
+    known, asked = (
+        next_tokens.Rows(np.array(rows, np.int32), ends, True)
+        for rows in ([[3, 0, 0, 1, 3]], [[3, 1, 3, 3, 3], [3, 0, 3, 3, 3]])
+    )
+    found = causal_lm.baselines({"train": known, "test": asked}, 4)
+    share = np.array([2.1, 1.1, 0.1, 1.1]) / 4.4
+    # The test rows predict 1 and 0 once, and the end twice.
+    expected = -np.log(share[[1, 3, 0, 3]]).mean()
+    assert found["unigram_cross_entropy"] == pytest.approx(expected)
+    assert found["most_frequent_accuracy"] == 0.25
+    assert 0 < found["kneser_ney_cross_entropy"] < np.log(4) + 1
 
 
 def test_options_that_do_not_go_together_are_named():
