@@ -153,6 +153,8 @@ def test_a_causal_model_gives_the_same_logits(family, tmp_path):
     with torch.no_grad():
         found = there.eval()(input_ids=torch.tensor(ids).long()).logits.numpy()
     assert np.abs(found - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    if family not in causal_presets.BYTE_PAIRS:  # transformers has its own rules for SentencePiece
+        return
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = causal_presets.TEXT[0]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

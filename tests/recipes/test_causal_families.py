@@ -1,6 +1,8 @@
 """Fine-tunes tiny random presets of each family with a CausalLM, as plain KerasNLP does."""
 
 import json
+import os
+import signal
 
 import keras
 import keras_nlp
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from callbacks.errors import Stopped
+from callbacks.stopping import StopAtStep
 from data import batches
 from models import decoders
 from recipes import causal_lm, evaluate
@@ -134,3 +138,43 @@ def test_a_causal_model_of_each_family(family, data, tmp_path):
     task = keras_nlp.models.CausalLM.from_preset(str(tmp_path / "whole" / "model"), dtype="float32")
     task.compile(sampler="greedy", jit_compile=False)
     assert list(task.generate([f"{text}\n" for text in asked], strip_prompt=True)) == answers
+
+
+@pytest.mark.long
+def test_adapters_alone_are_trained_and_saved_merged(data, tmp_path, monkeypatch):
+    """And a run of them that is stopped resumes identically, from a checkpoint without the rest."""
+    causal_presets.make_task("GPT2").save_to_preset(str(tmp_path / "preset"))
+    options = causal_lm.Options(
+        **(COMMON | dict(precision="float32")),
+        dataset=str(data),
+        preset=str(tmp_path / "preset"),
+        lora_rank=2,
+    )
+    runs = [causal_lm.dataclasses.replace(options, run_dir=tmp_path / name) for name in "ab"]
+    results = causal_lm.main(runs[0])
+    stock = StopAtStep.on_step_end
+
+    def on_step_end(self, step, logs):
+        stock(self, step, logs)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopAtStep, "on_step_end", on_step_end)
+        with pytest.raises(Stopped):
+            causal_lm.main(runs[1])
+    again = causal_lm.main(runs[1])
+    assert again["resumed_from_step"] == 3
+    assert again["weights_sha256"] == results["weights_sha256"] and again["test"] == results["test"]
+    before, after = (
+        keras_nlp.models.CausalLM.from_preset(str(folder))
+        for folder in (tmp_path / "preset", tmp_path / "a" / "model")
+    )
+    changed = {
+        one.path.split("/")[-2]
+        for one, other in zip(before.weights, after.weights, strict=True)
+        if not np.array_equal(one, other)
+    }
+    assert changed == {"query", "value"}
+    found = evaluate.main(evaluate.Options(run_dir=tmp_path / "a"))
+    assert found["test"] == pytest.approx(results["test"], rel=1e-5)

@@ -63,7 +63,7 @@ BACKBONES = {
         mlp_only_layers=[],
         router_aux_loss_coefficient=0.01,
     ),
-    "Gemma": GROUPED | dict(head_dim=4),
+    "Gemma": dict(num_query_heads=4, num_key_value_heads=1, head_dim=4),
     "Mistral": GROUPED | dict(sliding_window=32),
     "Phi3": GROUPED,
 }
