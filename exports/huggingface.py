@@ -1,9 +1,10 @@
-"""A folder for Hugging Face's `transformers`: BertForMaskedLM, BertForSequenceClassification.
+"""A folder for Hugging Face's `transformers`: a BERT, or a causal language model.
 
 KerasHub's masked language model has tanh GELU and an epsilon of 1e-12 in the encoder, but exact
 GELU and an epsilon of 1e-5 in the head; a `config.json` has one of each. The encoder's are written,
 so the logits differ by about 1e-3 until the head is set by hand (`SET_THE_HEAD`). A classifier has
-no such head.
+no such head. Causal language models are written by KerasHub's own exporter, for the families that
+it has.
 """
 
 import json
@@ -15,6 +16,7 @@ import keras
 import keras_nlp
 import numpy as np
 
+from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 from exports.comparison import random_inputs, require_equal
 
@@ -135,6 +137,62 @@ def compare(model: keras.Model, folder: Path) -> float:
         logits = there(**given).logits.numpy()
     if is_masked_lm:
         logits = np.take_along_axis(logits, inputs["mask_positions"][:, :, np.newaxis], axis=1)
+    return require_equal([logits], model(inputs, training=False))
+
+
+def write_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> str:
+    """Writes a causal language model with KerasHub's exporter: weights, configuration, tokenizer.
+
+    Args:
+        model: a causal language model with its preprocessor, in float32.
+        folder: does not exist yet.
+
+    Returns:
+        Python that loads it, which `README.md` holds, too.
+
+    Raises:
+        DataError: KerasHub has no exporter for the family.
+    """
+    try:
+        model.export_to_transformers(str(folder))
+    except ValueError as error:
+        if "not implemented" not in str(error):
+            raise
+        family = type(model).__name__.removesuffix("CausalLM")
+        raise DataError(
+            f"{family} cannot be exported to transformers; KerasHub {keras_nlp.__version__} "
+            "exports Gemma, GPT2, Llama3, Mistral, Qwen and some of their successors"
+        ) from error
+    start = model.preprocessor.tokenizer.start_token
+    lines = [
+        "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)",
+        "tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)",
+        f"# Begin a text with {start}" if start else "# A text has no token at its beginning",
+    ]
+    text = "\n".join(lines)
+    (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
+    return text
+
+
+def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
+    """Loads the folder with `transformers`; returns its largest difference from the Keras model.
+
+    Args:
+        model: what was written.
+        folder: where it was written.
+
+    Raises:
+        Differs: it gives other numbers.
+    """
+    import torch
+    import transformers
+
+    there = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, model.backbone.vocabulary_size, (2, 8)).astype("int32")
+    with torch.no_grad():
+        logits = there(input_ids=torch.tensor(tokens).long()).logits.numpy()
+    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
     return require_equal([logits], model(inputs, training=False))
 
 

@@ -45,14 +45,23 @@ class ChunkedHead(keras.Model):
             (batch, predictions, width), by the model's own layers.
         embeddings: variable of shape (vocabulary size, width).
         bias: variable of shape (vocabulary size,), or None for none.
+        transposed: whether `embeddings` has the shape (width, vocabulary size).
     """
 
-    def __init__(self, model: keras.Model, hidden: keras.Model, embeddings, bias=None):
+    def __init__(
+        self,
+        model: keras.Model,
+        hidden: keras.Model,
+        embeddings,
+        bias=None,
+        transposed: bool = False,
+    ):
         super().__init__(name=f"{model.name}_in_chunks")
         self.whole = model
         self.hidden = hidden
         # In a function: as attributes they would come first among the optimizer's variables.
         self.output_weights = lambda: (embeddings, bias)
+        self.transposed = transposed
 
     def compile(self, *args, loss=None, weighted_metrics=None, **kwargs) -> None:
         """As `keras.Model.compile()`, for the loss and the metrics that the chunks give.
@@ -114,6 +123,7 @@ class ChunkedHead(keras.Model):
         hidden = y_pred["hidden"]
         embeddings, bias = self.output_weights()
         kernel = tf.convert_to_tensor(embeddings)
+        kernel = tf.transpose(kernel) if self.transposed else kernel
         bias = tf.zeros(kernel.shape[:1], kernel.dtype) if bias is None else bias
         bias = tf.convert_to_tensor(bias)
         weights = tf.ones_like(y) if sample_weight is None else sample_weight

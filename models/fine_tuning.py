@@ -80,7 +80,7 @@ def adamw(options, schedule, model: keras.Model | None = None, beta_2: float = 0
         ema_momentum=ema or 0.0,
     )
     # The patterns are matched against a variable's own name, not its path.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
     layer_decay = getattr(options, "layer_decay", 1.0)
     if model is not None and layer_decay != 1.0:
         factors = layer_factors(model, layer_decay)

@@ -1,20 +1,23 @@
-"""Continue a text: a causal language model like GPT-2, trained from scratch on your text.
+"""Continue a text, or answer a prompt: GPT-2, Llama or any causal language model of KerasNLP.
 
     python -m recipes.causal_lm
-    python -m recipes.causal_lm --dataset my_text.txt --epochs 3
-    python -m recipes.predict runs/causal_lm/first "The station was built in"
+    python -m recipes.causal_lm --dataset my_text.txt --architecture llama --epochs 3
+    python -m recipes.causal_lm --preset gpt2_base_en --dataset prompts.jsonl
+    python -m recipes.predict runs/causal_lm/first "The station was built in" --temperature 0.8
 
-Takes the same text and WordPiece vocabulary as `recipes.bert_mlm`, packs the lines into full
-sequences, and trains KerasNLP's `TransformerDecoder` layers, arranged as in GPT-2, to predict each
-next token. A document is a line of the text, which for WikiText is a paragraph; attention does not
-cross from one to another in the same sequence. Reports perplexity per token and, to compare
-vocabularies, per byte of the text (case and words that the vocabulary lacks are not told apart).
+Trains a small GPT-2 or Llama from scratch, with a byte-level BPE vocabulary learned from the text,
+or fine-tunes a preset of any family that has a `keras_nlp.models.CausalLM`. A document is a line of
+the text, which for WikiText is a paragraph, or a prompt with its response (JSONL or CSV), of which
+only the response is learned. Documents are packed into full rows, and attention does not cross
+from one to another. Reports perplexity per token, and of a text per word and per byte, line ends
+counted, which compare with any other model of the same text. `model/` is a preset:
+`keras_nlp.models.CausalLM.from_preset("RUN/model").generate("The station")`.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -24,78 +27,104 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, word_pieces
+from data import batches, byte_pairs, next_tokens, prompts
+from data.errors import DataError
 from data.kneser_ney import KneserNey
-from data.sequences import as_tensor, sequences_once
-from data.text import load_text
-from models import bert, fine_tuning, likelihoods
-from models.chunked_head import ChunkedHead
+from data.text import Text, load_text
+from models import decoders, fine_tuning
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import TextOptions, option
+from training.options import FineTuningOptions, TextOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
-CHOICES = 40  # a continuation is drawn from so many of the likeliest tokens
-
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TextOptions):
+class Options(FineTuningOptions, TextOptions):
     """Options of `recipes.causal_lm`."""
 
-    EXAMPLE_INPUT: ClassVar[str] = "the model is"
+    EXAMPLE_INPUT: ClassVar[str] = "This function returns"
 
     dataset: str = option(
-        "auto", "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."
+        "auto",
+        "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto; or a JSONL "
+        "or CSV file, or a folder of them, with prompt and response.",
     )
-    dropout: float = option(0.0, "Dropout.", within="[0, 1)")
-    sequence_length: int = option(128, "Tokens of a sequence.", within="[4, 1e5]")
-    base_learning_rate: float = option(2e-3, "Peak learning rate for one replica.")
+    preset: str = option(
+        "scratch",
+        "scratch, a preset of Kaggle or Hugging Face (hf://...), or a preset's folder; of any "
+        "family with a CausalLM.",
+    )
+    architecture: Literal["gpt2", "llama"] = option(
+        "gpt2",
+        "A new model's; llama: rotary positions, RMSNorm, SwiGLU of 8/3 of the width.",
+        unless=("preset",),
+    )
+    vocabulary: Path | None = option(
+        None, "Merges of a byte-level BPE, as GPT-2's merges.txt (default: learned from the text)."
+    )
+    vocabulary_size: int = option(
+        8192,
+        "Tokens to learn, the 256 bytes included; a small text has fewer.",
+        within="[264, 1e6]",
+        unless=("vocabulary", "preset"),
+    )
+    template: str = option(
+        "{prompt}\n{response}", "How a prompt and its response make a text; {response} is learned."
+    )
+    dropout: float | None = option(
+        None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
+    )
+    sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
+    base_learning_rate: float | None = option(
+        None,
+        "Peak learning rate for one replica (default: 2e-3 from scratch, 5e-5 from a preset, 2e-4 "
+        "with adapters).",
+    )
     epochs: int = 4
 
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        found = super().problems()
+        if self.preset != "scratch":
+            names = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
+            default = type(self)()
+            for name in ("architecture", *names):
+                if getattr(self, name) != getattr(default, name):
+                    found.append(f"{flag(name)}: the preset {self.preset} has its own")
+        elif self.architecture == "llama" and self.num_heads > 0:
+            width = self.hidden_dim // self.num_heads
+            if width % 2:
+                found.append(
+                    f"--hidden-dim {self.hidden_dim}: llama's heads need an even width, not {width}"
+                )
+        if self.freeze_backbone:
+            found.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
+        if self.lora_rank is not None and self.preset == "scratch":
+            found.append("--lora-rank: needs a trained model: pass --preset")
+        problem = prompts.template_problem(self.template)
+        if problem:
+            found.append(f"--template {self.template!r}: {problem}")
+        return found
 
-def build_model(options: Options, vocabulary_size: int, separator: int) -> keras.Model:
-    """Builds the model inside the strategy's scope.
+
+def build_model(
+    options: Options, vocabulary_size: int, preset: str | None = None
+) -> keras_nlp.models.CausalLM:
+    """Builds the model inside the strategy's scope, without its preprocessor.
 
     Args:
-        options: sizes and dropout.
-        vocabulary_size: number of word pieces.
-        separator: the token that begins a document.
+        options: architecture, sizes and dropout.
+        vocabulary_size: number of tokens.
+        preset: a name or folder to take architecture and weights from; None for a new model.
 
     Returns:
-        A model from token ids, int32 of shape (batch, length), to the logits of each next token.
+        A model from token ids and padding mask to the logits of each next token.
     """
-    small = keras.initializers.RandomNormal(stddev=0.02)  # as in GPT-2
-    token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-    begins = keras.ops.cast(keras.ops.equal(token_ids, separator), "int32")
-    document = keras.ops.cumsum(begins, axis=1)
-    same_document = keras.ops.equal(
-        keras.ops.expand_dims(document, 2), keras.ops.expand_dims(document, 1)
-    )
-    embedding = keras_nlp.layers.ReversibleEmbedding(
-        vocabulary_size, options.hidden_dim, embeddings_initializer=small, name="token_embedding"
-    )
-    x = embedding(token_ids)
-    x += keras_nlp.layers.PositionEmbedding(options.sequence_length, initializer=small)(x)
-    x = keras.layers.Dropout(options.dropout)(x)
-    for _ in range(options.num_layers):
-        layer = keras_nlp.layers.TransformerDecoder(
-            intermediate_dim=4 * options.hidden_dim,
-            num_heads=options.num_heads,
-            dropout=options.dropout,
-            activation="gelu",
-            kernel_initializer=small,
-            normalize_first=True,
-        )
-        x = layer(x, decoder_attention_mask=same_document)
-    states = keras.layers.LayerNormalization(name="states")(x)
-    return keras.Model(token_ids, embedding(states, reverse=True), name="causal_lm")
-
-
-def in_chunks(model: keras.Model) -> ChunkedHead:
-    """Returns what trains and evaluates the model without a matrix of all logits."""
-    hidden = keras.Model(model.input, model.get_layer("states").output)
-    return ChunkedHead(model, hidden, model.get_layer("token_embedding").embeddings)
+    if preset is not None:
+        return decoders.load_task(preset, options.dropout, options.sequence_length)
+    return decoders.new_task(options, vocabulary_size)
 
 
 def main(options: Options) -> dict:
@@ -103,189 +132,246 @@ def main(options: Options) -> dict:
     with start_run("causal_lm", options) as run:
         if run.finished:
             return run.results
-        text = load_text(run.dataset, run.cache_dir)
-        run.note(text.note)
-        pieces = run.metadata.get("vocabulary") or bert.vocabulary(options, text, run.cache_dir)
-        tokenizer = bert.tokenizer_of(pieces)
-        rows = sequences_once(
-            text,
-            tokenizer,
-            run.cache_dir,
-            text_mode="packed",
-            length=options.sequence_length + 1,
-        )
-        rows["train"] = rows["train"][: options.max_examples]
+        # Text, or prompts with responses; a tokenizer; rows of tokens by split.
+        data: Text | prompts.Prompts
+        if prompts.find_files(run.dataset):
+            data = prompts.load_prompts(run.dataset)
+        else:
+            data = load_text(run.dataset, run.cache_dir)
+        run.note(data.note)
+        asked = run.fact("preset") or options.preset
+        preset = None if asked == "scratch" else asked
+        preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
+        tokenizer = preprocessor.tokenizer
+        with run.strategy.scope():
+            task = build_model(options, tokenizer.vocabulary_size(), preset)
+            if not run.metadata:
+                fine_tuning.freeze(task, options)
+        together = decoders.can_share_rows(task)
+        if not together:
+            run.note(
+                f"{type(task).__name__}: its layers cannot keep documents of a row apart, so "
+                "each has rows for itself"
+            )
+        rows = make_rows(options, data, tokenizer, together, run.cache_dir)
+        if getattr(rows["train"], "cut", 0):
+            run.note(
+                f"{rows['train'].cut:,} training examples are longer than --sequence-length "
+                f"{options.sequence_length}: their ends are left out"
+            )
+        predicted = {split: sum(map(len, found.labels())) for split, found in rows.items()}
+        base_learning_rate = 2e-3
+        if preset is not None:
+            base_learning_rate = 5e-5 if options.lora_rank is None else 2e-4
         plan = run.plan(
             examples=len(rows["train"]),
-            base_learning_rate=options.base_learning_rate,
-            tokens_per_example=float(options.sequence_length),
-            about={"text": f"{text.name}: {len(rows['train']):,} training sequences"},
-            dataset=text.name,
-            text_sha256=text.sha256,
-            vocabulary_sha256=word_pieces.vocabulary_sha256(pieces),
+            base_learning_rate=base_learning_rate,
+            tokens_per_example=predicted["train"] / len(rows["train"]),
+            about={
+                "text": f"{data.name}: {len(rows['train']):,} training sequences",
+                "model": preset or f"{options.architecture} from scratch",
+            },
+            dataset=data.name,
+            text_sha256=data.sha256,
+            preset=preset or "scratch",
+            vocabulary_sha256=byte_pairs.vocabulary_sha256(tokenizer),
         )
         train_data = batches.training_batches(
             len(rows["train"]),
             seed=options.seed,
-            make_batch=next_tokens(rows["train"]),
+            make_batch=rows["train"].make_batch(),
             **plan.batches,
         )
         valid_data, test_data = (
             batches.evaluation_batches(
-                len(rows[split]), plan.global_batch_size, next_tokens(rows[split])
+                len(rows[split]), plan.global_batch_size, rows[split].make_batch()
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, len(pieces), tokenizer.sep_token_id)
-        tokens_per_byte = count_tokens_per_byte(text.splits["test"], tokenizer)
+        baseline = baselines(rows, tokenizer.vocabulary_size())
+        # The head in chunks, schedule and loss, under the strategy.
         with run.strategy.scope():
-            model = build_model(options, len(pieces), tokenizer.sep_token_id)
-            learner = in_chunks(model)
+            model = decoders.learner(task)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            learner.compile(
-                optimizer=fine_tuning.adamw(options, WarmUp(warmup, decay)),
+            model.compile(
+                optimizer=fine_tuning.adamw(options, WarmUp(warmup, decay), task),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
+            if not run.metadata:
+                fine_tuning.attach(model, options)
+        # Training and test; TensorBoard shows how the model continues texts.
+        shown = beginnings(options, data, tokenizer)
         fit_options = run.prepare(
-            learner,
+            model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[Continuations(run.tensorboard, model, tokenizer, rows["valid"], options)],
+            extra=[Continuations(run.tensorboard, task, preprocessor, shown, options.seed)],
             perplexity_of="cross_entropy",
-            saves=model,
+            saves=task,
         )
-        learner.fit(train_data, **fit_options)
-        test = learner.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        nats_per_byte = test["cross_entropy"] * tokens_per_byte
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        test = {name: test[name] for name in ("cross_entropy", "accuracy")}
+        if isinstance(data, Text):
+            nats = test["cross_entropy"] * predicted["test"]
+            for unit, count in next_tokens.measure(data.splits["test"]).items():
+                test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
         return run.finish(
-            model,
-            test={
-                "cross_entropy": test["cross_entropy"],
-                "accuracy": test["accuracy"],
-                "perplexity_per_byte": float(np.exp(nats_per_byte)),
-            },
+            task,
+            test=test,
             baseline=baseline,
-            metadata={"vocabulary": list(pieces)},
+            metadata={"template": None if isinstance(data, Text) else options.template},
+            preprocessor=preprocessor,
         )
 
 
-def next_tokens(rows: np.ndarray):
-    """Returns a function from indices to (token ids, next tokens, weights of one).
-
-    Args:
-        rows: token ids of shape (sequences, length + 1).
-    """
-    table, floatx = as_tensor(rows), keras.config.floatx()
-
-    def make_batch(indices, epoch):
-        tokens = tf.cast(tf.gather(table, indices), tf.int32)
-        return tokens[:, :-1], tokens[:, 1:], tf.ones_like(tokens[:, 1:], floatx)
-
-    return make_batch
+def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):
+    """Loads a preset's preprocessor and tokenizer, or makes those of a new model."""
+    if preset is not None:
+        return decoders.load_preprocessor(preset, options.sequence_length)
+    if options.vocabulary is not None:
+        merges = byte_pairs.read_merges(options.vocabulary)
+    else:
+        size = options.vocabulary_size - decoders.special_tokens(options.architecture)
+        text = data.as_text() if isinstance(data, prompts.Prompts) else data
+        merges = byte_pairs.merges_once(text, size, cache_dir)
+    return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
 
 
-def baselines(
-    rows: dict[str, np.ndarray], vocabulary_size: int, separator: int
-) -> dict[str, float]:
-    """Returns what counts of the training split reach on the test split: of tokens, of n-grams.
+def make_rows(options: Options, data, tokenizer, together: bool, cache_dir: Path) -> dict:
+    """Returns rows of tokens by split: `next_tokens.Rows`, or `prompts.PromptRows`."""
+    if isinstance(data, prompts.Prompts):
+        pairs = dict(data.splits)
+        drawn = np.random.default_rng(options.seed).permutation(len(pairs["train"]))
+        pairs["train"] = [pairs["train"][i] for i in sorted(drawn[: options.max_examples])]
+        return {
+            split: prompts.make_rows(
+                found,
+                tokenizer,
+                template=options.template,
+                length=options.sequence_length,
+                together=together,
+            )
+            for split, found in pairs.items()
+        }
+    length = options.sequence_length
+    rows = next_tokens.rows_once(data, tokenizer, cache_dir, length=length, together=together)
+    return rows | {"train": rows["train"].first(options.max_examples)}
 
-    Args:
-        rows: token ids by split, of shape (sequences, length + 1).
-        vocabulary_size: number of word pieces.
-        separator: the token that begins a document; n-grams see what the model sees.
-    """
-    train, test = (
-        np.bincount(rows[split][:, 1:].ravel(), minlength=vocabulary_size)
-        for split in ("train", "test")
-    )
+
+def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
+    """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
+    train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
+    for split, counts in (("train", train), ("test", test)):
+        for labels in rows[split].labels():
+            counts += np.bincount(labels, minlength=vocabulary_size)
     share = (train + 0.1) / (train + 0.1).sum()
-    n_grams = KneserNey(rows["train"], vocabulary_size, separator=separator)
-    return {
-        "kneser_ney_cross_entropy": float(-n_grams.log_probabilities(rows["test"]).mean()),
+    found = {
         "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),
         "most_frequent_accuracy": float(test[train.argmax()] / test.sum()),
     }
+    known, asked = rows["train"], rows["test"]
+    if isinstance(known, next_tokens.Rows) and known.together:
+        # An end ends one document and begins the next; n-grams see what the model sees.
+        n_grams = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
+        log_probabilities = n_grams.log_probabilities(asked.tokens)
+        mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
+        found = {"kneser_ney_cross_entropy": float(-mean)} | found
+    return found
 
 
-def count_tokens_per_byte(lines, tokenizer) -> float:
-    """Returns the tokens of some lines, [SEP] counted, for each of their UTF-8 bytes."""
-    size = sum(len(line.encode()) + 1 for line in lines)
-    tokens = sum(len(ids) + len(lengths) for ids, lengths in word_pieces.tokenize(lines, tokenizer))
-    return tokens / size
+def beginnings(options: Options, data, tokenizer) -> list[str]:
+    """Returns beginnings of the first validation documents, for TensorBoard."""
+    lines = iter(data.splits["valid"])
+    found: list[str] = []
+    while len(found) < 4 and (line := next(lines, None)) is not None:
+        if isinstance(data, prompts.Prompts):
+            text = prompts.fill(options.template, line[0])
+        else:
+            text = " ".join(line.split()[:5])
+        if 0 < len(tokenizer(text)) < options.sequence_length // 2:
+            found.append(text)
+    return found
 
 
 class Continuations(StepCallback):
-    """Writes continuations of the first validation texts to TensorBoard, each epoch."""
+    """Writes continuations of the first validation documents to TensorBoard, each epoch."""
 
-    def __init__(self, tensorboard, model, tokenizer, rows: np.ndarray, options: Options):
+    def __init__(self, tensorboard, task, preprocessor, shown: Sequence[str], seed: int):
         super().__init__()
-        self.tensorboard, self.asked, self.tokenizer = tensorboard, model, tokenizer
-        self.prompts = [row[1:9].astype(np.int32).tolist() for row in rows[:4]]
-        self.length, self.seed = options.sequence_length, options.seed
+        self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
+        self.shown, self.sampler = shown, decoders.Sampler(top_k=40, seed=seed)
 
     def on_epoch_end(self, epoch, logs=None):
         """Draws and writes them."""
-        if self.tensorboard.folder is None:
+        if self.tensorboard.folder is None or not self.shown:
             return
+        drawn = decoders.generate(
+            self.task,
+            self.preprocessor,
+            self.shown,
+            max_length=self.preprocessor.sequence_length,
+            sampler=self.sampler,
+            strip_prompt=True,
+        )
         with self.tensorboard.writing(self.step):
-            for number, prompt in enumerate(self.prompts, start=1):
-                ids = continued(self.asked, self.tokenizer, prompt, self.length, self.seed)
-                given, drawn = (
-                    escape(self.tokenizer.detokenize(part)) for part in (prompt, ids[len(prompt) :])
-                )
-                tf.summary.text(f"continuations/text_{number}", f"**{given}** {drawn}")
+            for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
+                line = f"**{escape(begun)}** {escape(text)}"
+                tf.summary.text(f"continuations/text_{number}", line)
 
 
-def continued(model, tokenizer, prompt: list[int], length: int, seed: int) -> list[int]:
-    """Draws next tokens from the likeliest ones until the document ends or the model is full.
+def predict(
+    run: LoadedRun,
+    inputs: Sequence[str],
+    *,
+    max_length: int = 0,
+    temperature: float = 1.0,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> list[list[dict]]:
+    """Continues texts, or answers prompts, all in one batch.
 
-    Args:
-        model: from token ids to logits.
-        tokenizer: its tokenizer.
-        prompt: token ids of the beginning of a text.
-        length: tokens that the model takes.
-        seed: decides the draws.
-
-    Returns:
-        The token ids, the prompt's first.
-    """
-    rng = np.random.default_rng(seed)
-    ids = [tokenizer.cls_token_id, tokenizer.sep_token_id, *prompt]
-    never = set(word_pieces.special_ids(tokenizer)) - {tokenizer.sep_token_id}
-    while len(ids) < length:
-        logits = keras.ops.convert_to_numpy(model(np.array([ids], np.int32), training=False))
-        logits = logits[0, -1].astype(np.float64)
-        logits[list(never)] = -np.inf
-        best = np.argsort(-logits)[:CHOICES]
-        shares = np.exp(logits[best] - logits[best[0]])
-        token = int(rng.choice(best, p=shares / shares.sum()))
-        if token == tokenizer.sep_token_id:
-            break
-        ids.append(token)
-    return ids[2:]
-
-
-def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
-    """Continues texts.
+    The answer to an input does not depend on the others.
 
     Args:
         run: a finished run of this recipe.
-        inputs: beginnings of texts.
+        inputs: beginnings of texts; prompts, where the run was trained on prompts.
+        max_length: tokens of a text, the input's included; 0 for those of the run's rows.
+        temperature: divides the logits; 0 takes the likeliest token each time.
+        top_k: draw among the K likeliest tokens; 0 among all.
+        top_p: draw among the likeliest tokens whose probabilities add up to P.
+        seed: decides the draws.
+
+    Raises:
+        OptionsError: a value is out of range.
     """
-    model, length = run.load_model("float32"), run.options.sequence_length
-    tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
-    answers = []
-    for text in inputs:
-        prompt = bert.encode(tokenizer, text, length - 1)[1:-1].tolist()
-        ids = continued(model, tokenizer, prompt, length, run.options.seed)
-        answers.append([{"text": tokenizer.detokenize(ids)}])
-    return answers
+    found = [
+        f"--max-length {max_length}: must be 0 or at least 2" * (max_length < 0 or max_length == 1),
+        f"--temperature {temperature}: must be in [0, inf)" * (not 0 <= temperature < np.inf),
+        f"--top-k {top_k}: must be at least 0" * (top_k < 0),
+        f"--top-p {top_p}: must be in (0, 1]" * (not 0 < top_p <= 1),
+    ]
+    if any(found):
+        raise OptionsError("\n".join(filter(None, found)))
+    task = run.load_model("float32")
+    template = run.metadata["template"]
+    asked = inputs if template is None else [prompts.fill(template, text) for text in inputs]
+    texts = decoders.generate(
+        task,
+        task.preprocessor,
+        asked,
+        max_length=max_length or task.preprocessor.sequence_length,
+        sampler=decoders.Sampler(temperature, top_k or None, top_p, seed),
+        strip_prompt=template is not None,
+    )
+    return [[{"text": text}] for text in texts]
 
 
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
@@ -293,28 +379,30 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
 
     Args:
         run: a finished run of this recipe.
-        texts: as many tokens as a sequence of the run has, at most.
+        texts: as many tokens as a row of the run has, at most.
     """
-    model, length = run.load_model("float32"), run.options.sequence_length
-    tokenizer = bert.tokenizer_of(run.metadata["vocabulary"])
-    return likelihoods.next_token_log_likelihoods(model, tokenizer, texts, length)
+    task = run.load_model("float32")
+    tokenizer, longest = task.preprocessor.tokenizer, task.preprocessor.sequence_length
+    return [decoders.log_likelihood(task, tokenizer, text, longest) for text in texts]
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:
     """Returns the log-likelihood of each text by n-grams of the run's training text, in nats.
 
     Raises:
-        DataError: the run's dataset cannot be loaded, or has changed.
+        DataError: the run was not trained on text, or the text cannot be loaded or has changed.
     """
-    return likelihoods.n_gram_log_likelihoods(
-        run.resolved["dataset"],
-        bert.tokenizer_of(run.metadata["vocabulary"]),
-        texts,
-        cache_dir,
-        text_sha256=run.resolved["text_sha256"],
-        sequence_length=run.options.sequence_length + 1,
-        max_examples=run.options.max_examples,
-    )
+    dataset = run.resolved["dataset"]
+    if run.metadata["template"] is not None:
+        raise DataError(f"{dataset}: prompts and responses, of which no n-grams are counted")
+    text = load_text(dataset, cache_dir)
+    if text.sha256 != run.resolved["text_sha256"]:
+        raise DataError(f"{dataset}: not the text that the run was trained on")
+    tokenizer = run.load_model().preprocessor.tokenizer
+    rows = make_rows(run.options, text, tokenizer, True, cache_dir)["train"]
+    n_grams = KneserNey(rows.tokens, tokenizer.vocabulary_size(), separator=rows.ends.end)
+    encoded = next_tokens.tokenize(texts, tokenizer)
+    return n_grams.log_likelihoods([np.array([rows.ends.end, *ids]) for ids in encoded]).tolist()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
     python -m recipes.export RUN_DIR --to huggingface --folder my-bert
 
 RUN_DIR is the folder of a finished run of any recipe. `saved_model` of a BERT takes texts, as
-strings; `huggingface` is for BERTs alone; everything else takes and gives what the Keras model
-does. What was written is run and compared with the Keras model (`--no-check` skips that); if its
-outputs differ, nothing is kept. The formats: docs/export.md.
+strings; `huggingface` is for BERTs and for causal language models of some families; everything
+else takes and gives what the Keras model does. What was written is run and compared with the Keras
+model (`--no-check` skips that); if its outputs differ, nothing is kept. The formats:
+docs/export.md.
 """
 
 import dataclasses
@@ -58,8 +59,12 @@ def main(options: Options) -> Path:
     model = run.load_model("float32")
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)
-    if options.to == "huggingface" and not is_bert:
-        raise OptionsError(f"--to huggingface: the model of {options.run_dir} is not a BERT")
+    is_causal = run.preset is not None and isinstance(model, keras_nlp.models.CausalLM)
+    if options.to == "huggingface" and not is_bert and not is_causal:
+        raise OptionsError(
+            f"--to huggingface: the model of {options.run_dir} is neither a BERT nor a CausalLM of "
+            "KerasNLP"
+        )
     missing = not_installed(NEEDS.get(options.to, ()))
     if missing:
         raise OptionsError(
@@ -69,7 +74,9 @@ def main(options: Options) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
-            if options.to == "huggingface":
+            if options.to == "huggingface" and is_causal:
+                note = huggingface.write_causal_lm(model, temporary)
+            elif options.to == "huggingface":
                 note = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and is_bert:
                 note = texts.write(model, temporary, str(run.preset), classes)
@@ -105,7 +112,9 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
         return "no (--no-check)"
     if missing:
         return f"no: needs {', '.join(missing)}"
-    if options.to == "huggingface":
+    if options.to == "huggingface" and isinstance(model, keras_nlp.models.CausalLM):
+        largest = huggingface.compare_causal_lm(model, folder)
+    elif options.to == "huggingface":
         largest = huggingface.compare(model, folder)
     elif options.to == "saved_model" and preset is not None:
         largest = texts.compare(model, folder, preset)

@@ -171,7 +171,10 @@ def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monk
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     status, _, err = command_line(export, runs["mnist"], "--to", "huggingface")
     assert status == 2  # before packages are asked for
-    assert err == f"export: --to huggingface: the model of {runs['mnist']} is not a BERT\n"
+    assert err == (
+        f"export: --to huggingface: the model of {runs['mnist']} is neither a BERT nor a CausalLM "
+        "of KerasNLP\n"
+    )
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: name != "tf2onnx")
     status, _, err = command_line(export, runs["mnist"], "--to", "onnx")
     assert status == 2

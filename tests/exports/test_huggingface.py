@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from data.errors import DataError
 from exports import huggingface
 from models.bert import encode
 from tests.exports.conftest import CLASSES, TEXTS, inputs_of
+from tests.support import causal_presets
 
 REAL = (
     "Née in Zürich, the naïve café-owner didn't pay $1,234.50 (or 80 %) for it!",
@@ -129,3 +131,33 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
         if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
             ids = encode(model.preprocessor.tokenizer, line, 512).tolist()
             assert tokenizer(line, truncation=False)["input_ids"] == ids, line
+
+
+def test_a_causal_model_of_another_family_is_refused(tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(DataError, match="OPT cannot be exported to transformers; KerasHub .* GPT2"):
+        huggingface.write_causal_lm(causal_presets.make_task("OPT"), tmp_path / "out")
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("family", ["GPT2", "Llama3", "Qwen", "Mistral", "Gemma"])
+def test_a_causal_model_gives_the_same_logits(family, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    task = causal_presets.make_task(family)
+    lines = huggingface.write_causal_lm(task, tmp_path / "out")
+    assert lines in (tmp_path / "out" / "README.md").read_text()
+    there, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = np.random.default_rng(0).integers(5, 250, (3, 20)).astype(np.int32)
+    expected = np.array(task({"token_ids": ids, "padding_mask": np.ones_like(ids)}))
+    with torch.no_grad():
+        found = there.eval()(input_ids=torch.tensor(ids).long()).logits.numpy()
+    assert np.abs(found - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    if family not in causal_presets.BYTE_PAIRS:  # transformers has its own rules for SentencePiece
+        return
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = causal_presets.TEXT[0]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids == [int(token) for token in task.preprocessor.tokenizer(text)]

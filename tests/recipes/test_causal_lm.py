@@ -4,25 +4,22 @@ import shutil
 import signal
 
 import keras
+import keras_nlp
 import numpy as np
 import pytest
 
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
-from data import word_pieces
+from data import next_tokens
 from data.errors import DataError
-from data.files import default_cache_dir
-from data.kneser_ney import KneserNey
-from data.sequences import sequences_once
 from data.text import load_text
-from models import bert
 from recipes import causal_lm, evaluate, predict
 from training.loaded_run import load_run
+from training.options import all_problems
 
-SEP = 3
 TINY = dict(
     strategy="none",
-    vocabulary_size=120,
+    vocabulary_size=320,
     num_layers=2,
     hidden_dim=16,
     dropout=0.1,
@@ -43,112 +40,43 @@ def finished(tiny_text, tmp_path_factory):
     return folder, causal_lm.main(options)
 
 
-def model_and_batch(dropout=0.0):
-    keras.utils.set_random_seed(0)
-    options = causal_lm.Options(**(TINY | dict(dropout=dropout)))
-    ids = np.random.default_rng(0).integers(5, 50, (3, 12)).astype(np.int32)
-    ids[:, 0], ids[:2, 5] = 2, SEP  # the last one has one document
-    return causal_lm.build_model(options, 50, SEP), ids
-
-
-def test_a_token_sees_what_is_before_it_in_its_document_alone():
-    model, ids = model_and_batch()
-    logits = np.array(model(ids, training=False))
-    for place, seen_by in ((2, [[2, 3, 4], range(2, 12)]), (8, [range(8, 12), range(8, 12)])):
-        changed = ids.copy()
-        changed[:, place] += 1
-        moved = np.abs(np.array(model(changed, training=False)) - logits).max(axis=-1) > 1e-7
-        for row, places in zip((0, 2), seen_by, strict=True):
-            assert np.flatnonzero(moved[row]).tolist() == list(places)
-
-
-def test_chunks_train_as_the_whole_logits_do():
-    logs = []
-    for wrap in (causal_lm.in_chunks, lambda model: model):
-        model, ids = model_and_batch(dropout=0.3)
-        learner = wrap(model)
-        learner.compile(
-            optimizer=keras.optimizers.SGD(0.5),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        )
-        labels, weights = np.roll(ids, -1, axis=1), np.ones(ids.shape, "float32")
-        logs.append([learner.train_on_batch(ids, labels, weights) for _ in range(3)])
-    np.testing.assert_allclose(*logs, rtol=1e-5)
-    assert np.ptp([loss for loss, _ in logs[0]]) > 0.01
-
-
-def test_labels_are_the_next_tokens():
-    rows = np.arange(30, dtype=np.uint16).reshape(5, 6)
-    x, y, weights = causal_lm.next_tokens(rows)(np.array([3, 1]), 0)
-    assert x.numpy().tolist() == [[18, 19, 20, 21, 22], [6, 7, 8, 9, 10]]
-    np.testing.assert_array_equal(y, x + 1)
-    assert weights.shape == y.shape
-
-
-def test_it_learns_and_reports_perplexity_by_token_and_by_byte(finished, tiny_text, tmp_path):
+def test_it_learns_and_reports_perplexity_by_token_word_and_byte(finished, tiny_text, tmp_path):
     folder, results = finished
     test = results["test"]
     baseline = results["baseline"]
     assert baseline["kneser_ney_cross_entropy"] < baseline["unigram_cross_entropy"]
     assert test["cross_entropy"] < baseline["unigram_cross_entropy"]
-    lines = list(load_text(str(tiny_text), tmp_path).splits["test"])
-    tokenizer = bert.tokenizer_of(load_run(folder).metadata["vocabulary"])
-    tokens = sum(len(ids) + len(lengths) for ids, lengths in word_pieces.tokenize(lines, tokenizer))
-    nats = test["cross_entropy"] * tokens / sum(len(f"{line}\n".encode()) for line in lines)
-    assert test["perplexity_per_byte"] == pytest.approx(np.exp(nats))
     assert test["perplexity"] == pytest.approx(np.exp(test["cross_entropy"]))
+    # All tokens of the test lines, each from what is before it in its own row.
+    lines = list(load_text(str(tiny_text), tmp_path).splits["test"])
+    tokenizer = load_run(folder).load_model().preprocessor.tokenizer
+    tokens = sum(len(tokenizer(line)) + 1 for line in lines)
+    nats = test["cross_entropy"] * tokens
+    words = sum(len(line.split()) + 1 for line in lines)
+    assert test["perplexity_per_word"] == pytest.approx(np.exp(nats / words))
+    size = sum(len(f"{line}\n".encode()) for line in lines)
+    assert test["perplexity_per_byte"] == pytest.approx(np.exp(nats / size))
 
 
-def test_metrics_and_baselines_are_of_the_test_split(finished, tiny_text, tmp_path):
-    """The saved model, evaluated by hand on each of the two splits; the n-grams likewise."""
-    folder, results = finished
-    run = load_run(folder)
-    model, pieces = run.load_model(), run.metadata["vocabulary"]
-    rows = sequences_once(
-        load_text(str(tiny_text), tmp_path),
-        bert.tokenizer_of(pieces),
-        tmp_path,
-        text_mode="packed",
-        length=17,
-    )
-    found = {}
-    for split in ("valid", "test"):
-        shares = keras.ops.log_softmax(model(np.int32(rows[split][:, :-1]), training=False))
-        labels = rows[split][:, 1:].astype(np.int32)
-        found[split] = -np.take_along_axis(np.array(shares), labels[..., None], 2).mean()
-    assert results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
-    assert abs(found["valid"] - found["test"]) > 1e-3
-    assert results["baseline"] == causal_lm.baselines(rows, len(pieces), SEP)
-
-
-def test_baselines_learn_from_training_and_predict_test():
-    """Three splits of different tokens, so that no split can stand in for another one."""
-    rng = np.random.default_rng(0)
-    rows = {
-        split: rng.choice(range(4, 9), (count, 7), p=shares).astype(np.uint16)
-        for split, count, shares in (
-            ("train", 30, (0.5, 0.2, 0.1, 0.1, 0.1)),
-            ("valid", 9, (0.1, 0.1, 0.1, 0.2, 0.5)),
-            ("test", 6, (0.1, 0.5, 0.2, 0.1, 0.1)),
-        )
-    }
-    rows["train"][::3, 3] = rows["test"][::3, 2] = SEP
-    found = causal_lm.baselines(rows, 10, SEP)
-    train, test = rows["train"][:, 1:].ravel().tolist(), rows["test"][:, 1:].ravel().tolist()
-    nats = [-np.log((train.count(token) + 0.1) / (len(train) + 10 * 0.1)) for token in test]
-    assert found["unigram_cross_entropy"] == pytest.approx(np.mean(nats))
-    assert found["most_frequent_accuracy"] == test.count(4) / len(test)
-    assert train.count(4) > train.count(5) and test.count(4) < test.count(5)
-    n_grams = KneserNey(rows["train"], 10, order=5, separator=SEP).log_probabilities(rows["test"])
-    assert found["kneser_ney_cross_entropy"] == pytest.approx(-n_grams.mean())
-
-
-def test_tokens_are_counted_per_byte_not_per_character():
-    tokenizer = bert.tokenizer_of([*word_pieces.SPECIAL_TOKENS, "cafe", "no"])
-    # Six bytes and five with their line ends; a piece and a [SEP] for each.
-    assert causal_lm.count_tokens_per_byte(["café", "nono"], tokenizer) == 4 / 11
-    assert causal_lm.count_tokens_per_byte(["no no"], tokenizer) == 3 / 6
+def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
+    """Neither do they end a document; characters of several bytes count as bytes."""
+    path = tmp_path / "text"
+    path.mkdir()
+    lines = tiny_text.read_text().splitlines()
+    found = []
+    for gaps in ("\n", "\n \n\t\n"):
+        for split in ("train", "valid", "test"):
+            (path / f"{split}.txt").write_text(gaps.join(f"{line} é東京" for line in lines[:30]))
+        run = load_run(finished[0])
+        changed = evaluate.evaluate(run, dataset=str(path), batch_size=8, cache_dir=tmp_path)
+        found.append(changed["test"])
+    assert found[0] == found[1]
+    test = found[0]
+    size = sum(len(f"{line} é東京\n".encode()) for line in lines[:30])
+    tokenizer = run.load_model().preprocessor.tokenizer
+    tokens = sum(len(tokenizer(f"{line} é東京")) + 1 for line in lines[:30])
+    expected = np.exp(test["cross_entropy"] * tokens / size)
+    assert test["perplexity_per_byte"] == pytest.approx(expected)
 
 
 def test_a_stopped_run_resumes_identically(finished, tiny_text, tmp_path, monkeypatch):
@@ -177,30 +105,116 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert (status, err) == (0, "")
     found = json.loads(out)["test"]
     assert {name: found[name] for name in results["test"]} == pytest.approx(results["test"])
-    status, out, err = command_line(predict, moved, "the loss of", "a step")
+    command = ("the loss of", "a step", "--temperature", 0.8, "--top-k", 20, "--max-length", 14)
+    status, out, err = command_line(predict, moved, *command)
     assert (status, err) == (0, "")
     first, loss, second, step = out.splitlines()
     assert (first, second) == ("the loss of", "a step")
-    assert loss.strip().startswith("the loss of ") and step.strip().startswith("a step ")
-    assert command_line(predict, moved, "the loss of", "a step")[1] == out
-    status, _, err = command_line(predict, moved, "the " * 14)
-    assert status == 2 and "16 tokens, the model takes 15" in err
+    assert loss.strip().startswith("the loss of") and step.strip().startswith("a step")
+    assert command_line(predict, moved, *command)[1] == out
+    assert command_line(predict, moved, *command, "--seed", 1)[1] != out
+    status, _, err = command_line(predict, moved, "the " * 16)
+    assert status == 2 and "tokens leave no room for more within 16: 'the the" in err
+    wrong = ("--temperature", -1, "--top-p", 0, "--top-k", -1, "--max-length", 1)
+    status, _, err = command_line(predict, moved, "a", *wrong)
+    assert status == 2 and len(err.splitlines()) == 4
+    status, _, err = command_line(predict, moved, "a", "--max-length", 17)
+    assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
+
+
+def test_kerasnlp_alone_loads_it_and_generates_the_same(finished):
+    folder, _ = finished
+    run = load_run(folder)
+    texts = ["the loss of", "a step", "the mean over all"]
+    answers = [found[0]["text"] for found in causal_lm.predict(run, texts, temperature=0.0)]
+    task = keras_nlp.models.CausalLM.from_preset(str(folder / "model"))
+    task.compile(sampler="greedy", jit_compile=False)
+    assert isinstance(task, keras_nlp.models.GPT2CausalLM)
+    assert list(task.generate(texts)) == answers and len(set(answers)) == 3
 
 
 def test_log_likelihoods_are_those_of_each_next_token(finished):
     run = load_run(finished[0])
-    model, tokenizer = run.load_model(), bert.tokenizer_of(run.metadata["vocabulary"])
+    task = run.load_model()
+    tokenizer = task.preprocessor.tokenizer
     text = "the loss of a step"
-    ids, expected = [2, SEP], 0.0
+    ids, expected = [tokenizer.end_token_id], 0.0
     for piece in tokenizer(text).tolist():
-        shares = keras.ops.softmax(model(np.array([ids]))[0, -1])
-        expected += np.log(float(shares[piece]))
+        inputs = {"token_ids": np.array([ids]), "padding_mask": np.ones((1, len(ids)))}
+        expected += np.log(float(keras.ops.softmax(task(inputs)[0, -1])[piece]))
         ids.append(piece)
     other = "step a of loss the"
     found = causal_lm.log_likelihoods(run, [text, other])
     assert len(ids) > 5 and found[0] == pytest.approx(expected, rel=1e-5)
     assert found[0] > found[1]
-    texts = [text, other]
-    assert np.diff(causal_lm.n_gram_log_likelihoods(run, texts, default_cache_dir())) < 0
-    with pytest.raises(DataError, match="19 tokens, the model takes 16"):
+    with pytest.raises(DataError, match="tokens, the model takes 16"):
         causal_lm.log_likelihoods(run, ["the " * 17])
+
+
+def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_path, monkeypatch):
+    written = {}
+    monkeypatch.setattr(causal_lm.tf.summary, "text", lambda tag, text: written.update({tag: text}))
+    options = causal_lm.Options(**(TINY | dict(max_steps=2)), dataset=str(tiny_text))
+    options.run_dir = tmp_path / "run"
+    causal_lm.main(options)
+    lines = list(load_text(str(tiny_text), tmp_path).splits["valid"])
+    assert len(written) == 4
+    for number, text in enumerate(written.values()):
+        begun, _, drawn = text.removeprefix("**").partition("**")
+        begun = " ".join(lines[number].split()[:5]).startswith(begun.replace("\\", ""))
+        assert begun and drawn and "endoftext" not in text
+
+
+def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
+    pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
+    lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    options = causal_lm.Options(
+        **(TINY | dict(dropout=0.0, vocabulary_size=270, epochs=40, max_steps=150)),
+        architecture="llama",
+        dataset=str(tmp_path / "pairs.jsonl"),
+        template="{prompt} {response}",
+        run_dir=tmp_path / "run",
+    )
+    results = causal_lm.main(options)
+    # Half of the answers are "even": the last digit decides, which the prompt's loss would not pay.
+    assert results["test"]["accuracy"] > 0.95 > results["baseline"]["most_frequent_accuracy"]
+    assert results["test"].keys() == {"cross_entropy", "accuracy", "perplexity"}
+    inputs = ("1234 is", "77 is", "--temperature", 0)
+    status, out, err = command_line(predict, tmp_path / "run", *inputs)
+    assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
+    status, out, _ = command_line(evaluate, tmp_path / "run", "--json")
+    assert json.loads(out)["test"] == pytest.approx(results["test"])
+
+
+def test_baselines_by_hand():
+    """Counts of the training rows, measured on the test rows; what is not predicted is left out."""
+    ends = next_tokens.Ends(3, 3)
+    known, asked = (
+        next_tokens.Rows(np.array(rows, np.int32), ends, True)
+        for rows in ([[3, 0, 0, 1, 3]], [[3, 1, 3, 3, 3], [3, 0, 3, 3, 3]])
+    )
+    found = causal_lm.baselines({"train": known, "test": asked}, 4)
+    share = np.array([2.1, 1.1, 0.1, 1.1]) / 4.4
+    # The test rows predict 1 and 0 once, and the end twice.
+    expected = -np.log(share[[1, 3, 0, 3]]).mean()
+    assert found["unigram_cross_entropy"] == pytest.approx(expected)
+    assert found["most_frequent_accuracy"] == 0.25
+    assert 0 < found["kneser_ney_cross_entropy"] < np.log(4) + 1
+
+
+def test_options_that_do_not_go_together_are_named():
+    found = all_problems(
+        causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="llama", template="x")
+    )
+    assert found == [
+        "--architecture: the preset gpt2_base_en has its own",
+        "--hidden-dim: the preset gpt2_base_en has its own",
+        "--template 'x': must have {prompt} and then {response}, each once",
+    ]
+    assert all_problems(causal_lm.Options(architecture="llama", hidden_dim=6, num_heads=2)) == [
+        "--hidden-dim 6: llama's heads need an even width, not 3"
+    ]
+    assert all_problems(causal_lm.Options(vocabulary_size=200)) == [
+        "--vocabulary-size 200: must be in [264, 1e6]"
+    ]

@@ -18,6 +18,10 @@ from training import run as run_module
 
 SMALL = {
     "bert_mlm": {k: v for k, v in TINY_RUN.items() if k != "global_batch_size"} | {"epochs": 5},
+    "causal_lm": dict(
+        vocabulary_size=280, num_layers=1, hidden_dim=16, sequence_length=16, epochs=5
+    )
+    | dict(warmup_steps=2),
     "mnist": dict(epochs=5),
     "dna_melting": dict(num_layers=1, hidden_dim=8, epochs=5, warmup_steps=2),
     "text_classification": dict(

@@ -18,9 +18,10 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, melting, sentences, sequences, text
+from data import arrays, images, masked_lm, melting, sentences, text
 from data.batches import training_batches
 from models import bert as bert_model
+from models import decoders
 from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
 
 
@@ -103,19 +104,20 @@ def bert(options, strategy):
 
 def causal(options, strategy):
     source = text.load_text(options.dataset, options.cache_dir)
-    tokenizer = bert_model.tokenizer_of(bert_model.vocabulary(options, source, options.cache_dir))
-    length = options.sequence_length + 1
-    rows = sequences.sequences_once(
-        source, tokenizer, options.cache_dir, text_mode="packed", length=length
-    )["train"]
-    next_tokens = causal_lm.next_tokens(rows)
+    preprocessor = causal_lm.make_preprocessor(options, None, source, options.cache_dir)
+    tokenizer = preprocessor.tokenizer
+    rows = causal_lm.make_rows(options, source, tokenizer, True, options.cache_dir)["train"]
     dataset = training_batches(
-        len(rows), seed=options.seed, make_batch=next_tokens, **batches(options)
+        len(rows), seed=options.seed, make_batch=rows.make_batch(), **batches(options)
     )
     with strategy.scope():
-        model = causal_lm.build_model(options, len(tokenizer.vocabulary), tokenizer.sep_token_id)
-        optimizer = adamw(options, model)
-    return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
+        task = causal_lm.build_model(options, tokenizer.vocabulary_size())
+        states = decoders.apart(task.backbone)
+        logits = task.backbone.token_embedding(states.output, reverse=True)
+        model = keras.Model(states.input, logits)
+        optimizer = adamw(options, task)
+    seen = train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
+    return task, *seen[1:]
 
 
 def classification(options, strategy):

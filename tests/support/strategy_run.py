@@ -36,7 +36,7 @@ TINY_BERT = COMMON | dict(
     base_learning_rate=0.01,
 )
 TINY_TEXT = TINY_BERT | dict(preset="scratch", warmup_steps=2)
-TINY_CAUSAL = TINY_BERT | dict(warmup_steps=2)
+TINY_CAUSAL = TINY_BERT | dict(vocabulary_size=280, warmup_steps=2)
 TINY_SENTENCES = TINY_BERT | dict(dropout=0.0)
 TINY_IMAGES = COMMON | dict(dropout=0.0, l2=0.01, base_learning_rate=0.002)
 TINY_OLIGOS = COMMON | dict(

@@ -1,0 +1,218 @@
+"""Rows of tokens for models that predict each next one: documents packed, or one per row.
+
+A document is a line of text, or a prompt with its response. It becomes [start] tokens [end], with
+the special tokens of the model's family: GPT-2 has one token for both ends, others two, some none
+at the start. A model predicts each token of it but the first, and the end.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+from data import byte_pairs, files, sequences
+from data.errors import DataError
+from data.text import Text
+
+LINES_AT_ONCE = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """The tokens around a document; `start` is None, or equal to `end`, in some families."""
+
+    start: int | None
+    end: int
+
+    @classmethod
+    def of(cls, tokenizer) -> "Ends":
+        """Returns those of a KerasNLP tokenizer, as its model's `generate()` uses them."""
+        return cls(getattr(tokenizer, "start_token_id", None), tokenizer.end_token_id)
+
+    def around(self, ids: list[int]) -> list[int]:
+        """Returns a whole document."""
+        return [*([] if self.start is None else [self.start]), *ids, self.end]
+
+
+def tokenize(lines: Iterable[str], tokenizer) -> Iterator[list[int]]:
+    """Yields the token ids of each line, without the white space around it.
+
+    Args:
+        lines: Texts; `LINES_AT_ONCE` of them are in memory.
+        tokenizer: A KerasNLP tokenizer.
+    """
+    lines = iter(lines)
+    while block := [line.strip() for line in itertools.islice(lines, LINES_AT_ONCE)]:
+        found = tokenizer(block)
+        for ids in found.to_list() if hasattr(found, "to_list") else found:
+            yield [int(token) for token in ids]
+
+
+def packed(documents: Iterable[list[int]], length: int, ends: Ends) -> Iterator[np.ndarray]:
+    """Joins documents and cuts the stream into rows that overlap by one token.
+
+    So each token is predicted once. Where one token both ends and starts a document, it stands
+    between two of them once.
+
+    Args:
+        documents: Token ids of each; those without any are left out.
+        length: Predictions of a row.
+        ends: The tokens around a document.
+
+    Yields:
+        int32 of shape (rows, length + 1); the last row of all is padded with `end`.
+    """
+    rest = [ends.end] if ends.start == ends.end else []
+    for document in filter(None, documents):
+        rest += [*document, ends.end] if ends.start == ends.end else ends.around(document)
+        if len(rest) > 100 * length:
+            count = (len(rest) - 1) // length
+            stream = np.array(rest[: count * length + 1], np.int32)
+            yield np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
+            rest = rest[count * length :]
+    count = -(-(len(rest) - 1) // length)
+    stream = np.full(max(count, 0) * length + 1, ends.end, np.int32)
+    stream[: len(rest)] = rest
+    if count > 0:
+        yield np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
+
+
+def one_per_row(documents: Iterable[list[int]], length: int, ends: Ends) -> Iterator[np.ndarray]:
+    """Gives each document rows for itself, padded with `end`; a long one has several.
+
+    Args and Yields as `packed`.
+    """
+    for document in filter(None, documents):
+        yield from packed([document], length, ends)
+
+
+CUT = {True: packed, False: one_per_row}
+
+
+def is_predicted(rows, ends: Ends):
+    """Tells which tokens of rows are predicted: not what follows an end, and no padding.
+
+    Args:
+        rows: Integers of shape (rows, length + 1), an array or a tensor.
+        ends: The tokens around a document.
+
+    Returns:
+        Booleans of shape (rows, length), for the tokens from the second on.
+    """
+    after_end = rows[:, :-1] == ends.end
+    if ends.start == ends.end:
+        return ~(after_end & (rows[:, 1:] == ends.end))
+    return ~after_end
+
+
+class Rows:
+    """Rows of tokens, with what is predicted in them.
+
+    Args:
+        tokens: Token ids of shape (rows, length + 1).
+        ends: The tokens around a document.
+        together: Whether documents share a row.
+    """
+
+    def __init__(self, tokens: np.ndarray, ends: Ends, together: bool):
+        self.tokens, self.ends, self.together = tokens, ends, together
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int | None) -> "Rows":
+        """Returns the first `count` rows, or all."""
+        return Rows(self.tokens[:count], self.ends, self.together)
+
+    def make_batch(self) -> Callable:
+        """Returns a function from indices to (inputs, next tokens, weights of one or zero).
+
+        The inputs are a KerasNLP causal model's. Its `padding_mask` holds zero for padding and,
+        where documents share a row, the number of each token's document in the row, from 1 on,
+        which a model with documents apart (`models.decoders`) needs; any other reads it as true
+        and false.
+        """
+        table, floatx = sequences.as_tensor(self.tokens), keras.config.floatx()
+        start, end = self.ends.start, self.ends.end
+
+        def batch_of(indices, epoch):
+            tokens = tf.cast(tf.gather(table, indices), tf.int32)
+            ids, predicted = tokens[:, :-1], is_predicted(tokens, self.ends)
+            document = tf.cast(predicted, tf.int32)
+            if self.together:
+                begins = ids == start
+                if start is None:
+                    begins = tf.pad(ids[:, :-1] == end, [[0, 0], [1, 0]])
+                document = 1 + tf.cumsum(tf.cast(begins, tf.int32), axis=1)
+            inputs = {"token_ids": ids, "padding_mask": document}
+            return inputs, tokens[:, 1:], tf.cast(predicted, floatx)
+
+        return batch_of
+
+    def labels(self) -> Iterator[np.ndarray]:
+        """Yields the tokens that are predicted, integers of shape (tokens,), some at a time."""
+        for block in sequences.in_blocks(self.tokens):
+            yield block[:, 1:][is_predicted(block, self.ends)]
+
+
+def rows_once(
+    text: Text, tokenizer, cache_dir: Path, *, length: int, together: bool
+) -> dict[str, Rows]:
+    """Tokenises a text and cuts it into rows, or takes them from the cache.
+
+    Args:
+        text: A `data.text.Text`, whose lines are the documents.
+        tokenizer: A KerasNLP tokenizer.
+        cache_dir: The cache; rows are stored in its folder `sequences`.
+        length: Predictions of a row.
+        together: Whether documents share a row.
+
+    Returns:
+        By split, `Rows` of uint16 or int32: files that are mapped into memory.
+
+    Raises:
+        DataError: A split has no tokens.
+    """
+    ends, vocabulary = Ends.of(tokenizer), byte_pairs.vocabulary_sha256(tokenizer)
+    made_from = (text.sha256, "next tokens", length, vocabulary, ends, together)
+    key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
+    target = Path(cache_dir) / "sequences" / key
+    dtype = sequences.dtype_of(tokenizer.vocabulary_size())
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        for split, lines in text.splits.items():
+            documents = tokenize(tqdm(lines, f"tokenising {split}", disable=None), tokenizer)
+            sequences.write(folder / f"{split}.bin", CUT[together](documents, length, ends), dtype)
+
+    files.build_once(target, build, "sequences")
+    found = {
+        split: Rows(sequences.mapped(target / f"{split}.bin", dtype, length + 1), ends, together)
+        for split in text.splits
+    }
+    for split, rows in found.items():
+        if not len(rows):
+            raise DataError(f"{text.name}: the {split} split has no tokens; take more text")
+    return found
+
+
+def measure(lines: Iterable[str]) -> dict[str, int]:
+    """Counts what perplexities are given for: words, and UTF-8 bytes, of lines that have any.
+
+    Each line's end counts as a word and as a byte; the white space around a line does not count.
+
+    Returns:
+        `word` and `byte`.
+    """
+    counts = {"word": 0, "byte": 0}
+    for line in lines:
+        if line.strip():
+            counts["word"] += len(line.split()) + 1
+            counts["byte"] += len(line.strip().encode()) + 1
+    return counts

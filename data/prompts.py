@@ -1,0 +1,218 @@
+"""Prompts and their responses, from JSONL or CSV; rows of tokens with the loss on responses."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from data import files, installed_docs, tables
+from data.errors import DataError
+from data.next_tokens import Ends
+from data.text import SPLITS, Text
+
+Pair = tuple[str, str]
+ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Prompts with their responses.
+
+    Attributes:
+        name: The path that was given.
+        splits: Pairs (prompt, response) by "train", "valid" and "test".
+    """
+
+    name: str
+    splits: dict[str, list[Pair]]
+    note: str | None = None
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Returns a checksum of the pairs and of the splits that they are in (hex)."""
+        content = json.dumps([self.splits[split] for split in SPLITS])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def as_text(self) -> Text:
+        """Returns prompts and responses as lines, to learn a vocabulary from."""
+        lines = {
+            split: [text for pair in pairs for text in pair] for split, pairs in self.splits.items()
+        }
+        return Text(self.name, lines)
+
+
+def find_files(dataset: str) -> dict[str, Path]:
+    """Returns the files of prompts that a dataset names, by split; "" for one file of all.
+
+    Empty where the dataset is something else, for instance text.
+    """
+    path = files.expand(dataset)
+    if path.name.endswith(ENDINGS):
+        return {"": path}
+    if not path.is_dir():
+        return {}
+    words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
+    found: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        split = next((words[word] for word in words if file.name.startswith(word)), None)
+        if split is not None and file.name.endswith(ENDINGS):
+            found.setdefault(split, file)
+    return found
+
+
+def load_prompts(dataset: str) -> Prompts:
+    """Loads prompts and responses.
+
+    Args:
+        dataset: A JSONL or CSV file with `prompt` and `response`, also compressed (`.gz`), split
+            90/5/5 by a hash of the prompt; or a folder with such files that begin with train,
+            valid (or dev) and test.
+
+    Raises:
+        DataError: A file cannot be read, a line is not what it should be, or a split is empty.
+    """
+    found = find_files(dataset)
+    splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for split, path in found.items():
+        for pair in _read(path):
+            splits[split or installed_docs.split_of(pair[0])].append(pair)
+    empty = [split for split, pairs in splits.items() if not pairs]
+    if empty:
+        raise DataError(
+            f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
+            "a folder with train, valid and test files (.jsonl or .csv)"
+        )
+    return Prompts(dataset, splits)
+
+
+def _read(path: Path) -> Iterator[Pair]:
+    if ".csv" in path.name:
+        for where, columns in tables.read_table(path, ("prompt",), ("response",)):
+            yield _checked(where, *columns)
+        return
+    with files.open_bytes(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                pair = row["prompt"], row["response"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise DataError(f"{where}: expected JSON with prompt and response") from error
+            yield _checked(where, *pair)
+
+
+def _checked(where: str, prompt, response) -> Pair:
+    for name, value in (("prompt", prompt), ("response", response)):
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{where}: the {name} is {value!r:.40}, expected text")
+        if value != value.encode(errors="ignore").decode():
+            raise DataError(f"{where}: the {name} is not UTF-8 text")
+    return prompt, response
+
+
+def fill(template: str, prompt: str) -> str:
+    """Returns a template's text before the response, with the prompt in it."""
+    return template.partition("{response}")[0].replace("{prompt}", prompt)
+
+
+def template_problem(template: str) -> str | None:
+    """Says what is wrong with a template, or None."""
+    counts = [template.count(name) for name in ("{prompt}", "{response}")]
+    if counts == [1, 1] and template.find("{prompt}") < template.find("{response}"):
+        return None
+    return "must have {prompt} and then {response}, each once"
+
+
+class PromptRows:
+    """Rows of whole examples, like `data.next_tokens.Rows`; only responses are predicted.
+
+    Attributes:
+        tokens: Token ids, int32 of shape (rows, length).
+        next_tokens: The next token of each, of the same type and shape.
+        documents: Numbers of the examples in their row, from 1 on, 0 for padding; likewise.
+        loss: One where the next token belongs to a response, or ends it; uint8, likewise.
+        cut: How many examples were longer than a row; their ends are left out.
+    """
+
+    def __init__(self, tokens, next_tokens, documents, loss, cut: int = 0):
+        self.tokens, self.next_tokens = tokens, next_tokens
+        self.documents, self.loss = documents, loss
+        self.cut = cut
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def make_batch(self) -> Callable:
+        """Returns a function from indices to batches, as `data.next_tokens.Rows.make_batch`."""
+        arrays = (self.tokens, self.next_tokens, self.documents, self.loss)
+        kept, floatx = [tf.constant(array) for array in arrays], keras.config.floatx()
+
+        def batch_of(indices, epoch):
+            tokens, labels, documents, loss = (tf.gather(array, indices) for array in kept)
+            inputs = {"token_ids": tokens, "padding_mask": documents}
+            return inputs, labels, tf.cast(loss, floatx)
+
+        return batch_of
+
+    def labels(self) -> Iterator[np.ndarray]:
+        """Yields the tokens that are predicted, integers of shape (tokens,)."""
+        yield self.next_tokens[self.loss == 1]
+
+
+def make_rows(
+    pairs: Sequence[Pair], tokenizer, *, template: str, length: int, together: bool
+) -> PromptRows:
+    """Tokenises prompts and responses and fills rows with whole examples, in their order.
+
+    Prompt and response are tokenised apart, as a prompt is when the model is queried.
+
+    Args:
+        pairs: Prompts and responses.
+        tokenizer: A KerasNLP tokenizer.
+        template: Text with {prompt} and {response}; what comes before {response} is not predicted.
+        length: Predictions of a row.
+        together: Whether examples share a row; an example goes into the first row with room.
+
+    Raises:
+        DataError: No prompt leaves room for its response.
+    """
+    ends, after = Ends.of(tokenizer), template.partition("{response}")[2]
+    examples, cut = [], 0
+    for prompt, response in pairs:
+        given = ends.around(list(map(int, tokenizer(fill(template, prompt)))))[:-1]
+        ids = [*given, *map(int, tokenizer(response + after)), ends.end]
+        cut += len(ids) > length + 1
+        if len(given) <= length:
+            examples.append((ids[: length + 1], len(given)))
+    if not examples:
+        raise DataError(
+            f"no prompt is shorter than {length} tokens; take a longer --sequence-length"
+        )
+    room: list[int] = []  # of each row
+    place = np.zeros((len(examples), 2), np.int64)
+    oldest = 0  # before it, rows are as good as full
+    for index, (ids, _) in enumerate(examples):
+        size = len(ids) - 1
+        row = next((r for r in range(oldest, len(room)) if together and room[r] >= size), len(room))
+        if row == len(room):
+            room.append(length)
+            oldest = max(oldest, len(room) - 100)
+        place[index] = row, length - room[row]
+        room[row] -= size
+    tokens, labels = (np.full((len(room), length), ends.end, np.int32) for _ in range(2))
+    documents = np.zeros((len(room), length), np.int32)
+    loss = np.zeros((len(room), length), np.uint8)
+    for (ids, known), (row, start) in zip(examples, place, strict=True):
+        stop = start + len(ids) - 1
+        tokens[row, start:stop], labels[row, start:stop] = ids[:-1], ids[1:]
+        documents[row, start:stop] = documents[row].max() + 1
+        loss[row, start + known - 1 : stop] = 1
+    return PromptRows(tokens, labels, documents, loss, cut)

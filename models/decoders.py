@@ -1,0 +1,351 @@
+"""Causal language models of KerasNLP: new ones, presets of any family, training, generation.
+
+A model is trained in its own layers: `apart()` runs a stock model's graph again with an attention
+that stays within a document, so that documents can share a row, and `learner()` puts the head in
+chunks on it. What is saved, and what generates text, is the stock model.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+
+import keras
+import keras_nlp
+import numpy as np
+import tensorflow as tf
+
+from data import batches, byte_pairs
+from data.errors import DataError
+from data.next_tokens import Ends
+from models import bert, presets
+from models.chunked_head import ChunkedHead
+
+# A new model's task and tokenizer, and the special tokens that the tokenizer asks for.
+GPT2_TOKENS = ("<|endoftext|>",)
+LLAMA_TOKENS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+)
+# Families that are trained with the stock head, all logits at once, and why.
+STOCK_HEAD = {
+    "MixtralCausalLM": "its experts' router adds a loss",
+    "Qwen3MoeCausalLM": "its experts' router adds a loss",
+    "Qwen3_5MoeCausalLM": "its experts' router adds a loss",
+    "QwenMoeCausalLM": "its experts' router adds a loss",
+}
+
+
+def special_tokens(architecture: str) -> int:
+    """Returns how many special tokens a new model's vocabulary has."""
+    return len(GPT2_TOKENS if architecture == "gpt2" else LLAMA_TOKENS)
+
+
+def make_preprocessor(architecture: str, merges: Sequence[str], sequence_length: int):
+    """Makes the preprocessor of a new model, with its tokenizer.
+
+    Args:
+        architecture: "gpt2" or "llama".
+        merges: see `data.byte_pairs`.
+        sequence_length: tokens of a text.
+    """
+    models = keras_nlp.models
+    if architecture == "gpt2":
+        vocabulary = byte_pairs.vocabulary_of(merges, GPT2_TOKENS)
+        tokenizer = models.GPT2Tokenizer(vocabulary=vocabulary, merges=list(merges))
+        return models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=sequence_length)
+    vocabulary = byte_pairs.vocabulary_of(merges, LLAMA_TOKENS)
+    tokenizer = models.Llama3Tokenizer(vocabulary=vocabulary, merges=list(merges))
+    return models.Llama3CausalLMPreprocessor(tokenizer, sequence_length=sequence_length)
+
+
+def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
+    """Makes a GPT-2, or a Llama, without its preprocessor.
+
+    GPT-2: learned positions, tied embeddings, feed-forward layers four times as wide. Llama: rotary
+    positions, RMSNorm, no biases, SwiGLU of 8/3 of the width, which has as many weights.
+
+    Args:
+        options: with `architecture`, `num_layers`, `num_heads`, `hidden_dim`, `dropout` (None for
+            none) and `sequence_length`.
+        vocabulary_size: number of tokens.
+    """
+    sizes = dict(
+        vocabulary_size=vocabulary_size,
+        num_layers=options.num_layers,
+        hidden_dim=options.hidden_dim,
+        dropout=options.dropout or 0.0,
+    )
+    if options.architecture == "gpt2":
+        backbone = keras_nlp.models.GPT2Backbone(
+            num_heads=options.num_heads,
+            intermediate_dim=4 * options.hidden_dim,
+            max_sequence_length=options.sequence_length,
+            **sizes,
+        )
+        return keras_nlp.models.GPT2CausalLM(backbone=backbone)
+    backbone = keras_nlp.models.Llama3Backbone(
+        num_query_heads=options.num_heads,
+        num_key_value_heads=options.num_heads,
+        intermediate_dim=8 * math.ceil(options.hidden_dim / 3),
+        **sizes,
+    )
+    return keras_nlp.models.Llama3CausalLM(backbone=backbone)
+
+
+def load_preprocessor(preset: str, sequence_length: int):
+    """Loads a preset's preprocessor, with its tokenizer.
+
+    Raises:
+        DataError: the preset cannot be loaded, is of another task or too large, or its tokenizer
+            has no token that ends a text.
+    """
+    presets.require_task(keras_nlp.models.CausalLM, preset)
+    kind = keras_nlp.models.CausalLMPreprocessor
+    found = presets.load_preprocessor(kind, preset, sequence_length)
+    if getattr(found.tokenizer, "end_token_id", None) is None:
+        raise DataError(f"preset {preset}: its tokenizer has no token that ends a text")
+    return found
+
+
+def load_task(
+    preset: str, dropout: float | None, sequence_length: int
+) -> keras_nlp.models.CausalLM:
+    """Loads a causal language model of any family under the current dtype policy.
+
+    Args:
+        preset: a name of Kaggle or Hugging Face (`hf://...`), or a folder.
+        dropout: the backbone's; None keeps the preset's.
+        sequence_length: tokens of the run's rows.
+
+    Raises:
+        DataError: the preset cannot be loaded, or has fewer positions.
+    """
+    task = presets.load_task(
+        keras_nlp.models.CausalLM,
+        preset,
+        backbone_dropout=dropout,
+        sequence_length=sequence_length,
+    )
+    _keep_tied_embeddings(task.backbone)
+    return task
+
+
+def _keep_tied_embeddings(backbone) -> None:
+    """Adds to the configuration that is saved what KerasHub 0.32 leaves out of Llama's."""
+    stock, name = backbone.get_config, "tie_word_embeddings"
+    if getattr(backbone, name, False) and name not in stock():
+        backbone.get_config = lambda: stock() | {name: True}
+
+
+def can_share_rows(task: keras_nlp.models.CausalLM) -> bool:
+    """Tells whether documents can share a row: all layers that attend take an attention mask."""
+    return _has_plain_head(task) and any(
+        _takes(layer, "decoder_attention_mask") for layer in task.backbone.layers
+    )
+
+
+def _has_plain_head(task: keras_nlp.models.CausalLM) -> bool:
+    """Tells whether the logits are hidden states times embeddings, and the loss theirs alone."""
+    embedding = getattr(task.backbone, "token_embedding", None)
+    return (
+        isinstance(embedding, keras.layers.ReversibleEmbedding)
+        and embedding.logit_soft_cap is None
+        and type(task).__name__ not in STOCK_HEAD
+    )
+
+
+def _takes(layer, name: str) -> bool:
+    return name in inspect.signature(layer.call).parameters
+
+
+def apart(backbone) -> keras.Model:
+    """Runs a backbone's graph again, with each document of a row apart.
+
+    A token attends to what is before it in its own document. Learned positions are counted from the
+    document's beginning, as `generate()` counts them; rotary ones and ALiBi read distances alone.
+
+    Args:
+        backbone: a KerasNLP backbone whose layers take `decoder_attention_mask`.
+
+    Returns:
+        A model with the same layers and inputs; `padding_mask` numbers the documents of a row from
+        1 on, 0 is padding.
+    """
+    inputs = {
+        name: keras.Input((None,), dtype="int32", name=name)
+        for name in ("token_ids", "padding_mask")
+    }
+    document, ops = inputs["padding_mask"], keras.ops
+    same = ops.equal(ops.expand_dims(document, 2), ops.expand_dims(document, 1))
+    place = ops.cumsum(ops.ones_like(document), axis=1)
+    come = ops.greater_equal(ops.expand_dims(place, 2), ops.expand_dims(place, 1))
+    # How many tokens of its document have come before a token.
+    positions = ops.sum(ops.cast(ops.logical_and(same, come), "int32"), axis=2) - 1
+    positional = (
+        keras_nlp.layers.PositionEmbedding,
+        keras_nlp.layers.TokenAndPositionEmbedding,
+    )
+
+    def call(layer, *arguments, **named):
+        if isinstance(layer, positional):
+            named["positions"] = positions
+        if "decoder_padding_mask" in named:
+            named["decoder_padding_mask"] = ops.minimum(document, 1)
+            named["decoder_attention_mask"] = same
+        return layer(*arguments, **named)
+
+    return keras.models.clone_model(
+        backbone, input_tensors=inputs, clone_function=lambda layer: layer, call_function=call
+    )
+
+
+def learner(task: keras_nlp.models.CausalLM) -> keras.Model:
+    """Returns what trains and evaluates a model, without a matrix of all logits where it can.
+
+    Args:
+        task: a causal language model without its preprocessor.
+
+    Returns:
+        A `ChunkedHead` with the model's own weights; the model itself where its logits are more
+        than hidden states times embeddings, or its layers add a loss (`STOCK_HEAD`).
+    """
+    if not _has_plain_head(task):
+        return task
+    embedding = task.backbone.token_embedding
+    hidden = apart(task.backbone) if can_share_rows(task) else task.backbone
+    if embedding.reverse_dtype is not None:
+        states = keras.ops.cast(hidden.output, embedding.reverse_dtype)
+        hidden = keras.Model(hidden.input, states)
+    kernel = embedding.embeddings if embedding.tie_weights else embedding.reverse_embeddings
+    return ChunkedHead(task, hidden, kernel, transposed=not embedding.tie_weights)
+
+
+class Sampler(keras_nlp.samplers.GreedySampler):
+    """Draws tokens so that a text does not depend on the others in its batch.
+
+    KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
+    Gumbel noise is taken, which draws from their softmax (Gumbel, 1954); the noise is a function of
+    the seed, the position and the token.
+
+    Args:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw among the K likeliest tokens; None among all.
+        top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
+        seed: decides the draws.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.scale, self.top_k, self.top_p = temperature, top_k, top_p
+        self.noise_seed = batches.stream_seed(seed, "sampling")
+
+    def __call__(self, next, *arguments, **named):  # noqa: A002
+        """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
+
+        def drawn(prompt, cache, index):
+            logits, states, cache = next(prompt, cache, index)
+            return self.with_noise(tf.cast(logits, tf.float32), index), states, cache
+
+        return super().__call__(drawn if self.scale > 0 else next, *arguments, **named)
+
+    def with_noise(self, logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """Returns logits whose largest one is the token that is drawn.
+
+        Args:
+            logits: float32 of shape (texts, tokens).
+            index: the position, a scalar.
+        """
+        size, logits = logits.shape[-1], logits / self.scale
+        if self.top_k is not None and self.top_k < size:
+            smallest = tf.math.top_k(logits, self.top_k).values[:, -1:]
+            logits = tf.where(logits < smallest, -np.inf, logits)
+        if self.top_p < 1:
+            ordered = tf.sort(logits, direction="DESCENDING")
+            shares = tf.nn.softmax(ordered)
+            kept = tf.cumsum(shares, axis=1, exclusive=True) < self.top_p
+            smallest = tf.reduce_min(tf.where(kept, ordered, np.inf), axis=1, keepdims=True)
+            logits = tf.where(logits < smallest, -np.inf, logits)
+        uniform = batches.uniform(self.noise_seed, tf.cast(index, tf.int64), tf.range(size))
+        return logits - tf.math.log(-tf.math.log(uniform + 2.0**-25))
+
+
+def generate(
+    task: keras_nlp.models.CausalLM,
+    preprocessor,
+    prompts: Sequence[str],
+    *,
+    max_length: int,
+    sampler: Sampler,
+    strip_prompt: bool = False,
+) -> list[str]:
+    """Continues texts by the model's own `generate()`, with its cache, all in one batch.
+
+    Args:
+        task: a causal language model.
+        preprocessor: its preprocessor.
+        prompts: beginnings of texts.
+        max_length: tokens of a text, the prompt's and special ones included.
+        sampler: how tokens are drawn.
+        strip_prompt: whether to leave out the prompts.
+
+    Returns:
+        The texts, without special tokens.
+
+    Raises:
+        DataError: a prompt leaves no room for a token, or the model has fewer positions.
+    """
+    most = getattr(task.backbone, "max_sequence_length", None) or max_length
+    if max_length > most:
+        raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
+    tokenizer, ends = preprocessor.tokenizer, Ends.of(preprocessor.tokenizer)
+    for prompt in prompts:
+        count = len(ends.around(tokenizer(prompt))) - 1
+        if count >= max_length:
+            raise DataError(
+                f"{count} tokens leave no room for more within {max_length}: {prompt[:60]!r}"
+            )
+    stop = [tokenizer.end_token_id]
+    if hasattr(tokenizer, "end_token2_id"):  # Llama 3 has one more
+        stop.append(tokenizer.end_token2_id)
+    # Not by compile(), which would replace the optimizer of a model in training.
+    if task.__dict__.get("sampler") is not sampler:
+        task.sampler, task.generate_function = sampler, None
+        task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+    attached, task.preprocessor = task.preprocessor, None
+    inputs = preprocessor.generate_preprocess(list(prompts), sequence_length=max_length)
+    try:
+        outputs = task.generate(inputs, stop_token_ids=stop, strip_prompt=strip_prompt)
+    finally:
+        task.preprocessor = attached
+    return [str(text) for text in preprocessor.generate_postprocess(outputs)]
+
+
+def log_likelihood(task: keras_nlp.models.CausalLM, tokenizer, text: str, longest: int) -> float:
+    """Returns the log-likelihood of a text's tokens as the beginning of a document, in nats.
+
+    Args:
+        task: a causal language model.
+        tokenizer: its tokenizer; where it has no token that starts a text, the text's first token
+            is given, not predicted.
+        text: the text.
+        longest: tokens that the model takes.
+
+    Raises:
+        DataError: the text has more tokens, or too few.
+    """
+    ids = np.array(Ends.of(tokenizer).around(tokenizer(text))[:-1], np.int32)
+    if len(ids) > longest:
+        raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
+    if len(ids) < 2:
+        raise DataError(f"no token to predict in {text[:60]!r}")
+    inputs = {"token_ids": ids[None, :-1], "padding_mask": np.ones_like(ids[None, :-1])}
+    return bert.sum_of_log_shares(task(inputs, training=False)[0], ids[1:])

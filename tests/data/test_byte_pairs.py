@@ -1,0 +1,88 @@
+import random
+import subprocess
+import sys
+
+import keras_nlp
+import pytest
+
+from data import byte_pairs
+from data.errors import DataError
+from data.text import Text
+
+END = "<|endoftext|>"
+RANDOM = random.Random(0)
+WORDS = ["".join(RANDOM.choices("aeiouéklmnst", k=RANDOM.randint(1, 9))) for _ in range(300)]
+LINES = [
+    f"  The {' '.join(RANDOM.choices(WORDS, k=8))}, isn't it?\tÉtude № {n % 7} 東京 {'x' * (n % 5)}"
+    for n in range(60)
+]
+LEARN = """
+import sys
+from data import byte_pairs
+print(byte_pairs.learn_merges(open(sys.argv[1], encoding="utf-8"), 500))
+"""
+
+
+def tokenizer_of(merges):
+    vocabulary = byte_pairs.vocabulary_of(merges, [END])
+    return keras_nlp.models.GPT2Tokenizer(vocabulary=vocabulary, merges=list(merges))
+
+
+def test_the_same_text_gives_the_same_merges_in_any_process(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES), encoding="utf-8")
+    here = byte_pairs.learn_merges(LINES, 500)
+    for _ in range(3):
+        assert byte_pairs.learn_merges(LINES, 500) == here
+    command = [sys.executable, "-c", LEARN, str(tmp_path / "text.txt")]
+    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert there.strip() == str(here)
+    assert 200 < len(here) <= 244 and len(set(here)) == len(here)
+
+
+def test_tokens_give_any_text_back_with_its_case():
+    merges = byte_pairs.learn_merges(LINES, 500)
+    tokenizer = tokenizer_of(merges)
+    strange = "No such CHARACTERS: ß 🎉 \u200b\u3000  двa  \x07 in  the  text"
+    for line in [*LINES, strange]:
+        assert tokenizer.detokenize(tokenizer(line)) == line
+    assert len(tokenizer("The")) == 1 < len(tokenizer("tHE"))
+    # As GPT-2's: "!" is 0, which KerasNLP pads with, and the special token is the last.
+    assert tokenizer("!").tolist() == [0]
+    assert tokenizer.end_token_id == tokenizer.vocabulary_size() - 1 == 256 + len(merges)
+
+
+def test_merges_are_learned_once_and_from_the_training_split_alone(tmp_path, monkeypatch):
+    def text(valid):
+        return Text("t", {"train": LINES, "valid": valid, "test": valid})
+
+    first = byte_pairs.merges_once(text(["abc abc"]), 400, tmp_path)
+    assert byte_pairs.merges_once(text(["zq zq zq zq"]), 400, tmp_path) == first
+    assert len(first) == 144
+    monkeypatch.setattr(byte_pairs, "learn_merges", lambda *arguments: 1 / 0)
+    assert byte_pairs.merges_once(text(["abc abc"]), 400, tmp_path) == first
+
+
+def test_a_file_of_merges(tmp_path):
+    path = tmp_path / "merges.txt"
+    path.write_text("#version: 0.2\nt h\nth e\nĠ the\n", encoding="utf-8")
+    assert byte_pairs.read_merges(path) == ["t h", "th e", "Ġ the"]
+    for wrong in ("t h e", "th e", "the", "t  h"):
+        path.write_text(f"a b\n{wrong}\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"merges.txt, line 2: .* is not a merge; expected two"):
+            byte_pairs.read_merges(path)
+    path.write_bytes(b"a b\n\xff")
+    with pytest.raises(DataError, match="not UTF-8 at byte 4"):
+        byte_pairs.read_merges(path)
+
+
+def test_a_text_without_a_repeated_pair_is_refused():
+    with pytest.raises(DataError, match="too little text to learn a vocabulary from"):
+        byte_pairs.learn_merges(["a b c"], 400)
+
+
+def test_the_checksum_tells_vocabularies_apart():
+    sums = {
+        byte_pairs.vocabulary_sha256(tokenizer_of(merges))
+        for merges in (["a b"], ["a b", "ab c"], ["a b", "b c", "ab c"], ["a b", "b c", "a bc"])
+    }
+    assert len(sums) == 4

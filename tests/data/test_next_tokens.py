@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from data import next_tokens
+from data.next_tokens import Ends
+from data.text import Text
+
+# GPT-2's kind (one token for both ends), Llama's (two), and Qwen's (no start).
+KINDS = {"gpt2": Ends(9, 9), "llama": Ends(8, 9), "qwen": Ends(None, 9)}
+DOCUMENTS = [[1, 2, 3], [], [4], [5, 6, 7, 1, 2, 3, 4], [6, 6]]
+
+
+class Letters:
+    """A tokenizer of single bytes, without KerasNLP's weight."""
+
+    start_token_id = end_token_id = 0
+    merges = None
+
+    def __call__(self, lines):
+        return [list(line.encode()) for line in lines]
+
+    def get_vocabulary(self):
+        return list("abc")
+
+    def vocabulary_size(self):
+        return 256
+
+
+def batch(documents, length, ends, together):
+    rows = np.concatenate(list(next_tokens.CUT[together](documents, length, ends)))
+    made = next_tokens.Rows(rows, ends, together)
+    inputs, labels, weights = made.make_batch()(np.arange(len(rows)), 0)
+    assert sum(map(len, made.labels())) == np.sum(weights)
+    return [
+        np.asarray(value)
+        for value in (inputs["token_ids"], inputs["padding_mask"], labels, weights)
+    ]
+
+
+@pytest.mark.parametrize("length", [3, 4, 30])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("together", [True, False])
+def test_each_token_is_predicted_once_from_what_is_before_it(together, kind, length, monkeypatch):
+    ends = KINDS[kind]
+    ids, documents, labels, weights = batch(DOCUMENTS, length, ends, together)
+    # Plain Python: pairs of a token and the next one, document by document.
+    expected = []
+    for document in filter(None, DOCUMENTS):
+        whole = ends.around(document)
+        expected += list(zip(whole, whole[1:], strict=False))
+    real = weights == 1
+    assert list(zip(ids[real], labels[real], strict=True)) == expected
+    assert set(np.unique(weights)) <= {0, 1}
+    # Tokens of one document share its number in a row, and no two documents do.
+    number, place = 0, 0
+    lengths = [len(ends.around(d)) - 1 for d in DOCUMENTS if d]
+    seen = {}
+    for row, column in zip(*np.nonzero(real), strict=True):
+        key = (row, documents[row, column])
+        assert documents[row, column] > 0 and seen.setdefault(key, number) == number
+        place += 1
+        if place == lengths[number]:
+            number, place = number + 1, 0
+    if not together:
+        assert (documents == real).all(), "padding has no document"
+
+
+def test_rows_do_not_depend_on_how_the_stream_is_cut_into_blocks():
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 8, rng.integers(0, 9)).tolist() for _ in range(400)]
+    for ends in KINDS.values():
+        blocks = list(next_tokens.packed(documents, 4, ends))
+        assert len(blocks) > 1
+        rows = np.concatenate(blocks)
+        assert (rows[1:, 0] == rows[:-1, -1]).all(), "overlap by one token"
+        predicted = sum(len(ends.around(d)) - 1 for d in documents if d)
+        labels = next_tokens.Rows(rows, ends, True).labels()
+        assert sum(map(len, labels)) == predicted
+
+
+def test_words_and_bytes_are_counted_with_line_ends():
+    lines = ["  two words ", "", " \t", "née 東京"]
+    assert next_tokens.measure(lines) == {"word": 6, "byte": 10 + 12}
+
+
+def test_rows_are_made_once_and_for_each_setting(tmp_path, monkeypatch):
+    lines = {"train": ["abc ", "ab"] * 5, "valid": ["c"], "test": [" b", " "]}
+    text, made = Text("t", lines), Letters()
+    rows = next_tokens.rows_once(text, made, tmp_path, length=4, together=True)
+    a, b, c = b"abc"
+    assert rows["train"].tokens.dtype == np.uint16 and len(rows["train"]) == 9
+    assert rows["train"].first(2).tokens.tolist() == [[0, a, b, c, 0], [0, a, b, 0, a]]
+    assert rows["test"].tokens.tolist() == [[0, b, 0, 0, 0]]
+    again = next_tokens.rows_once(text, made, tmp_path, length=4, together=False)
+    assert len(again["train"]) == 10
+    monkeypatch.setattr(next_tokens, "tokenize", lambda *arguments: 1 / 0)
+    kept = next_tokens.rows_once(text, made, tmp_path, length=4, together=True)
+    np.testing.assert_array_equal(kept["train"].tokens, rows["train"].tokens)

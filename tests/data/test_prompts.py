@@ -1,0 +1,129 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from data import prompts
+from data.errors import DataError
+from data.next_tokens import Ends
+
+PAIRS = [("ab", "cd"), ("a", "b"), ("abcdefgh", "xyz"), ("q", "rs")]
+
+
+class Letters:
+    """A tokenizer of single bytes."""
+
+    def __init__(self, ends):
+        self.start_token_id, self.end_token_id = ends.start, ends.end
+
+    def __call__(self, text):
+        return list(text.encode())
+
+
+@pytest.mark.parametrize("ends", [Ends(0, 0), Ends(1, 0), Ends(None, 0)])
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_hold_whole_examples_and_the_loss_is_on_responses(together, ends):
+    rows = prompts.make_rows(
+        PAIRS, Letters(ends), template="{prompt}>{response}!", length=12, together=together
+    )
+    inputs, labels, weights = rows.make_batch()(np.arange(len(rows)), 0)
+    ids, documents = (np.asarray(inputs[name]) for name in ("token_ids", "padding_mask"))
+    labels, weights = np.asarray(labels), np.asarray(weights)
+    found = {}
+    for row in range(len(rows)):
+        for number in range(1, documents[row].max() + 1):
+            mine = documents[row] == number
+            assert np.all(np.diff(np.flatnonzero(mine)) == 1), "in one piece"
+            text = bytes(ids[row][mine].tolist()).strip(b"\0\1").decode()
+            found[text] = bytes(labels[row][mine & (weights[row] == 1)].tolist()).decode()
+        assert not documents[row].max() > 1 or together
+    assert found.pop("ab>cd!") == "cd!\0" and found.pop("a>b!") == "b!\0"
+    assert found.pop("q>rs!") == "rs!\0"
+    # The long one is cut: 12 predictions, those of its prompt not counted.
+    ((text, predicted),) = found.items()
+    assert rows.cut == 1 and text.startswith("abcdefgh>xy") and predicted.startswith("xyz")
+    assert sum(map(len, rows.labels())) == weights.sum()
+    assert (weights[documents == 0] == 0).all()
+    if together:
+        assert len(rows) < 4
+
+
+def test_a_prompt_without_room_for_its_response_is_left_out():
+    tokenizer = Letters(Ends(0, 0))
+    pairs = [("a" * 9, "b"), ("a", "b")]
+    rows = prompts.make_rows(
+        pairs, tokenizer, template="{prompt}>{response}", length=8, together=True
+    )
+    assert rows.cut == 1 and [list(label) for label in rows.labels()] == [[ord("b"), 0]]
+    with pytest.raises(DataError, match="no prompt is shorter than 8 tokens"):
+        prompts.make_rows(
+            pairs[:1], tokenizer, template="{prompt}>{response}", length=8, together=True
+        )
+
+
+def test_jsonl_and_csv_hold_the_same(tmp_path):
+    pairs = [(f"What is {n}?\n", f'It is "{n}", the number') for n in range(200)]
+    lines = [json.dumps({"prompt": p, "response": r, "id": 1}) for p, r in pairs]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n\n")
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write("response,prompt\n")
+        file.writelines(
+            f'"{r.replace(chr(34), chr(34) * 2)}",What is {n}?\n' for n, (_, r) in enumerate(pairs)
+        )
+    first = prompts.load_prompts(str(tmp_path / "a.jsonl"))
+    assert {s: len(p) for s, p in first.splits.items()}["train"] > 150
+    assert sorted(pair for split in first.splits.values() for pair in split) == sorted(pairs)
+    second = prompts.load_prompts(str(tmp_path / "b.csv.gz"))
+    assert {p for pairs in second.splits.values() for p in pairs} == {
+        (p.strip(), r) for p, r in pairs
+    }
+    assert first.sha256 != second.sha256
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("train.jsonl", "dev.jsonl", "test.jsonl"):
+        (folder / name).write_text("\n".join(lines[:3]))
+    assert prompts.load_prompts(str(folder)).splits["valid"] == pairs[:3]
+
+
+def test_other_datasets_are_not_prompts(tmp_path):
+    (tmp_path / "train.txt").write_text("x")
+    for dataset in ("wikitext-2", "installed-docs", str(tmp_path), str(tmp_path / "train.txt")):
+        assert prompts.find_files(dataset) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "expected JSON with prompt and response"),
+        ('["a"]', "expected JSON with prompt and response"),
+        ('{"prompt": "a"}', "expected JSON with prompt and response"),
+        ("[" * 100_000, "expected JSON with prompt and response"),
+        ('{"prompt": "a", "response": null}', "the response is None, expected text"),
+        ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
+        ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),
+    ],
+)
+def test_a_wrong_line_is_named(line, message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
+    with pytest.raises(DataError, match=f"a.jsonl, line 2: {message}"):
+        prompts.load_prompts(str(path))
+
+
+def test_too_few_prompts_and_wrong_columns(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n')
+    with pytest.raises(DataError, match="no prompts for the .* split; expected more of them"):
+        prompts.load_prompts(str(path))
+    path = tmp_path / "a.csv"
+    path.write_text("question,response\na,b\n")
+    with pytest.raises(DataError, match="line 1: no column prompt"):
+        prompts.load_prompts(str(path))
+
+
+def test_templates():
+    assert prompts.fill("Q: {prompt}\nA: {response}.", "{response}?") == "Q: {response}?\nA: "
+    assert prompts.template_problem("{prompt}{response}") is None
+    for wrong in ("", "{prompt}", "{response}{prompt}", "{prompt}{response}{response}"):
+        assert "must have {prompt} and then {response}" in prompts.template_problem(wrong)

@@ -1,0 +1,168 @@
+import json
+
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data.errors import DataError
+from models import decoders
+from models.chunked_head import ChunkedHead
+from tests.support import causal_presets
+
+# Learned positions and rotary ones; the others in `make check-long`.
+QUICK = ("GPT2", "OPT", "Llama3")
+SHARING = [
+    pytest.param(family, marks=() if family in QUICK else pytest.mark.long)
+    for family in causal_presets.FAMILIES
+    if family not in ("Gemma", "QwenMoe")
+]
+PROMPTS = ["the loss of", "a good film was", "Paris"]
+
+
+def tokens(count=2, length=10):
+    return np.random.default_rng(0).integers(5, 200, (count, length)).astype(np.int32)
+
+
+def answers(model, ids, documents):
+    return np.array(model({"token_ids": ids, "padding_mask": np.array(documents, np.int32)}))
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return causal_presets.make_task("GPT2")
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_documents_of_a_row_are_as_if_each_were_alone(family):
+    task = causal_presets.make_task(family)
+    assert decoders.can_share_rows(task)
+    ids = tokens()
+    found = answers(decoders.apart(task.backbone), ids, [[1] * 4 + [2] * 6, [1] * 7 + [0] * 3])
+    parts = ((0, slice(0, 4)), (0, slice(4, 10)), (1, slice(0, 7)))
+    for row, part in parts:
+        alone = answers(
+            task.backbone, ids[row : row + 1, part], np.ones((1, part.stop - part.start))
+        )
+        np.testing.assert_allclose(found[row, part], alone[0], atol=1e-5)
+    together = answers(task.backbone, ids, np.ones_like(ids))
+    assert np.abs(together[0, 4:] - found[0, 4:]).max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama3"])
+def test_chunks_train_as_the_stock_head_does(family):
+    """Tied embeddings, and others; dropout draws the same."""
+    ids, logs, changes = tokens(4, 12), [], dict(dropout=0.3) if family == "GPT2" else {}
+    weights = np.ones(ids.shape, "float32")
+    weights[:, 8:] = 0
+    for chunked in (True, False):
+        task = causal_presets.make_task(family, **changes)
+        task.preprocessor = None
+        model = decoders.learner(task) if chunked else task
+        assert isinstance(model, ChunkedHead) == chunked
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.5),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        )
+        x = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+        steps = [model.train_on_batch(x, np.roll(ids, -1, axis=1), weights) for _ in range(3)]
+        logs.append(steps)
+    np.testing.assert_allclose(*logs, rtol=1e-4)
+    assert np.ptp([loss for loss, _ in logs[0]]) > 0.01
+
+
+def test_a_model_with_more_than_a_plain_head_is_trained_itself():
+    for family, changes in (("QwenMoe", {}), ("Gemma", dict(final_logit_soft_cap=30))):
+        task = causal_presets.make_task(family, **changes)
+        assert decoders.learner(task) is task and not decoders.can_share_rows(task)
+
+
+class TestSampler:
+    LOGITS = tf.math.log([[0.4, 0.3, 0.2, 0.1]])
+
+    def drawn(self, count=2000, **settings):
+        sampler = decoders.Sampler(**settings)
+
+        @tf.function
+        def draw():
+            largest = lambda i: tf.argmax(sampler.with_noise(self.LOGITS, i)[0])  # noqa: E731
+            return tf.map_fn(largest, tf.range(count), fn_output_signature=tf.int64)
+
+        return draw().numpy().tolist()
+
+    def shares(self, **settings):
+        return np.bincount(self.drawn(**settings), minlength=4) / 2000
+
+    def test_it_draws_from_the_softmax(self):
+        np.testing.assert_allclose(self.shares(), [0.4, 0.3, 0.2, 0.1], atol=0.04)
+        expected = np.array([0.16, 0.09, 0.04, 0.01]) / 0.3
+        np.testing.assert_allclose(self.shares(temperature=0.5), expected, atol=0.04)
+
+    def test_among_the_likeliest(self):
+        np.testing.assert_allclose(self.shares(top_k=2), [4 / 7, 3 / 7, 0, 0], atol=0.04)
+        np.testing.assert_allclose(self.shares(top_p=0.65), [4 / 7, 3 / 7, 0, 0], atol=0.04)
+        np.testing.assert_allclose(self.shares(top_p=0.75), [4 / 9, 3 / 9, 2 / 9, 0], atol=0.04)
+        assert self.shares(top_p=0.01)[0] == self.shares(top_k=1)[0] == 1
+
+    def test_seeds_draw_differently(self):
+        assert self.drawn(40, seed=0) == self.drawn(40) != self.drawn(40, seed=1)
+
+
+def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
+    sampler = decoders.Sampler(temperature=0.7, top_k=30, top_p=0.9, seed=3)
+
+    def texts(prompts, **settings):
+        return decoders.generate(
+            gpt2, gpt2.preprocessor, prompts, max_length=16, sampler=sampler, **settings
+        )
+
+    together = texts(PROMPTS)
+    assert [texts([prompt])[0] for prompt in PROMPTS] == together == texts(PROMPTS)
+    for prompt, text in zip(PROMPTS, together, strict=True):
+        assert text.startswith(prompt) and "endoftext" not in text
+    stripped = texts(PROMPTS, strip_prompt=True)
+    assert [prompt + text for prompt, text in zip(PROMPTS, stripped, strict=True)] == together
+    assert gpt2.preprocessor is not None
+
+
+def test_prompts_without_room_are_refused(gpt2):
+    def generate(prompt, max_length):
+        sampler = decoders.Sampler(temperature=0)
+        decoders.generate(gpt2, gpt2.preprocessor, [prompt], max_length=max_length, sampler=sampler)
+
+    with pytest.raises(DataError, match="--max-length 65: the model takes at most 64 tokens"):
+        generate("a", 65)
+    with pytest.raises(DataError, match="tokens leave no room for more within 4: 'the loss of a"):
+        generate("the loss of a step", 4)
+
+
+def test_tied_embeddings_of_a_llama_stay_tied(tmp_path):
+    """KerasHub leaves the option out of the configuration that it saves."""
+    task = causal_presets.make_task("Llama3", tie_word_embeddings=True)
+    task.save_to_preset(str(tmp_path / "first"))
+    for name in ("config.json", "task.json"):
+        path = tmp_path / "first" / name
+        config = json.loads(path.read_text())
+        inner = config["config"].get("backbone", config)["config"]
+        assert "tie_word_embeddings" not in inner, "no longer needed"
+        inner["tie_word_embeddings"] = True
+        path.write_text(json.dumps(config))
+    loaded = decoders.load_task(str(tmp_path / "first"), None, 16)
+    loaded.preprocessor = task.preprocessor
+    loaded.save_to_preset(str(tmp_path / "second"))
+    again = keras_nlp.models.CausalLM.from_preset(str(tmp_path / "second"))
+    ids = tokens()
+    expected = answers(task, ids, np.ones_like(ids))
+    np.testing.assert_allclose(answers(again, ids, np.ones_like(ids)), expected, atol=1e-5)
+
+
+def test_a_preset_of_another_task_or_too_short_is_refused(gpt2, tmp_path):
+    gpt2.save_to_preset(str(tmp_path / "gpt2"))
+    with pytest.raises(DataError, match="--sequence-length 65: .* takes at most 64 tokens"):
+        decoders.load_task(str(tmp_path / "gpt2"), None, 65)
+    with pytest.raises(DataError, match="has no CausalLM in KerasNLP"):
+        decoders.load_preprocessor("bert_tiny_en_uncased", 16)
+    with pytest.raises(DataError, match="neither a folder nor a name"):
+        decoders.load_preprocessor("nothing_of_the_kind", 16)
