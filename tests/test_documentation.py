@@ -14,7 +14,11 @@ from training.command_line import parse
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ON_A_PAGE = {"recipes.tumours", "callbacks.weight_norm"}  # modules that the pages write
-FOLDERS = "recipes|training|models|data|callbacks|distribution|exports|tests|benchmarks|notebooks"
+PACKAGES = (
+    *("recipes", "training", "models", "data", "callbacks", "distribution"),
+    *("launch", "machine", "exports"),
+)
+FOLDERS = "|".join((*PACKAGES, "tests", "benchmarks", "notebooks"))
 
 
 def blocks(page, language):
@@ -95,3 +99,25 @@ def test_targets_and_modules_exist():
     assert "test" in named and named - set(targets.split()) == set()
     modules = set(re.findall(r"python -m ([a-z_]+\.[a-z_.]*[a-z_])", text)) - ON_A_PAGE
     assert [name for name in modules if not importlib.util.find_spec(name)] == []
+
+
+def test_the_tree_names_every_file():
+    """Those of `docs/architecture.md`, each under its folder."""
+    tree = blocks(ROOT / "docs" / "architecture.md", "text")[0]
+    _, *split = re.split(r"^([a-z]+)/ ", tree, flags=re.MULTILINE)
+    parts = dict(zip(split[::2], split[1::2], strict=True))
+    for folder in PACKAGES:
+        for path in (ROOT / folder).glob("*.py"):
+            named = re.search(rf"\b{path.stem}\b", parts[folder])
+            assert named or path.stem == "__init__" or path.name == "__main__.py", path
+
+
+def test_the_lengths_of_main_are_counted():
+    """README.md says between which numbers of lines a recipe's `main` has."""
+    lengths = []
+    for name in ("mnist", "bert_mlm", "causal_lm", "text_classification", "dna_melting"):
+        tree = ast.parse((ROOT / "recipes" / f"{name}.py").read_text(encoding="utf-8"))
+        (main,) = [node for node in tree.body if getattr(node, "name", "") == "main"]
+        lengths.append(main.end_lineno - main.lineno + 1)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"a `main` of {min(lengths)} to {max(lengths)} lines, plain Keras" in page
