@@ -255,6 +255,8 @@ class Checkpoint(StepCallback):
                 log.warning("%s is damaged (%s): the last weights are kept", best, damage)
                 return
             self.model.load_weights(best / WEIGHTS)
+            # With averaged weights (`use_ema`), the average is what is tested and saved.
+            self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self.weights_step = read(best).step
         log.log(
             RESULT,

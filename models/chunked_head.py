@@ -10,6 +10,7 @@ numbers are those of the stock head: nothing is sampled.
 
 import keras
 import keras_nlp
+import numpy as np
 import tensorflow as tf
 
 from distribution import keras_compat
@@ -97,10 +98,10 @@ class ChunkedHead(keras.Model):
         return {"hidden": self.hidden(inputs, training=training)}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Returns the weighted mean of the cross-entropies of this replica; scalar.
+        """Returns the mean of the weighted cross-entropies of this replica; scalar.
 
-        `distribution.step` hands over weights whose mean over the global batch is one: on each of
-        several replicas the mean counts by the replica's own mean weight.
+        As Keras's own: the sum of weight x cross-entropy over the number of predictions.
+        `distribution.step` hands over weights whose mean over the global batch is one.
         """
         weights = tf.ones_like(y) if sample_weight is None else sample_weight
         weights = tf.cast(weights, keras.config.floatx())
@@ -108,9 +109,11 @@ class ChunkedHead(keras.Model):
         relative = tf.math.divide_no_nan(weights, tf.reduce_max(weights))
         total, y_pred["scores"] = self._scores(y, y_pred, relative, gradients=training)
         mean = tf.math.divide_no_nan(total, tf.cast(tf.reduce_sum(relative), total.dtype))
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            mean *= tf.cast(tf.reduce_mean(weights), mean.dtype)
-        return mean
+        share = tf.reduce_mean(weights)
+        # On one replica it is one, up to a rounding that would reach every gradient.
+        rounding = 32 * weights.dtype.as_numpy_dtype(np.finfo(weights.dtype.as_numpy_dtype).eps)
+        share = tf.where(tf.abs(share - 1) < rounding, tf.ones_like(share), share)
+        return mean * tf.cast(share, mean.dtype)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Brings the metrics up to date; returns all of them by name."""

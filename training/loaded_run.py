@@ -16,7 +16,7 @@ from callbacks import checkpoint
 from data import files
 from training import artifacts, run_files
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions, all_problems, from_json
+from training.options import SharedOptions, all_problems, flag, from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,8 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
         results["steps"], weights = info.step, info.folder / checkpoint.WEIGHTS
     module = import_recipe(results["module"], folder, trust_module)
     options = _read_options(module, folder / "options.json")
+    if best:
+        _require_whole_checkpoints(folder, options)
     return LoadedRun(folder, module, options, saved["resolved"], results, metadata, weights)
 
 
@@ -126,6 +128,16 @@ def _read_best(folder: Path) -> checkpoint.CheckpointInfo:
         raise RunError(f"{best}: damaged ({problem})")
     state = run_files.read_json(best / checkpoint.STATE, "step", kinds={"step": run_files.COUNT})
     return checkpoint.CheckpointInfo(best, state["step"], 0, 0, state)
+
+
+def _require_whole_checkpoints(folder: Path, options: SharedOptions) -> None:
+    """Refuses a run whose checkpoints hold less than, or other weights than, a whole model."""
+    for name in ("ema", "lora_rank", "freeze_backbone"):
+        if getattr(options, name, None):
+            raise RunError(
+                f"--best: {folder} was trained with {flag(name)}, so its best/ serves to resume "
+                "only; train with --early-stopping, which puts the best weights into model/"
+            )
 
 
 def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:

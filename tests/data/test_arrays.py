@@ -27,21 +27,41 @@ class TestTraining:
     @pytest.mark.parametrize("first", [0, 5])
     def test_a_batch_holds_the_rows_of_the_contract(self, first):
         data = arrays.training_data(PIXELS, LABELS, seed=7, batch_size=4, first_batch=first)
-        for number, (x, y, weights) in enumerate(data.take(6), first):
+        for number, (x, y) in enumerate(data.take(6), first):
             epoch, batch = divmod(number, 2)
             positions = tf.range(4 * batch, 4 * batch + 4, dtype=tf.int64)
             rows = batches.permuted(positions, 7, tf.constant(epoch, tf.int64), 11).numpy()
             np.testing.assert_array_equal(y, LABELS[rows])
             np.testing.assert_array_equal(x, PIXELS[rows])
-            np.testing.assert_array_equal(weights, np.ones(4))
 
     def test_several_inputs_stay_together(self):
         data = arrays.training_data(INPUTS, LABELS, seed=1, batch_size=5)
-        for x, y, _ in data.take(4):
+        for x, y in data.take(4):
             assert set(x) == set(INPUTS)
             for name, value in x.items():
                 np.testing.assert_array_equal(value, INPUTS[name][y.numpy()])
                 assert value.dtype == tf.int32, "booleans, too"
+
+
+class TestWeights:
+    """Of the examples, of their time steps, of outputs: they stay with their examples."""
+
+    WEIGHTS = {"one": np.linspace(0.5, 1.5, 11), "other": np.linspace(1, 3, 33).reshape(11, 3)}
+
+    def test_in_training(self):
+        targets = {"one": LABELS, "other": LABELS}
+        data = arrays.training_data(PIXELS, targets, self.WEIGHTS, seed=1, batch_size=4)
+        for _, y, weights in data.take(4):
+            for name, value in weights.items():
+                expected = self.WEIGHTS[name][y[name].numpy()]
+                np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+    def test_in_an_evaluation_what_pads_the_last_batch_weighs_nothing(self):
+        data = arrays.evaluation_data(PIXELS, LABELS, self.WEIGHTS, batch_size=4)
+        last = list(flat(data))[-1][2]
+        for name, value in last.items():
+            np.testing.assert_allclose(value[:3], self.WEIGHTS[name][8:], rtol=1e-6)
+            np.testing.assert_array_equal(value[3:], np.zeros_like(value[3:]))
 
 
 class TestEvaluation:
@@ -60,12 +80,14 @@ class TestEvaluation:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint8, np.int64, bool])
 def test_dtypes(floatx, dtype):
     keras.config.set_floatx(floatx)
-    for data in (
-        arrays.training_data(PIXELS.astype(dtype), LABELS.astype(dtype), seed=0, batch_size=4),
-        arrays.evaluation_data(PIXELS.astype(dtype), LABELS.astype(dtype), batch_size=4),
+    x, y, weights = PIXELS.astype(dtype), LABELS.astype(dtype), np.ones(11, np.int64)
+    expected = floatx if np.dtype(dtype).kind == "f" else "int32"
+    for data, names in (
+        (arrays.training_data(x, y, seed=0, batch_size=4), [expected, expected]),
+        (arrays.training_data(x, y, weights, seed=0, batch_size=4), [expected, expected, floatx]),
+        (arrays.evaluation_data(x, y, batch_size=4), [expected, expected, floatx]),
     ):
-        expected = floatx if np.dtype(dtype).kind == "f" else "int32"
-        assert [part.dtype.name for part in data.element_spec] == [expected, expected, floatx]
+        assert [part.dtype.name for part in data.element_spec] == names
 
 
 def test_float64_numbers_lose_nothing():
@@ -116,6 +138,6 @@ def test_a_change_gets_the_examples_and_the_epoch():
     options = dict(seed=7, batch_size=4, first_batch=2)
     plain = arrays.training_data(PIXELS, LABELS, **options)
     changed = arrays.training_data(PIXELS, LABELS, change=change, **options)
-    for (_, labels, _), (x, y, _) in zip(flat(plain.take(2)), flat(changed.take(2)), strict=True):
+    for (_, labels), (x, y) in zip(flat(plain.take(2)), flat(changed.take(2)), strict=True):
         np.testing.assert_array_equal(y, labels)
         np.testing.assert_array_equal(x, 100 + labels)

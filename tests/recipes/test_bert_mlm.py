@@ -14,7 +14,7 @@ from tests.support import processes
 KEYS = """
 recipe module dataset preset vocabulary_sha256 strategy replicas workers workers_by_step
 global_batch_size learning_rate
-precision seed steps epochs history test baseline notes
+precision seed steps epochs history test baseline notes device weights_of_step
 examples_per_second tokens_per_second mfu seconds
 time_to_first_step resumed_from_step weights_sha256 versions git
 """.split()

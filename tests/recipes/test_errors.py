@@ -46,7 +46,8 @@ class TestFiles:
         assert expected in refused("--dataset", tiny_text, option, value)
 
     @pytest.mark.parametrize(
-        "option, expected", [("--preset", "cannot be loaded"), ("--init-from", "holds no model")]
+        "option, expected",
+        [("--preset", "neither a folder nor a name"), ("--init-from", "holds no model")],
     )
     def test_a_preset_that_is_not_there(self, refused, tiny_text, tmp_path, option, expected):
         errors = refused("--dataset", tiny_text, option, tmp_path / "none", small=())

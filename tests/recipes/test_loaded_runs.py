@@ -16,7 +16,7 @@ from data import files, melting, minimal_pairs
 from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
-from models import bert, init_from
+from models import bert, init_from, presets
 from recipes import bert_mlm, evaluate, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
@@ -186,6 +186,15 @@ class TestBest:
         model.load_weights(folder / "best" / "model.weights.h5")
         return model
 
+    @pytest.mark.parametrize("option, value", [("ema", 0.9), ("lora_rank", 2)])
+    def test_checkpoints_of_fine_tuning_are_not_whole_models(
+        self, with_best, option, value, monkeypatch
+    ):
+        monkeypatch.setattr(bert_mlm.Options, option, value, raising=False)
+        flag = f"--{option.replace('_', '-')}"
+        with pytest.raises(RunError, match=f"trained with {flag}, so its best/ serves to resume"):
+            load_run(with_best, best=True)
+
     def test_its_weights_are_used(self, with_best, runs, tiny_run, capsys):
         run = load_run(with_best, best=True)
         expected = self.expected(with_best).get_weights()
@@ -217,13 +226,13 @@ class TestBest:
     @pytest.mark.parametrize("path", ["best", "best/model.weights.h5"])
     def test_a_new_run_begins_with_them(self, with_best, path):
         preset = init_from.preset_of(with_best / path)
-        model = bert.load_masked_lm(preset, None, 16)
-        backbone = bert.load_backbone(preset, 0.3, 16)
+        model = presets.load_task(keras_nlp.models.MaskedLM, preset, sequence_length=16)
+        backbone = presets.load_backbone(preset, 0.3)
         expected = self.expected(with_best)
         for ours, theirs in ((model, expected), (backbone, expected.backbone)):
             for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
                 np.testing.assert_array_equal(a, b)
-        assert bert.load(keras_nlp.models.BertTokenizer, preset).vocabulary_size() > 10
+        assert presets.load(keras_nlp.models.BertTokenizer, preset).vocabulary_size() > 10
         assert init_from.preset_of(with_best) == str(with_best / "model")
 
     def test_what_init_from_cannot_be(self, with_best, tmp_path):

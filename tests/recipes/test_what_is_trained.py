@@ -89,8 +89,8 @@ def predictions(model, x, training):
 
 
 def first_batch(dataset):
-    x, y, weights = next(iter(dataset))
-    return x, y, len(weights)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(next(iter(dataset)))
+    return x, y, len(y)
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4), ("sqrt", 2), ("none", 1)])

@@ -25,6 +25,12 @@ from models import decoders
 from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
 
 
+def with_weights(data):
+    """Examples without weights count once each."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    return x, y, tf.ones(tf.shape(y)[:1]) if weights is None else weights
+
+
 def train(strategy, model, optimizer, dataset, options, example_losses, warmup_steps=0):
     """Trains; returns the loss and the gradient's norm before clipping of each step.
 
@@ -42,7 +48,7 @@ def train(strategy, model, optimizer, dataset, options, example_losses, warmup_s
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
     def replica_step(data, total):
-        x, y, weights = data
+        x, y, weights = with_weights(data)
         with tf.GradientTape() as tape:
             losses = example_losses(y, model(x, training=True))
             losses *= tf.cast(weights, losses.dtype)
@@ -66,7 +72,9 @@ def train(strategy, model, optimizer, dataset, options, example_losses, warmup_s
 
     @tf.function
     def step(data):
-        sums = strategy.run(lambda d: tf.cast(tf.reduce_sum(d[2]), tf.int32), args=(data,))
+        sums = strategy.run(
+            lambda d: tf.cast(tf.reduce_sum(with_weights(d)[2]), tf.int32), args=(data,)
+        )
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
         losses, norms = strategy.run(replica_step, args=(data, total))
         return (

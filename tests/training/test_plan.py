@@ -33,7 +33,9 @@ class TestGlobalBatch:
 
     @pytest.mark.parametrize("replicas, batch", [(3, 32), (8, 4)])
     def test_what_cannot_be_shared(self, replicas, batch):
-        with pytest.raises(OptionsError, match=f"it must be a multiple of {replicas}$"):
+        with pytest.raises(
+            OptionsError, match=f"it must be a multiple of {replicas}, for instance "
+        ):
             plan(replicas, global_batch_size=batch)
 
 

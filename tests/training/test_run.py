@@ -16,7 +16,7 @@ import pytest
 from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
-from callbacks.stopping import StopAtStep
+from callbacks.stopping import StopAtStep, StopEvaluation
 from distribution import strategies
 from machine import device
 from tests.support import processes, tiny_recipe
@@ -166,7 +166,7 @@ class TestCheckpoints:
         assert line in capsys.readouterr().out
         model = tiny_recipe.build_model(tiny_recipe.Options())
         model.load_weights(best.folder / "model.weights.h5")
-        stored = load_run(folder).load_model()
+        stored = load_run(folder, trust_module=tiny_recipe.__name__).load_model()
         for ours, theirs in zip(stored.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         x, y = tiny_recipe.splits()["test"]
@@ -178,6 +178,30 @@ class TestCheckpoints:
         again = start(folder, **options)
         assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
         assert again["weights_sha256"] == found["weights_sha256"]
+
+    def test_early_stopping_ends_on_the_best_average(self, tmp_path):
+        """With `use_ema` the best epoch's average is tested and saved, not its last weights."""
+
+        def arguments(options, learning_rate):
+            made = tiny_recipe.compile_arguments(options, learning_rate)
+            return made | {"optimizer": keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)}
+
+        folder = tmp_path / "run"
+        options = tiny_recipe.Options(
+            run_dir=folder, keep_best="val_loss", keep_best_mode="max", early_stopping=1, epochs=4
+        )
+        tiny_recipe.main(options, arguments=arguments)
+        averages = [
+            tensor
+            for name, tensor in processes.tensors_of(folder / "best" / "model.weights.h5").items()
+            if name.startswith("optimizer/") and tensor.ndim == 2
+        ]
+        kernels = [
+            w
+            for w in load_run(folder, trust_module=tiny_recipe.__name__).load_model().get_weights()
+            if w.ndim == 2
+        ]
+        assert all(any(np.array_equal(a, kernel) for a in averages) for kernel in kernels)
 
     def test_a_lowered_rate_is_lowered_in_a_run_that_resumes(self, stopped, tmp_path):
         """A val_loss that should grow never does: the rate is halved after each epoch but one."""
@@ -340,10 +364,11 @@ def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
 @pytest.mark.parametrize("step", [3, 12, 9])
 def test_a_stop_ends_an_evaluation_in_mid_epoch(step, tmp_path, finished, monkeypatch):
     """A run that resumes repeats it, with the numbers and the place that it would have had."""
-    stock, batches = Checkpoint.on_test_batch_end, []
+    stock, batches, checkpoint = StopEvaluation.on_test_batch_end, [], None
 
     def on_test_batch_end(self, batch, logs=None):
-        if self.saved_step < step <= self.step + 1:  # the callbacks before it are at this step
+        # The callbacks before it are at this step.
+        if checkpoint.saved_step < step <= checkpoint.step + 1:
             batches.append(batch)
             if len(batches) == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -351,9 +376,14 @@ def test_a_stop_ends_an_evaluation_in_mid_epoch(step, tmp_path, finished, monkey
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(Checkpoint, "on_test_batch_end", on_test_batch_end)
+        patched.setattr(StopEvaluation, "on_test_batch_end", on_test_batch_end)
+
+        def inside(run, model):
+            nonlocal checkpoint
+            checkpoint = run.checkpoint
+
         with pytest.raises(Stopped):
-            start(folder, **EVALUATIONS)
+            start(folder, inside=inside, **EVALUATIONS)
     assert batches == [0] * (2 if step == 12 else 1)  # the test split's too
     assert newest(folder).step == step
     assert step not in [record["step"] for record in processes.records(folder, "evaluation")]
