@@ -304,6 +304,8 @@ class Run:
         if self.is_chief:
             self.note(device.unused_gpu())
             self._print_plan(plan, about or {})
+        # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
+        keras.utils.set_random_seed(self.options.seed)
         return plan
 
     def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:

@@ -58,7 +58,7 @@ class TestWeights:
 
     def test_in_an_evaluation_what_pads_the_last_batch_weighs_nothing(self):
         data = arrays.evaluation_data(PIXELS, LABELS, self.WEIGHTS, batch_size=4)
-        last = list(flat(data))[-1][2]
+        *_, (_, _, last) = data
         for name, value in last.items():
             np.testing.assert_allclose(value[:3], self.WEIGHTS[name][8:], rtol=1e-6)
             np.testing.assert_array_equal(value[3:], np.zeros_like(value[3:]))

@@ -505,3 +505,17 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
 def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
     with pytest.raises(OptionsError, match="does not apply it .* 72 examples"):
         start(tmp_path / "run", max_examples=50)
+
+
+def test_what_is_drawn_while_data_are_loaded_does_not_reach_the_weights(tmp_path, monkeypatch):
+    """The first weights are a function of the seed alone."""
+    stock, shas = tiny_recipe.splits, []
+
+    def splits():
+        keras.layers.Dense(2).build((3, 2))  # draws a seed, as a preprocessor may
+        return stock()
+
+    for name, load in (("plain", stock), ("draws", splits)):
+        monkeypatch.setattr(tiny_recipe, "splits", load)
+        shas.append(start(tmp_path / name, max_steps=1)["weights_sha256"])
+    assert shas[0] == shas[1]
