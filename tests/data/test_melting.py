@@ -343,7 +343,8 @@ def test_baselines_know_only_the_training_split(monkeypatch):
     monkeypatch.setattr(melting, "HELD_OUT", 200)
     splits = load(melting.FORMULA, count=400)
     found = melting.baselines(splits)
-    assert found["formula_mae"] < 1e-4 and found["formula_share"] == 1
+    # The formula's own temperatures say nothing about the formula.
+    assert set(found) == {"mean_mae", "nearest_neighbour_mae"}
     trained, tested = (melting.temperatures(splits[name]) for name in ("train", "test"))
     assert found["mean_mae"] == pytest.approx(np.abs(tested - trained.mean()).mean(), rel=1e-6)
     assert found["nearest_neighbour_mae"] < found["mean_mae"] / 3
@@ -352,9 +353,9 @@ def test_baselines_know_only_the_training_split(monkeypatch):
     assert moved["nearest_neighbour_mae"] > 40  # the test split's own level is not used
     assert moved["mean_mae"] > 40
     # The formula's own error, and the share of the molecules that it applies to.
-    warmer = [dataclasses.replace(m, tm=m.tm + 3) for m in splits["test"][:100]]
-    hairpins = [dataclasses.replace(shortest(), tm=30.0)] * 300
-    found = melting.baselines(splits | {"test": warmer + hairpins})
+    warmer = [dataclasses.replace(m, tm=m.tm + 3, dataset="uv") for m in splits["test"][:50]]
+    hairpins = [dataclasses.replace(shortest(), tm=30.0)] * 100
+    found = melting.baselines(splits | {"test": splits["test"][50:100] + warmer + hairpins})
     assert found["formula_mae"] == pytest.approx(3, abs=1e-3) and found["formula_share"] == 0.25
 
 

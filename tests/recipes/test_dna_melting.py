@@ -10,6 +10,7 @@ from data import melting
 from recipes import dna_melting, predict
 from tests.support.strategy_run import write_molecules
 from training.loaded_run import load_run
+from training.report import verdict
 
 TINY = dict(
     strategy="none",
@@ -106,6 +107,14 @@ def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
         mae, rmse = errors(model, part)
         assert len(part) % 16 and found["mae"] == pytest.approx(mae, rel=1e-5)
         assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
+
+
+def test_the_verdict_leaves_out_the_formula_where_it_labelled_the_data(monkeypatch):
+    """Its error there is 0, which no model beats."""
+    monkeypatch.setattr(melting, "HELD_OUT", 50)
+    drawn = melting.load_melting(melting.FORMULA, Path(), seed=0, count=100)
+    (line,) = verdict({"mae": 0.1}, melting.baselines(drawn), {})
+    assert line == "beats mean in mae, the fit on nearest neighbours in mae"
 
 
 def test_padding_changes_no_answer(molecules):
