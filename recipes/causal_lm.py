@@ -27,7 +27,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, byte_pairs, next_tokens, prompts
+from data import batches, byte_pairs, next_tokens, prompts, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.text import Text, load_text
@@ -174,7 +174,7 @@ def main(options: Options) -> dict:
             dataset=data.name,
             text_sha256=data.sha256,
             preset=preset or "scratch",
-            vocabulary_sha256=byte_pairs.vocabulary_sha256(tokenizer),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         train_data = batches.training_batches(
             len(rows["train"]),
