@@ -86,6 +86,7 @@ def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
             **sizes,
         )
         _draw_kernels(backbone)
+        _draw(backbone.token_embedding.embeddings, 0.02)  # as OpenAI's; KerasHub draws with 0.01
         return keras_nlp.models.GPT2CausalLM(backbone=backbone)
     backbone = keras_nlp.models.Llama3Backbone(
         num_query_heads=options.num_heads,
@@ -109,8 +110,12 @@ def _draw_kernels(backbone) -> None:
     for weight in backbone.trainable_variables:
         if weight.path.endswith("/kernel"):
             inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
-            draw = keras.initializers.RandomNormal(stddev=math.prod(inputs) ** -0.5)
-            weight.assign(draw(weight.shape, weight.dtype))
+            _draw(weight, math.prod(inputs) ** -0.5)
+
+
+def _draw(weight, stddev: float) -> None:
+    draw = keras.initializers.RandomNormal(stddev=stddev)  # each has a seed of its own
+    weight.assign(draw(weight.shape, weight.dtype))
 
 
 def load_preprocessor(preset: str, sequence_length: int):

@@ -19,6 +19,7 @@ SHARING = [
     for family in causal_presets.FAMILIES
     if family not in ("Gemma", "QwenMoe")
 ]
+NEW = dict(num_layers=2, num_heads=2, hidden_dim=32, dropout=None, sequence_length=8)
 PROMPTS = ["the loss of", "a good film was", "Paris"]
 
 
@@ -84,14 +85,7 @@ def test_a_model_with_more_than_a_plain_head_is_trained_itself():
 def test_kernels_of_a_new_model_have_a_variance_of_one_over_their_inputs(architecture):
     """Each is drawn by itself; KerasHub draws several of a Llama's equal."""
     keras.utils.set_random_seed(0)
-    options = types.SimpleNamespace(
-        architecture=architecture,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=32,
-        dropout=None,
-        sequence_length=8,
-    )
+    options = types.SimpleNamespace(architecture=architecture, **NEW)
     kernels = [
         (weight.path, keras.ops.convert_to_numpy(weight))
         for weight in decoders.new_task(options, 300).weights
@@ -102,6 +96,12 @@ def test_kernels_of_a_new_model_have_a_variance_of_one_over_their_inputs(archite
         inputs = kernel.size // kernel.shape[-1] if "output" in path else kernel.shape[0]
         assert kernel.std() == pytest.approx(inputs**-0.5, rel=0.1), path
     assert len({kernel.std() for _, kernel in kernels}) == len(kernels)
+
+
+def test_tokens_of_a_new_gpt2_begin_as_openai_s():
+    options = types.SimpleNamespace(architecture="gpt2", **NEW)
+    embeddings = decoders.new_task(options, 300).backbone.token_embedding.embeddings
+    assert keras.ops.convert_to_numpy(embeddings).std() == pytest.approx(0.02, rel=0.05)
 
 
 class TestSampler:
