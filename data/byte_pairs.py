@@ -5,7 +5,6 @@ so a file of merges is all that describes it. Any text has tokens, and they give
 byte.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -109,17 +108,3 @@ def vocabulary_of(merges: Sequence[str], special: Sequence[str]) -> dict[str, in
     """
     tokens = dict.fromkeys([*BYTES, *(merge.replace(" ", "") for merge in merges), *special])
     return {token: number for number, token in enumerate(tokens)}
-
-
-def vocabulary_sha256(tokenizer) -> str:
-    """Returns a checksum of a tokenizer's tokens and of the way in which it makes them.
-
-    Args:
-        tokenizer: Any tokenizer of KerasNLP.
-    """
-    digest = hashlib.sha256(type(tokenizer).__name__.encode())
-    for token in tokenizer.get_vocabulary():
-        digest.update(f"{token}\n".encode(errors="surrogatepass"))
-    for merge in getattr(tokenizer, "merges", None) or ():
-        digest.update(f"{merge}\n".encode())
-    return digest.hexdigest()

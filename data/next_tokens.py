@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from data import byte_pairs, files, sequences
+from data import files, sequences, word_pieces
 from data.errors import DataError
 from data.text import Text
 
@@ -179,8 +179,11 @@ def rows_once(
     Raises:
         DataError: A split has no tokens.
     """
-    ends, vocabulary = Ends.of(tokenizer), byte_pairs.vocabulary_sha256(tokenizer)
-    made_from = (text.sha256, "next tokens", length, vocabulary, ends, together)
+    ends = Ends.of(tokenizer)
+    vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
+    # Another class, or other scores (SentencePiece), find the same tokens by other rules.
+    rules = (type(tokenizer).__name__, getattr(tokenizer, "proto", None))
+    made_from = (text.sha256, "next tokens", length, vocabulary, rules, ends, together)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
     dtype = sequences.dtype_of(tokenizer.vocabulary_size())

@@ -217,8 +217,10 @@ def read_vocabulary(path: str | Path) -> list[str]:
 
 
 def vocabulary_sha256(pieces: Sequence[str]) -> str:
-    """Returns the checksum of a vocabulary file with one piece a line."""
-    return hashlib.sha256("".join(f"{piece}\n" for piece in pieces).encode()).hexdigest()
+    """Returns the checksum of a vocabulary file with one piece per line."""
+    content = "".join(f"{piece}\n" for piece in pieces)
+    # A byte-level BPE from elsewhere may name half of a surrogate pair.
+    return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
 
 def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:

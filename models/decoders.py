@@ -62,7 +62,7 @@ def make_preprocessor(architecture: str, merges: Sequence[str], sequence_length:
 
 
 def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
-    """Makes a GPT-2, or a Llama, without its preprocessor.
+    """Makes a GPT-2, or a Llama, with random weights and without its preprocessor.
 
     GPT-2: learned positions, tied embeddings, feed-forward layers four times as wide. Llama: rotary
     positions, RMSNorm, no biases, SwiGLU of 8/3 of the width, which has as many weights.
@@ -85,6 +85,8 @@ def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
             max_sequence_length=options.sequence_length,
             **sizes,
         )
+        _draw_kernels(backbone)
+        _draw(backbone.token_embedding.embeddings, 0.02)  # as OpenAI's; KerasHub draws with 0.01
         return keras_nlp.models.GPT2CausalLM(backbone=backbone)
     backbone = keras_nlp.models.Llama3Backbone(
         num_query_heads=options.num_heads,
@@ -92,7 +94,28 @@ def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
         intermediate_dim=8 * math.ceil(options.hidden_dim / 3),
         **sizes,
     )
+    _draw_kernels(backbone)
     return keras_nlp.models.Llama3CausalLM(backbone=backbone)
+
+
+def _draw_kernels(backbone) -> None:
+    """Draws the kernels of a new model with a variance of one over their inputs.
+
+    KerasHub draws all of them with a standard deviation of 0.02, which is small for a model of a
+    width below 2,500: what a layer adds is then hardly heard beside the embeddings, and the model
+    stays a unigram model for longer ("Efficient BackProp", LeCun et al., 1998; measured in
+    docs/notes/causal_lm.md). One initializer draws Llama's query, key, value and output kernels,
+    so they begin equal; here each is drawn by itself.
+    """
+    for weight in backbone.trainable_variables:
+        if weight.path.endswith("/kernel"):
+            inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
+            _draw(weight, math.prod(inputs) ** -0.5)
+
+
+def _draw(weight, stddev: float) -> None:
+    draw = keras.initializers.RandomNormal(stddev=stddev)  # each has a seed of its own
+    weight.assign(draw(weight.shape, weight.dtype))
 
 
 def load_preprocessor(preset: str, sequence_length: int):

@@ -27,7 +27,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import batches, byte_pairs, next_tokens, prompts
+from data import batches, byte_pairs, next_tokens, prompts, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.text import Text, load_text
@@ -79,7 +79,7 @@ class Options(FineTuningOptions, TextOptions):
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     base_learning_rate: float | None = option(
         None,
-        "Peak learning rate for one replica (default: 2e-3 from scratch, 5e-5 from a preset, 2e-4 "
+        "Peak learning rate for one replica (default: 4e-3 from scratch, 5e-5 from a preset, 2e-4 "
         "with adapters).",
     )
     epochs: int = 4
@@ -160,7 +160,7 @@ def main(options: Options) -> dict:
                 f"{options.sequence_length}: their ends are left out"
             )
         predicted = {split: sum(map(len, found.labels())) for split, found in rows.items()}
-        base_learning_rate = 2e-3
+        base_learning_rate = 4e-3
         if preset is not None:
             base_learning_rate = 5e-5 if options.lora_rank is None else 2e-4
         plan = run.plan(
@@ -174,7 +174,7 @@ def main(options: Options) -> dict:
             dataset=data.name,
             text_sha256=data.sha256,
             preset=preset or "scratch",
-            vocabulary_sha256=byte_pairs.vocabulary_sha256(tokenizer),
+            vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         train_data = batches.training_batches(
             len(rows["train"]),

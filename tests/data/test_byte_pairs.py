@@ -5,7 +5,7 @@ import sys
 import keras_nlp
 import pytest
 
-from data import byte_pairs
+from data import byte_pairs, word_pieces
 from data.errors import DataError
 from data.text import Text
 
@@ -82,7 +82,7 @@ def test_a_text_without_a_repeated_pair_is_refused():
 
 def test_the_checksum_tells_vocabularies_apart():
     sums = {
-        byte_pairs.vocabulary_sha256(tokenizer_of(merges))
+        word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer_of(merges)))
         for merges in (["a b"], ["a b", "ab c"], ["a b", "b c", "ab c"], ["a b", "b c", "a bc"])
     }
     assert len(sums) == 4

@@ -93,6 +93,13 @@ def test_rows_are_made_once_and_for_each_setting(tmp_path, monkeypatch):
     assert rows["test"].tokens.tolist() == [[0, b, 0, 0, 0]]
     again = next_tokens.rows_once(text, made, tmp_path, length=4, together=False)
     assert len(again["train"]) == 10
+
+    class Otherwise(Letters):
+        """The same tokens, found by other rules."""
+
+    monkeypatch.setattr(next_tokens, "tokenize", lambda lines, _: [[c] for _ in lines])
+    other = next_tokens.rows_once(text, Otherwise(), tmp_path, length=4, together=False)
+    assert other["train"].tokens[0].tolist() != again["train"].tokens[0].tolist()
     monkeypatch.setattr(next_tokens, "tokenize", lambda *arguments: 1 / 0)
     kept = next_tokens.rows_once(text, made, tmp_path, length=4, together=True)
     np.testing.assert_array_equal(kept["train"].tokens, rows["train"].tokens)

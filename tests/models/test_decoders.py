@@ -1,4 +1,5 @@
 import json
+import types
 
 import keras
 import keras_nlp
@@ -18,6 +19,7 @@ SHARING = [
     for family in causal_presets.FAMILIES
     if family not in ("Gemma", "QwenMoe")
 ]
+NEW = dict(num_layers=2, num_heads=2, hidden_dim=32, dropout=None, sequence_length=8)
 PROMPTS = ["the loss of", "a good film was", "Paris"]
 
 
@@ -77,6 +79,29 @@ def test_a_model_with_more_than_a_plain_head_is_trained_itself():
     for family, changes in (("QwenMoe", {}), ("Gemma", dict(final_logit_soft_cap=30))):
         task = causal_presets.make_task(family, **changes)
         assert decoders.learner(task) is task and not decoders.can_share_rows(task)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_kernels_of_a_new_model_have_a_variance_of_one_over_their_inputs(architecture):
+    """Each is drawn by itself; KerasHub draws several of a Llama's equal."""
+    keras.utils.set_random_seed(0)
+    options = types.SimpleNamespace(architecture=architecture, **NEW)
+    kernels = [
+        (weight.path, keras.ops.convert_to_numpy(weight))
+        for weight in decoders.new_task(options, 300).weights
+        if weight.path.endswith("/kernel")
+    ]
+    assert len(kernels) == 2 * (6 if architecture == "gpt2" else 7)
+    for path, kernel in kernels:
+        inputs = kernel.size // kernel.shape[-1] if "output" in path else kernel.shape[0]
+        assert kernel.std() == pytest.approx(inputs**-0.5, rel=0.1), path
+    assert len({kernel.std() for _, kernel in kernels}) == len(kernels)
+
+
+def test_tokens_of_a_new_gpt2_begin_as_openai_s():
+    options = types.SimpleNamespace(architecture="gpt2", **NEW)
+    embeddings = decoders.new_task(options, 300).backbone.token_embedding.embeddings
+    assert keras.ops.convert_to_numpy(embeddings).std() == pytest.approx(0.02, rel=0.05)
 
 
 class TestSampler:
