@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from machine import xla_cache
 
 # Warnings that mean nothing here.
-HARMLESS = (
+WARNING_FILTERS = (
     # A checkpoint is loaded into a model that has not been trained: the weights are all it needs.
     "Skipping variable loading for optimizer",
     "Reduce to .* then broadcast",  # how TensorFlow sums over replicas
@@ -36,13 +36,13 @@ def start_quietly() -> None:
     """
     if "tensorflow" not in sys.modules and _QuietFinder not in sys.meta_path:
         sys.meta_path.insert(0, _QuietFinder)
-    for text in HARMLESS:
+    for text in WARNING_FILTERS:
         warnings.filterwarnings("ignore", message=".*" + text)
     logging.getLogger("tensorflow").addFilter(_says_something)
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    return not any(re.search(text, record.getMessage()) for text in HARMLESS)
+    return not any(re.search(text, record.getMessage()) for text in WARNING_FILTERS)
 
 
 class _QuietFinder:

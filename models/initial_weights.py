@@ -11,12 +11,12 @@ import keras_nlp
 import numpy as np
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
-BERTS = 0.02  # the standard deviation of BERT's initial weights
+BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its place to the others
 CONFIDENCE = 20.0  # what the logits make of a class's column
-EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERTS
+EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERT_STDDEV
 MEAN = 4.0  # what the mean over the tokens weighs beside [CLS] itself
-POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
+POSITIONS = 2.0 * BERT_STDDEV  # that of the position embeddings: above that of the word pieces
 
 
 def init_local_attention(model, seed: int) -> None:
@@ -51,7 +51,7 @@ def init_local_attention(model, seed: int) -> None:
         attention = f"transformer_layer_{layer}/self_attention_layer"
         query, key = (weights[f"{attention}/{name}/kernel"] for name in ("query", "key"))
         # Shape (width, heads, columns of a head); a pair of columns for each frequency.
-        query_value, key_value = (BERTS * keras.ops.convert_to_numpy(w) for w in (query, key))
+        query_value, key_value = (BERT_STDDEV * keras.ops.convert_to_numpy(w) for w in (query, key))
         columns = query_value.shape[2]
         for head in range(heads):
             offset = OFFSETS[(layer * heads + head) % len(OFFSETS)]
@@ -167,4 +167,6 @@ def _scale_kernels(model) -> None:
     for weight in model.trainable_variables:
         if weight.path.endswith("/kernel"):
             inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
-            weight.assign(keras.ops.convert_to_numpy(weight) / (BERTS * np.sqrt(np.prod(inputs))))
+            weight.assign(
+                keras.ops.convert_to_numpy(weight) / (BERT_STDDEV * np.sqrt(np.prod(inputs)))
+            )
