@@ -407,7 +407,7 @@ def update_together() -> Iterator[None]:
 
     Breaks: Keras makes a call for each weight and traces the schedule again for each decay, which
     takes up to two seconds with two replicas; and unless XLA compiles the whole step, each op of an
-    update is a kernel of its own. Does: makes one call, which XLA compiles where the optimizer's
+    update is a separate kernel. Does: makes one call, which XLA compiles where the optimizer's
     `jit_compile` is set.
     """
 

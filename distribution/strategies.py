@@ -48,28 +48,30 @@ def _count_devices(replicas: int | None) -> int:
 
 def problems(name: str, replicas: int | None) -> list[str]:
     """Lists conflicts between strategy, replicas and cluster, one per line."""
-    found = []
+    messages = []
     workers, has_servers = count_workers(), "ps" in cluster_spec()
     if name == "none" and (replicas or 1) > 1:
-        found.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
+        messages.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
     if name == "parameter_server" and replicas is not None:
-        found.append(
+        messages.append(
             "--replicas does not go with parameter servers: each of their workers trains on one "
             "device; start more workers instead"
         )
     if name == "parameter_server" and not has_servers:
-        found.append(
+        messages.append(
             "--strategy parameter_server needs a cluster with parameter servers in TF_CONFIG: "
             "start it with python -m launch --ps 1 --nproc-per-node 2 -m ..."
         )
     if name in ("none", "mirrored", "central_storage") and workers > 1:
-        found.append(
+        messages.append(
             f"TF_CONFIG names {workers} workers and --strategy {name} runs in one process: "
             "use auto or multi_worker"
         )
     if name == "multi_worker" and has_servers:
-        found.append("TF_CONFIG names parameter servers: use --strategy parameter_server or auto")
-    return found
+        messages.append(
+            "TF_CONFIG names parameter servers: use --strategy parameter_server or auto"
+        )
+    return messages
 
 
 def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strategy:

@@ -89,13 +89,13 @@ def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: 
 
 def _encode(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
     """Returns the word pieces of each text, tokenised like training text."""
-    found: list[list[int]] = []
+    encoded: list[list[int]] = []
     for ids, lengths in word_pieces.tokenize(texts, tokenizer):
-        found += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-    for text, pieces in zip(texts, found, strict=True):
+        encoded += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    for text, pieces in zip(texts, encoded, strict=True):
         if len(pieces) + 2 > longest:
             raise DataError(f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}")
-    return found
+    return encoded
 
 
 def _by_length(
@@ -105,12 +105,12 @@ def _by_length(
 ) -> list[float]:
     """Scores texts in batches of equal length, without padding; each distinct text once."""
     texts = [tuple(ids) for ids in encoded]
-    found: dict[tuple[int, ...], float] = {}
+    scores: dict[tuple[int, ...], float] = {}
     with tqdm(total=len(set(texts)), desc="scoring texts", disable=None) as bar:
         for batch in _batches(texts, batch_size):
-            found.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
+            scores.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
             bar.update(len(batch))
-    return [found[text] for text in texts]
+    return [scores[text] for text in texts]
 
 
 def _batches(texts: Sequence[tuple[int, ...]], batch_size) -> Iterator[list[tuple[int, ...]]]:

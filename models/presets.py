@@ -266,15 +266,15 @@ def require_memory(preset: str, parameters: int) -> None:
 def _memory() -> int | None:
     """Returns the bytes of memory that this process may use, or None."""
     try:
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (ValueError, OSError):
         return None
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found.append(int(Path(limit).read_text()))
+            limits.append(int(Path(limit).read_text()))
         except (OSError, ValueError):  # "max": none
             continue
-    return min(found)
+    return min(limits)
 
 
 def _read_json(path: Path) -> dict:
