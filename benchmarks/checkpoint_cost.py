@@ -1,4 +1,4 @@
-"""What saving checkpoints costs: its share of the time, at the default interval.
+"""Measures the share of time that saving checkpoints takes, at the default interval.
 
     python benchmarks/checkpoint_cost.py
 
@@ -66,7 +66,7 @@ def main(steps: int = 60, saves: int = 6) -> None:
 
 
 def _vocabulary(folder: Path) -> Path:
-    """8,192 pieces, as many as the default learns from the installed packages' docstrings."""
+    """Returns 8,192 pieces, the default's number for the installed packages' docstrings."""
     from data.word_pieces import SPECIAL_TOKENS
 
     letters = [chr(c) for c in range(33, 127) if not chr(c).isupper()]

@@ -1,15 +1,14 @@
-"""A large text, from a file to sequences: seconds, megabytes a second, and memory.
+"""Measures loading a large text, from a file to sequences: seconds, megabytes per second, memory.
 
     python benchmarks/corpus.py [--megabytes 100 1000] [--folder FOLDER] [--json FILE]
 
-The text is made up: lines of words that are drawn by Zipf's law from 200,000 made-up ones, some
-with a capital or a punctuation mark, the same for the same seed. A fresh process loads it,
-tokenises it and cuts it into sequences. The vocabulary, of 8,192 pieces, is learned before, from
-its first lines.
+The text is synthetic: lines of words drawn by Zipf's law from 200,000 artificial ones, some with a
+capital or a punctuation mark, the same for the same seed. A fresh process loads it, tokenises it
+and cuts it into sequences. The vocabulary of 8,192 pieces is learned beforehand from its first
+lines.
 
-Memory is anonymous memory (RssAnon of /proc/PID/status, read every 0.05 s): what the process had
-before it began (TensorFlow, KerasNLP), and its largest value. Pages of files that are mapped do not
-count.
+Memory is anonymous memory (RssAnon of /proc/PID/status, read every 0.05 s): its value before the
+measurement (TensorFlow, KerasNLP) and its peak. Pages of mapped files do not count.
 """
 
 import argparse
@@ -34,7 +33,7 @@ LENGTH = 128
 
 
 def made_up_words(generator: np.random.Generator) -> np.ndarray:
-    """`WORDS` words of one to five syllables, each once."""
+    """Returns `WORDS` distinct words of one to five syllables."""
     syllables = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("", "n", "r", "s")]
     found: dict[str, None] = {}
     while len(found) < WORDS:
@@ -70,7 +69,7 @@ def write_text(path: Path, megabytes: float, seed: int) -> None:
 
 
 def cut(folder: Path) -> None:
-    """What the fresh process does; prints its seconds, and what came out, as JSON."""
+    """Runs in the fresh process; prints its seconds and results as JSON."""
     import keras_nlp
 
     from data import sequences, text, word_pieces
@@ -100,7 +99,7 @@ def cut(folder: Path) -> None:
 
 
 def anonymous(process: int) -> int:
-    """RssAnon of a process in bytes; 0 where it is gone."""
+    """Returns RssAnon of a process in bytes; 0 after its end."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -109,7 +108,7 @@ def anonymous(process: int) -> int:
 
 
 def measure(folder: Path, megabytes: float) -> dict:
-    """A row of the table."""
+    """Measures a row of the table."""
     words = [sys.executable, __file__, "--cut", str(folder)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     peak = 0
@@ -130,12 +129,12 @@ def measure(folder: Path, megabytes: float) -> dict:
 
 
 def main() -> None:
-    """Makes each text, measures, prints the rows, and writes them where `--json` says."""
+    """Makes each text, measures, prints the rows, and writes them to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[100])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the text and its tokens lie meanwhile")
-    parser.add_argument("--json", type=Path, help="where the rows are written too")
+    parser.add_argument("--folder", type=Path, help="folder for the text and its tokens")
+    parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--cut", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.cut:

@@ -1,15 +1,15 @@
-"""What else a training costs: memory of a step, time to the first step, tokenising.
+"""Measures other costs of training: memory of a step, time to the first step, tokenising.
 
     python benchmarks/costs.py [--dataset FILE] [--vocabulary FILE] [--json FILE]
 
 - Memory: by how much the resident memory of a process grows at most from the built model to the end
   of the third training step with the stock head, over the same with the head in chunks (vocabulary
-  30,522, batch 256 x 128), a process each. Under XLA compiling is in it. What TensorFlow, weights
-  and optimizer take before is left out.
+  30,522, batch 256 x 128), a process each. Under XLA it includes compiling. The memory of
+  TensorFlow, weights and optimizer is excluded.
 - Start: seconds from the command to the end of the first step with everything in the cache, and
-  with everything but what XLA compiled, less what a process takes that only imports TensorFlow and
+  with everything but what XLA compiled, less the time of a process that only imports TensorFlow and
   KerasNLP; the three take turns.
-- Tokenising: lines by `data.word_pieces.tokenize`, which asks Keras's tokenizer once for each
+- Tokenising: lines by `data.word_pieces.tokenize`, which calls Keras's tokenizer once for each
   distinct word, against the bulk path of the `tokenizers` package on the same lines, with the
   number of lines whose ids differ.
 - Mapping: anonymous memory (RssAnon) of a process that has read a whole token store through
@@ -38,7 +38,7 @@ from benchmarks.pipelines import row  # noqa: E402
 
 
 def resident(kind: str) -> int:
-    """VmRSS or VmHWM (its largest value) of this process, bytes."""
+    """Returns VmRSS or VmHWM (its peak) of this process in bytes."""
     for line in open("/proc/self/status"):
         if line.startswith(kind):
             return 1024 * int(line.split()[1])
@@ -46,7 +46,7 @@ def resident(kind: str) -> int:
 
 
 def memory_of_a_step(way: str, vocabulary_size: int, batch_size: int) -> None:
-    """Prints by how many bytes three steps make this process grow at most."""
+    """Prints the peak growth of this process during three steps, in bytes."""
     import numpy as np
     import tensorflow as tf
 
@@ -60,7 +60,7 @@ def memory_of_a_step(way: str, vocabulary_size: int, batch_size: int) -> None:
     with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
         model, _ = steps.make_way(way, data, vocabulary_size)
         iterator = iter(data)
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the largest value
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = resident("VmRSS")
         for _ in range(3):
             float(model.train_function(iterator)["loss"])
@@ -68,7 +68,7 @@ def memory_of_a_step(way: str, vocabulary_size: int, batch_size: int) -> None:
 
 
 def compare_memory(turns: int) -> list[dict]:
-    """The rows of the table: stock head ÷ ours."""
+    """Measures the rows of the table: stock head ÷ head in chunks."""
     found = {way: [] for way in ("stock", "chunked", "chunked, XLA")}
     for _ in range(turns):
         for way, values in found.items():
@@ -87,7 +87,7 @@ def compare_memory(turns: int) -> list[dict]:
 
 
 def first_step(folder: Path, index: int) -> float:
-    """Seconds from the command to the end of the first step."""
+    """Returns the seconds from the command to the end of the first step."""
     run = folder / f"run-{index}"
     words = [sys.executable, "-m", "recipes.bert_mlm", "--dataset", str(folder / "text")]
     words += ["--vocabulary", str(folder / "vocabulary.txt"), "--cache-dir", str(folder / "cache")]
@@ -97,7 +97,7 @@ def first_step(folder: Path, index: int) -> float:
         words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        # The record of step 1 is written when that step is over.
+        # The record of step 1 is written at its end.
         while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
             if process.poll() is not None:
                 raise SystemExit(f"the run ended with status {process.returncode}")
@@ -109,7 +109,7 @@ def first_step(folder: Path, index: int) -> float:
 
 
 def compare_start(folder: Path, turns: int) -> list[dict]:
-    """The rows of the table: seconds beside the two imports."""
+    """Measures the rows of the table: seconds without the imports."""
     code = "import os; os.environ['KERAS_BACKEND'] = 'tensorflow'; import tensorflow, keras_nlp"
     first_step(folder, 0)  # fills the cache
     known, compiled = [], []
@@ -131,7 +131,7 @@ def compare_start(folder: Path, turns: int) -> list[dict]:
 
 
 def write_store(folder: Path, megabytes: int):
-    """A token store of random ids in a folder; the rows of it, mapped."""
+    """Writes a token store of random ids to a folder; returns its mapped rows."""
     import numpy as np
 
     from data import sequences
@@ -155,7 +155,7 @@ def read_store(folder: Path, megabytes: int) -> None:
 
     from data import batches, sequences
 
-    stored = write_store(folder, megabytes)  # takes what is there
+    stored = write_store(folder, megabytes)  # reads the existing store
     tensor = sequences.as_tensor(stored)
 
     def make_batch(indices, epoch):
@@ -170,7 +170,7 @@ def read_store(folder: Path, megabytes: int) -> None:
 
 
 def compare_mapping(folder: Path, turns: int) -> dict:
-    """The row of the table: megabytes by which a larger store needs more."""
+    """Measures the row of the table: additional megabytes for a larger store."""
     sizes, differences = (100, 1000), []
     for size in sizes:
         write_store(folder / f"store-{size}", size)
@@ -188,7 +188,7 @@ def compare_mapping(folder: Path, turns: int) -> dict:
 
 
 def compare_input(folder: Path, turns: int, workers: int = 4, batches: int = 300) -> list[dict]:
-    """The rows of the table: a worker's part ÷ the whole global batch."""
+    """Measures the rows of the table: a worker's part ÷ the whole global batch."""
     import numpy as np
     import tensorflow as tf
 
@@ -215,7 +215,7 @@ def compare_input(folder: Path, turns: int, workers: int = 4, batches: int = 300
 
 
 def compare_tokenizers(folder: Path, turns: int) -> dict:
-    """The row of the table: ours ÷ the bulk path of `tokenizers`."""
+    """Measures the row of the table: this package ÷ the bulk path of `tokenizers`."""
     import keras_nlp
     import numpy as np
     import tokenizers
@@ -223,7 +223,7 @@ def compare_tokenizers(folder: Path, turns: int) -> dict:
     from data import word_pieces
 
     pieces = word_pieces.read_vocabulary(folder / "vocabulary.txt")
-    # WikiText's `<unk>` is [UNK] for us and three letters in brackets for `tokenizers`.
+    # WikiText's `<unk>` is [UNK] in this package and three letters in brackets in `tokenizers`.
     text = (folder / "text" / "wiki.train.tokens").read_text("utf-8").replace("<unk>", " ")
     lines = text.splitlines()
     stock = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True, strip_accents=True)
@@ -259,7 +259,7 @@ def compare_tokenizers(folder: Path, turns: int) -> dict:
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it where `--json` says."""
+    """Measures, prints the table, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     pipelines.text_options(parser)
     parser.add_argument("--turns", type=int, default=5)

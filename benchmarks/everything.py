@@ -1,11 +1,11 @@
-"""All measurements, one after the other, in one table: what `make bench` runs.
+"""Runs all measurements in turn and prints one table, for `make bench`.
 
     python benchmarks/everything.py [--dataset FILE] [--vocabulary FILE] [--trainer-python PYTHON]
                                     [--folder benchmarks/last]
 
-Every measurement is a program of this folder that compares ways side by side and writes JSON; this
-one runs them in turn, prints one table, and writes it to FOLDER as `bench.json` and `bench.png`.
-The machine should do nothing else meanwhile.
+Every measurement is a program of this folder that compares variants side by side and writes JSON;
+this one runs them in turn, prints one table, and writes it to FOLDER as `bench.json` and
+`bench.png`. The machine should do nothing else meanwhile.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def measurements(chosen) -> dict[str, list[str]]:
-    """The words of each measurement by its name."""
+    """Returns the command line of each measurement by name."""
     text = ["--dataset", chosen.dataset]
     if chosen.vocabulary:
         text += ["--vocabulary", str(chosen.vocabulary)]

@@ -1,13 +1,13 @@
-"""The recipe on a GPU, side by side in turns: what `make bench-gpu` runs.
+"""Compares the recipe with others on a GPU, side by side in turns, for `make bench-gpu`.
 
     python benchmarks/gpu.py [--trainer-python PYTHON] [--minutes 12] [--only WORD ...]
     python benchmarks/gpu.py --tiny      # a tiny model, on the CPU too: does this program work?
 
-In each group the recipe trains beside one other side at a time, both as processes of their own that
+In each group the recipe trains beside one other side at a time, both in separate processes that
 take turns (`sides.py`); each speed and ratio is the median over the turns. `mfu` is the speed over
 that of a large matrix product, which takes turns like the others. The seconds to the first step
-count from the end of the imports, with an empty cache and with what a first process left there. The
-table is written as JSON, and as Markdown beside it, with what failed or had no time left below.
+count from the end of the imports, with an empty cache and with that of a first process. The table
+is written as JSON, and as Markdown beside it, with a list of failures and skipped groups below.
 """
 
 import argparse
@@ -74,13 +74,13 @@ TINY_GROUPS = {
 
 
 class Bench:
-    """Runs the groups; collects rows, and what is missing.
+    """Runs the groups; collects rows and missing measurements.
 
     Args:
-        folder: what `pipelines.prepare` has written.
+        folder: the folder written by `pipelines.prepare`.
         trainer_python: the words that start a Python with PyTorch, or None.
         turns, seconds: turns of each pair, and seconds of a turn.
-        minutes: after which nothing is begun any more.
+        minutes: time after which no group is started.
     """
 
     def __init__(self, folder: Path, trainer_python: str | None, turns, seconds, minutes):
@@ -138,7 +138,7 @@ class Bench:
             self.rows.append(pipelines.row(measure, [first]))
 
     def compare(self, name: str, sizes: dict, other: str, recipe, steps: int) -> list[float]:
-        """Adds the row of a pair; returns the recipe's speeds in its turns, if there were any."""
+        """Adds the row of a pair; returns the recipe's speeds in its turns, if any."""
         kind, changes = OTHERS[other]
         measure = f"{name}: mfu" if other == "matrix product" else f"{name} ÷ {other}"
         started = self.start(measure, kind, sizes | changes)
@@ -156,7 +156,7 @@ class Bench:
 
 
 def markdown(title: str, rows: list[dict], missing: list[str]) -> str:
-    """The table."""
+    """Returns the table as Markdown."""
     lines = [title, "", "| measure | median | from, to | tokens/s |", "|---|---|---|---|"]
     for row in rows:
         digits = 0 if row["median"] >= 1000 else 2 if row["median"] >= 1 else 3

@@ -1,13 +1,13 @@
-"""How a training grows: with the text, the sequences, the replicas, the workers, and what is fixed.
+"""Measures how training scales with the text, the sequences, the replicas and the workers.
 
     python benchmarks/growth.py [--megabytes 2 20 200] [--steps 40] [--turns 3] [--json FILE]
 
-Every row is a run of `recipes.bert_mlm` (2 layers of 128, vocabulary 8,192, batch 32 a replica,
+Every row is a run of `recipes.bert_mlm` (2 layers of 128, vocabulary 8,192, batch 32 per replica,
 float32, without XLA, which compiles one replica only) on synthetic text, with everything in the
-cache. Tokens a second leave the first step out; the seconds to the first step count from the
+cache. Tokens per second exclude the first step; the seconds to the first step count from the
 command, imports and all; the memory is the largest resident part of one process, the mapped file
 included; the traffic is what went through the loopback device, by step, with all that starting and
-saving send. The rows take turns; medians are shown. `--turns 1` is a quick look.
+saving send. The rows take turns; medians are shown. `--turns 1` is a quick test.
 """
 
 import argparse
@@ -26,11 +26,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import corpus  # noqa: E402
 
-SMALL = 2  # megabytes of text where the text is not what grows
+SMALL = 2  # megabytes of text for the other measurements
 
 
 def variants(megabytes: list[int]) -> dict[str, tuple[int, list[str], list[str]]]:
-    """By name: megabytes of text, options of the launcher (none: no launcher), of the recipe."""
+    """Returns by name: megabytes of text, options of the launcher (or none) and of the recipe."""
     found = {f"text of {size} MB": (size, [], []) for size in megabytes}
     found |= {
         f"sequences of {length}": (SMALL, [], ["--sequence-length", str(length)])
@@ -45,7 +45,7 @@ def variants(megabytes: list[int]) -> dict[str, tuple[int, list[str], list[str]]
 
 
 def run(words: list[str], folder: Path, variant: tuple, index: int, steps: int) -> dict:
-    """One training: what its results say, its memory, seconds to the first step and traffic."""
+    """Trains once; returns its results, memory, seconds to the first step and traffic."""
     megabytes, launcher, options = variant
     run_dir = folder / f"run-{index}"
     if launcher:
@@ -75,13 +75,13 @@ def run(words: list[str], folder: Path, variant: tuple, index: int, steps: int) 
 
 
 def loopback() -> int:
-    """Bytes that the loopback device has sent so far."""
+    """Returns the bytes sent by the loopback device so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started."""
+    """Returns a process and its descendants."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -90,7 +90,7 @@ def family(pid: int) -> list[int]:
 
 
 def largest(pid: int) -> int:
-    """The peak resident memory of a process, bytes; 0 when it has ended."""
+    """Returns the peak resident memory of a process in bytes; 0 after its end."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -99,7 +99,7 @@ def largest(pid: int) -> int:
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it where `--json` says."""
+    """Measures, prints the table, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="*", default=[2, 20, 200])
     parser.add_argument("--steps", type=int, default=40)

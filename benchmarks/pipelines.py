@@ -1,11 +1,11 @@
-"""The recipe beside the published tutorial and beside Hugging Face's Trainer: ratios.
+"""Compares the recipe's speed with the published tutorial and Hugging Face's Trainer.
 
     python benchmarks/pipelines.py [--dataset FILE] [--vocabulary FILE] [--turns 5] [--json FILE]
 
-The same architecture, vocabulary, text, batch and threads on each side, each side a training as its
-users run it (`benchmarks/sides.py`). The processes take turns, the others stand still while one
-trains; a ratio is the median over the turns. The first steps, which trace and compile, are left
-out, and so is the time between two epochs. The machine should do nothing else meanwhile.
+The same architecture, vocabulary, text, batch and threads on each side, each side trained as its
+users run it (`benchmarks/sides.py`). The processes take turns: one trains while the others are
+paused. A ratio is the median over the turns. The first steps, which trace and compile, are
+excluded, and so is the time between two epochs. The machine should do nothing else meanwhile.
 
 The Trainer needs PyTorch and transformers: `--trainer-python` names a Python that has them.
 """
@@ -33,7 +33,7 @@ COMPARED = ("tutorial", "transformers", "transformers_masked")
 
 
 def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) -> None:
-    """Writes what the sides read: the text by split, the vocabulary, packed sequences, sizes."""
+    """Writes the input of the sides: text by split, vocabulary, packed sequences, sizes."""
     import numpy as np
 
     from data import files, sequences, text, word_pieces
@@ -52,7 +52,7 @@ def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) ->
         pieces = word_pieces.read_vocabulary(vocabulary)
     (folder / "vocabulary.txt").write_text("".join(f"{p}\n" for p in pieces), encoding="utf-8")
     sizes["vocabulary_size"] = len(pieces)
-    # As the recipe does, and into the cache where it looks.
+    # Like the recipe, and into its cache.
     found = text.load_text(str(folder / "text"), folder / "cache")
     rows = sequences.sequences_once(
         found,
@@ -67,20 +67,20 @@ def prepare(folder: Path, dataset: str, vocabulary: Path | None, sizes: dict) ->
 
 
 def text_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what every comparison takes: the text, the vocabulary, and where the rows go."""
+    """Adds the options of every comparison: text, vocabulary and output file."""
     parser.add_argument("--dataset", default="auto", help="as for recipes.bert_mlm")
     parser.add_argument("--vocabulary", type=Path, help="as for recipes.bert_mlm")
     parser.add_argument("--vocabulary-size", type=int, default=30_522)
-    parser.add_argument("--json", type=Path, help="where the rows are written too")
+    parser.add_argument("--json", type=Path, help="file for the rows")
 
 
 class Side:
-    """A training in a process of its own that takes steps when asked.
+    """A training in a separate process that takes steps on request.
 
     Args:
         name: of one of `sides.SIDES`.
-        python: the words that start Python.
-        folder: what `prepare` has written.
+        python: the command that starts Python.
+        folder: the folder written by `prepare`.
         sizes: see `sides.py`.
         environ: further variables of its environment.
     """
@@ -118,11 +118,11 @@ class Side:
 
 
 def take_turns(started: list[Side], steps: list[int], turns: int) -> list[list[float]]:
-    """The tokens a second of each side in each turn of so many steps."""
+    """Returns the tokens per second of each side in each turn of N steps."""
     rates: list[list[float]] = [[] for _ in started]
     for turn in range(turns):
         order = range(len(started))
-        for number in order[:: -1 if turn % 2 else 1]:  # who goes first changes with the turn
+        for number in order[:: -1 if turn % 2 else 1]:  # the order changes with the turn
             found = started[number].steps(steps[number])
             rates[number].append(found["tokens"] / found["seconds"])
         print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
@@ -130,7 +130,7 @@ def take_turns(started: list[Side], steps: list[int], turns: int) -> list[list[f
 
 
 def compare(folder: Path, others: list[str], pythons: dict[str, str], turns: int) -> list[dict]:
-    """Recipe ÷ each of the other sides in tokens a second: median, smallest, largest."""
+    """Computes recipe ÷ other side in tokens per second: median, smallest, largest."""
     names = ["recipe", *others]
     started = [Side(name, pythons[name], folder, CUDA_VISIBLE_DEVICES="-1") for name in names]
     try:
@@ -148,7 +148,7 @@ def compare(folder: Path, others: list[str], pythons: dict[str, str], turns: int
 
 
 def row(measure: str, values: list[float]) -> dict:
-    """A row of the table."""
+    """Returns a row of the table."""
     return {
         "measure": measure,
         "median": round(statistics.median(values), 3),
@@ -158,7 +158,7 @@ def row(measure: str, values: list[float]) -> dict:
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it where `--json` says."""
+    """Measures, prints the table, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     text_options(parser)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -1,4 +1,4 @@
-"""How long until a model is good: the recipe beside the published tutorial's pipeline.
+"""Measures the time to a target quality: the recipe beside the published tutorial's pipeline.
 
     python benchmarks/quality.py [--dataset FILE] [--vocabulary FILE] [--json FILE]
 
@@ -33,7 +33,7 @@ from benchmarks import pipelines, sides  # noqa: E402
 # What was best for a side before comes first, which saves time: a later one is stopped when it is
 # slower.
 RATES = {"recipe": (3e-3, 1e-3, 3e-4), "tutorial": (1e-3, 3e-3, 3e-4)}
-SOON = 30  # seconds in which no training is judged
+SOON = 30  # seconds before a training may be stopped
 BELOW_UNIGRAM = 0.5  # nats
 EVERY = 3  # seconds of training between two evaluations, or this share of the time so far:
 SHARE = 0.1
@@ -41,7 +41,7 @@ EVALUATED = 192  # validation sequences
 
 
 class Goal:
-    """Evaluates a model now and then, with the clock stopped, until it is good enough.
+    """Evaluates a model at intervals, with the clock stopped, until it reaches the goal.
 
     Args:
         folder: holds `train.npy`, `valid.npy` and `vocabulary.txt`.
@@ -70,7 +70,7 @@ class Goal:
         self.function = None
 
     def evaluate(self, model) -> float:
-        """The cross-entropy of the stock model in nats."""
+        """Returns the cross-entropy of the stock model in nats."""
         tf = self.tf
         if self.function is None:
 
@@ -85,7 +85,7 @@ class Goal:
         return float(sum(losses) / sum(weights))
 
     def callback(self, stock_model):
-        """The callback that stops the clock, evaluates, and ends the process at the goal."""
+        """Returns a callback that stops the clock, evaluates, and ends the process at the goal."""
         import keras
 
         goal = self
@@ -113,7 +113,7 @@ class Goal:
         return Watch()
 
     def end(self) -> None:
-        """Prints what was found and ends this process."""
+        """Prints the result and ends this process."""
         answer = {"seconds": reached_after(self.found, self.wanted), "curve": self.found}
         self.answers.write(json.dumps(answer))
         self.answers.flush()
@@ -121,7 +121,7 @@ class Goal:
 
 
 def reached_after(found: list, wanted: float) -> float | None:
-    """The seconds after which the last cross-entropy's way down passed the one that is wanted.
+    """Interpolates the seconds at which the cross-entropy reached the wanted one.
 
     Args:
         found: seconds and cross-entropies so far, of which only the last one may be good enough.
@@ -140,7 +140,7 @@ def reached_after(found: list, wanted: float) -> float | None:
 
 
 def is_behind(found: list, best: list) -> bool:
-    """Whether a training is behind another one that had an eighth of its way behind it.
+    """Returns whether a training is behind another one that had done an eighth of its way.
 
     Args:
         found: seconds and cross-entropies so far.
@@ -173,7 +173,7 @@ def one_side(name: str, folder: Path, rate: float, seed: int, limit: float, best
 
 
 def run(name: str, folder: Path, rate: float, seed: int, limit: float, best: list) -> dict:
-    """One training in a process of its own."""
+    """Runs one training in a separate process."""
     words = [__file__, "--side", name, "--folder", str(folder)]
     words += ["--rate", str(rate), "--seed", str(seed), "--limit", str(limit)]
     words += ["--best", json.dumps(best)]
@@ -197,13 +197,13 @@ def run(name: str, folder: Path, rate: float, seed: int, limit: float, best: lis
 
 
 def best_of_rates(name: str, folder: Path, limit: float, repeats: int) -> tuple[list, list]:
-    """All trainings of a side, and the seconds of those at its best rate."""
+    """Runs all trainings of a side; returns them and the seconds at its best rate."""
     tried, best_so_far, curve = [], limit, []
     for rate in RATES[name]:
         tried.append(run(name, folder, rate, 0, best_so_far, curve))
         if tried[-1]["seconds"]:
             best_so_far, curve = tried[-1]["seconds"], tried[-1]["curve"]
-        curve = curve or tried[-1]["curve"]  # nobody is there yet: it need not be the best
+        curve = curve or tried[-1]["curve"]  # no rate has reached the goal yet
     reached = [each for each in tried if each["seconds"]]
     if not reached:
         return tried, []
@@ -213,7 +213,7 @@ def best_of_rates(name: str, folder: Path, limit: float, repeats: int) -> tuple[
 
 
 def main() -> None:
-    """Measures, prints the result, and writes it where `--json` says."""
+    """Measures, prints the result, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     pipelines.text_options(parser)
     parser.add_argument("--repeats", type=int, default=3, help="seeds of the recipe")

@@ -18,7 +18,7 @@ KEPT = ROOT / "docs" / "results.json"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
 
-# How a metric is shown: its name for a person, and its number.
+# Display name and number format of each metric.
 SHOWN = {
     "cross_entropy": ("cross-entropy", "{:.3f}"),
     "perplexity": ("perplexity", "{:.1f}"),
@@ -39,7 +39,7 @@ SHOWN = {
 
 
 def machine() -> str:
-    """The processor's name and the number of cores that this process may use."""
+    """Returns the processor's name and the number of cores that this process may use."""
     import os
 
     names = [
@@ -51,7 +51,7 @@ def machine() -> str:
 
 
 def entry_of(folder: Path) -> tuple[str, dict]:
-    """The figures of a finished run, and the key under which they are kept."""
+    """Returns the figures of a finished run and their key."""
     results = json.loads((folder / "results.json").read_text())
     options = json.loads((folder / "options.json").read_text())["options"]
     dataset = Path(results["dataset"]).name
@@ -73,7 +73,7 @@ def entry_of(folder: Path) -> tuple[str, dict]:
 
 
 def shown(runs: list[dict], which: str) -> str:
-    """The metrics of runs that differ in the seed alone: their mean, and the range."""
+    """Returns the metrics of runs that differ only in the seed: mean and range."""
     words = []
     for name in runs[0][which]:
         if name not in SHOWN:
@@ -89,7 +89,7 @@ def shown(runs: list[dict], which: str) -> str:
 
 
 def table(kept: dict[str, dict]) -> str:
-    """The rows, as Markdown."""
+    """Returns the rows as Markdown."""
     groups: dict[tuple, list[dict]] = {}
     for entry in kept.values():
         key = tuple(entry[name] for name in ("recipe", "dataset", "from", "strategy"))
@@ -110,7 +110,7 @@ def table(kept: dict[str, dict]) -> str:
 
 
 def main(folders: list[Path]) -> None:
-    """Takes in the runs' figures and writes the table."""
+    """Adds the runs' figures and writes the table."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept |= dict(entry_of(folder) for folder in folders)
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

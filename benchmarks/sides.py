@@ -1,14 +1,14 @@
-"""One side of a comparison: a training that takes steps when it is told to.
+"""Runs one side of a comparison: a training that takes steps on request.
 
     python benchmarks/sides.py NAME FOLDER [SIZES]
 
 `pipelines.py` and `gpu.py` start these and let them take turns. A line "5" on standard input asks
-for five steps; the answer is a line of JSON with their seconds, the tokens that carried text, and
-the seconds since the imports were over. FOLDER holds the text, the vocabulary and the sizes that
+for five steps; the answer is a line of JSON with their seconds, the number of text tokens, and the
+seconds since the imports. FOLDER holds the text, the vocabulary and the sizes that
 `pipelines.prepare` wrote there; SIZES is JSON with other ones and with options of the recipe.
 
-Every side is a whole training as its users run it: the recipe's `main`, the tutorial's `fit()`, the
-Trainer's `train()`. A callback holds it before a step until steps are asked for.
+Every side is a complete training as its users run it: the recipe's `main`, the tutorial's `fit()`,
+the Trainer's `train()`. A callback pauses it before a step until steps are requested.
 """
 
 import argparse
@@ -28,17 +28,17 @@ ENDLESS = 10_000  # epochs: the driver ends a side by closing its standard input
 
 
 def answers_apart() -> TextIO:
-    """Standard output, for answers alone: whatever else this process prints goes to the errors."""
+    """Returns standard output, reserved for answers; redirects other output to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 class Gate:
-    """Holds a training between the turns.
+    """Pauses a training between the turns.
 
     Args:
-        answers: where the answers go.
+        answers: stream for the answers.
     """
 
     def __init__(self, answers: TextIO):
@@ -48,7 +48,7 @@ class Gate:
         self.imported = self.last = time.perf_counter()
 
     def before_step(self) -> None:
-        """Waits for a turn, or begins its next step at once."""
+        """Waits for a turn, or starts the next step of this one."""
         if self.left == 0:
             line = sys.stdin.readline()
             if not line:
@@ -57,24 +57,24 @@ class Gate:
             self.begun = time.perf_counter()
 
     def after_step(self) -> None:
-        """Counts; answers after the last one of the turn."""
+        """Counts a step; answers after the last one of the turn."""
         self.left -= 1
         self.last = time.perf_counter()
         if self.left == 0:
             self.answer(self.last - self.begun, self.wanted * self.tokens_per_step)
 
     def skip(self) -> None:
-        """Leaves out the time since the last step: of an evaluation, and of what was saved."""
+        """Excludes the time since the last step, for instance of an evaluation or a save."""
         self.begun += time.perf_counter() - self.last
 
     def answer(self, seconds: float, tokens: float) -> None:
-        """Answers."""
+        """Writes the answer."""
         found = {"seconds": seconds, "tokens": tokens, "since_imports": self.last - self.imported}
         print(json.dumps(found), file=self.answers, flush=True)
 
 
 def keras_callback(gate: Gate):
-    """The gate as a callback of Keras."""
+    """Returns the gate as a Keras callback."""
     import keras
 
     class Turns(keras.callbacks.Callback):
@@ -93,7 +93,7 @@ def keras_callback(gate: Gate):
 
 
 def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
-    """The recipe with its defaults, but for the sizes and the vocabulary.
+    """Runs the recipe with its defaults, except the sizes and the vocabulary.
 
     Args:
         folder: see above.
@@ -114,7 +114,7 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
         return built[-1]
 
     def fit(self, *words, callbacks, **named):
-        # First: the run measures the peak after the first step, which is no part of the step.
+        # First, since the run measures the peak after the first step, outside the step.
         return stock_fit(self, *words, callbacks=[watch(built[0]), *callbacks], **named)
 
     bert_mlm.build_model, keras.Model.fit = build_model, fit
@@ -137,7 +137,7 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
 
 
 def recipe(folder: Path, sizes: dict, gate: Gate) -> None:
-    """The recipe."""
+    """Runs the recipe."""
     # A packed sequence is full; its [CLS] is counted as the tutorial's is. A call of the gate is an
     # execution, whose steps must divide those of an epoch.
     import numpy as np
@@ -153,7 +153,7 @@ def recipe(folder: Path, sizes: dict, gate: Gate) -> None:
 
 
 def tutorial_data(folder: Path, sizes: dict):
-    """The published tutorial's pipeline: a line per example, 512 positions, 96 slots.
+    """Builds the published tutorial's pipeline: one line per example, 512 positions, 96 slots.
 
     As in "Data Parallel Training with KerasHub and tf.distribute" (keras.io, 2023): lines of more
     than 100 bytes, shuffled among 500, batched and cached; each batch is tokenised and masked by
@@ -182,7 +182,7 @@ def tutorial_data(folder: Path, sizes: dict):
 
 
 def tutorial_model(sizes: dict, learning_rate: float):
-    """A BERT of our sizes, compiled as the tutorial compiles its preset."""
+    """Builds a BERT of the recipe's sizes, compiled like the tutorial's preset."""
     import keras
     import keras_nlp
 
@@ -206,7 +206,7 @@ def tutorial_model(sizes: dict, learning_rate: float):
 
 
 def tutorial(folder: Path, sizes: dict, gate: Gate) -> None:
-    """The published tutorial's pipeline."""
+    """Runs the published tutorial's pipeline."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import numpy as np
 
@@ -217,7 +217,7 @@ def tutorial(folder: Path, sizes: dict, gate: Gate) -> None:
 
 
 def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = False) -> None:
-    """Hugging Face's `Trainer` with `BertForMaskedLM`, on the recipe's packed sequences.
+    """Runs Hugging Face's `Trainer` with `BertForMaskedLM`, on the recipe's packed sequences.
 
     Args:
         folder: see above.
@@ -283,12 +283,12 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
 
 
 def transformers_masked(folder: Path, sizes: dict, gate: Gate) -> None:
-    """The same, with only the masked positions scored."""
+    """Runs the `Trainer` with only the masked positions scored."""
     transformers(folder, sizes, gate, only_masked=True)
 
 
 def matrix_product(folder: Path, sizes: dict, gate: Gate) -> None:
-    """No training: tokens a second if its operations took place at the rate of a large product."""
+    """Measures tokens per second at the rate of a large matrix product, without training."""
     import types
 
     import recipes  # noqa: F401 (picks the backend)

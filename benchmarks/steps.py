@@ -1,10 +1,10 @@
-"""How fast a training step of the default BERT is, and what makes it so: ratios, side by side.
+"""Measures the speed of a training step of the default BERT in variants, side by side.
 
     python benchmarks/steps.py [--vocabulary-size 30522] [--pairs 7] [--json FILE]
 
-Ways of doing the same step (the head in chunks or stock, compiled by XLA or not, precision, steps
+Variants of the same step (the head in chunks or stock, compiled by XLA or not, precision, steps
 of an execution) take turns within one process, and a ratio is the median over the turns, with the
-smallest and the largest; the first steps, which trace and compile, are left out. The machine should
+smallest and the largest; the first steps, which trace and compile, are excluded. The machine should
 do nothing else meanwhile. Token ids are random: a step's time does not depend on them.
 """
 
@@ -43,7 +43,7 @@ RATIOS = (  # of speeds: the first over the second
 
 
 def make_way(name: str, data, vocabulary_size: int):
-    """A function that takes some steps, and how many; the model of it."""
+    """Returns a function that takes some steps, their number, and its model."""
     import keras
 
     from distribution import keras_compat
@@ -73,7 +73,7 @@ def make_way(name: str, data, vocabulary_size: int):
 
 
 def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
-    """The seconds of a step by way, turn by turn."""
+    """Measures the seconds of a step by variant, turn by turn."""
     import numpy as np
     import tensorflow as tf
 
@@ -125,7 +125,7 @@ def _stepper(function, iterator):
 
 
 def table(seconds: dict[str, list[float]], batch_size: int) -> list[dict]:
-    """A row for each ratio: median, smallest, largest, and the tokens a second of the first."""
+    """Returns one row per ratio: median, smallest, largest, and the first's tokens per second."""
     rows = []
     for first, second in RATIOS:
         ratios = [b / a for a, b in zip(seconds[first], seconds[second], strict=True)]
@@ -135,7 +135,7 @@ def table(seconds: dict[str, list[float]], batch_size: int) -> list[dict]:
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it where `--json` says."""
+    """Measures, prints the table, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary-size", type=int, default=30_522)
     parser.add_argument("--batch-size", type=int, default=32)

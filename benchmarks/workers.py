@@ -1,16 +1,16 @@
-"""Two workers on two cores beside two trainings that know nothing of each other.
+"""Compares two workers on two cores with two independent trainings.
 
     python benchmarks/workers.py [--dataset FILE] [--vocabulary FILE] [--turns 15] [--json FILE]
 
-One side is `python -m launch --nproc-per-node 2 -m recipes.bert_mlm`, the other two
-runs of `recipes.bert_mlm` at the same time, on a core each, with as many threads as the launcher
-gives a worker. They share the memory as the workers do, and have nothing to agree upon; so their
-sum is what two workers could reach at best. Batch per replica, text and model are the same.
+One side is `python -m launch --nproc-per-node 2 -m recipes.bert_mlm`, the other two runs of
+`recipes.bert_mlm` at the same time, on a core each, with as many threads as the launcher gives a
+worker. They share the memory as the workers do, but do not synchronise; so their sum is an upper
+bound for two workers. Batch per replica, text and model are the same.
 
-The sides take turns of some seconds, while the other one stands still (SIGSTOP). Not for five: a
+The sides take turns of some seconds, while the other one is paused (SIGSTOP), for less than five: a
 worker sends heartbeats every five seconds, and after ten without one it counts as lost. A turn's
-speed is the median of the steps that lie in it whole; a ratio is that of two turns that follow each
-other, and the median of all is what counts.
+speed is the median of its complete steps; a ratio is that of two turns that follow each other, and
+the result is the median of all.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BATCH, LENGTH = 32, 128  # per replica
 
 
 class Side:
-    """Trainings that run at the same time, and stand still when they are told to.
+    """Trainings that run at the same time and can be paused.
 
     Args:
         commands: without the run's folder.
@@ -61,7 +61,7 @@ class Side:
             )
 
     def wait(self, steps: int = 3) -> None:
-        """Returns when each training has done so many steps."""
+        """Waits until each training has done N steps."""
         while not all(len(self.records(folder)) >= steps for folder in self.folders):
             for process, said in zip(self.processes, self.errors, strict=True):
                 if process.poll() is not None:
@@ -77,7 +77,7 @@ class Side:
                     os.kill(pid, number)
 
     def records(self, folder: Path) -> list[float]:
-        """Examples a second of each step so far."""
+        """Returns the examples per second of each step so far."""
         try:
             lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
         except FileNotFoundError:
@@ -86,14 +86,14 @@ class Side:
         return [each.get("examples_per_second", 0.0) for each in found if each["event"] == "step"]
 
     def turn(self, seconds: float) -> float:
-        """Goes on for so long; the tokens a second of all trainings, 0 if one did no whole step."""
+        """Runs one turn; returns the total tokens per second, 0 if one did no complete step."""
         before = [len(self.records(folder)) for folder in self.folders]
         self.send(signal.SIGCONT)
         time.sleep(seconds)
         self.send(signal.SIGSTOP)
         total = 0.0
         for folder, seen in zip(self.folders, before, strict=True):
-            speeds = self.records(folder)[seen + 1 :]  # the first one has stood still meanwhile
+            speeds = self.records(folder)[seen + 1 :]  # the first one was paused before
             if not speeds:  # it was evaluating
                 return 0.0
             total += statistics.median(speeds) * LENGTH
@@ -107,7 +107,7 @@ class Side:
 
 
 def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
-    """The row of the table."""
+    """Measures the row of the table."""
     recipe = [
         *("-m", "recipes.bert_mlm", "--dataset", str(folder / "text"), "--quiet"),
         *("--vocabulary", str(folder / "vocabulary.txt"), "--cache-dir", str(folder / "cache")),
@@ -118,7 +118,7 @@ def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
     launched = [sys.executable, "-m", "launch", "--nproc-per-node", "2", *recipe]
     two, workers, sums, sides = [folder / f"alone-{core}" for core in range(2)], [], [], []
     try:
-        # First those whom nobody misses while they stand still.
+        # First the independent ones, which tolerate long pauses.
         sides.append(Side([alone, alone], two, one_core=True))
         sides[0].wait()
         sides[0].send(signal.SIGSTOP)
@@ -146,7 +146,7 @@ def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
 
 
 def main() -> None:
-    """Measures, prints the row, and writes it where `--json` says."""
+    """Measures, prints the row, and writes it to `--json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     pipelines.text_options(parser)
     parser.add_argument("--turns", type=int, default=15)

@@ -1,4 +1,4 @@
-"""Arrays in memory, as batches: what a recipe needs whose examples are rows."""
+"""Turns arrays in memory into batches, for recipes whose examples are rows."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,25 +34,25 @@ def training_data(
 
     Args:
         x: An array of shape (examples, ...), or several in a dict, list or tuple.
-        y: An array of shape (examples, ...), or several. A regression with one answer wants a
-            column, (examples, 1), as the model's answers are.
+        y: An array of shape (examples, ...), or several. A regression with one output needs a
+            column, (examples, 1), the shape of the model's output.
         sample_weight: Weights of the examples, (examples,), or of their time steps,
             (examples, time), one array or one per output; None for ones.
         seed: The run's seed.
         batch_size: Examples of a global batch.
-        batches_per_epoch: Where an epoch ends, see `batches.training_batches`.
-        first_batch: The batch of the run that comes first: a resumed run starts there.
-        change: Changes the inputs of a batch, for instance to augment them. It gets x, the
+        batches_per_epoch: Batches of an epoch, see `batches.training_batches`.
+        first_batch: Number of the batch to start at, for a resumed run.
+        change: Changes the inputs of a batch, for instance to augment them. Called with x, the
             examples' indices and the epoch, int64 of shape (batch,) and (), and must depend on
-            nothing else (`batches.uniform` draws such numbers), so that a run resumes bit for bit.
+            nothing else, so that a run resumes bit for bit; draw with `batches.uniform`.
 
     Returns:
-        Batches (x, y), or (x, y, weights) where there are weights. Floating point numbers become
-        `keras.config.floatx()`, integers and booleans int32; the weights are in `floatx`.
+        Batches (x, y), or (x, y, weights) if `sample_weight` is given. Floats become
+        `keras.config.floatx()`, integers and booleans int32; weights have dtype `floatx`.
 
     Raises:
-        ValueError: The arrays have different lengths, a type that is neither, integers that int32
-            does not hold, or fewer examples than an epoch takes.
+        ValueError: The arrays have different lengths, another dtype, integers outside int32, or
+            fewer examples than an epoch needs.
     """
     return batches.training_batches(
         _count(x, y, sample_weight),
@@ -90,13 +90,14 @@ def evaluation_data(
 def draw_examples(
     splits: dict[str, tuple[Examples, np.ndarray]], most: int | None, seed: int
 ) -> dict[str, tuple[Examples, np.ndarray]]:
-    """Returns the splits with at most so many examples of the training split, drawn at random.
+    """Returns the splits with at most `most` random examples of the training split.
 
-    A file may be sorted by its labels. What a smaller number draws, a larger one draws too.
+    Drawn at random since a file may be sorted by its labels. A larger `most` keeps the examples
+    that a smaller one draws.
 
     Args:
-        splits: Examples and answers by split.
-        most: How many; None takes all. Validation and test keep all of theirs.
+        splits: Examples and labels by split.
+        most: Number of training examples; None keeps all. Validation and test stay whole.
         seed: The run's seed.
     """
     x, y = splits["train"]
@@ -139,7 +140,7 @@ def _gather(
 
 
 def _table(array: np.ndarray) -> tf.Tensor:
-    # In its own type, and cast batch by batch: bytes stay bytes.
+    # Keeps the dtype and casts batch by batch: bytes stay bytes in memory.
     if array.dtype.kind not in "fiub":
         raise ValueError(f"an array of {array.dtype}; expected numbers or booleans")
     if array.dtype.kind in "iu" and (array.astype(np.int32) != array).any():

@@ -1,8 +1,8 @@
-"""Which examples a batch holds: a function of the seed, the step and the global batch size alone.
+"""Chooses the examples of each batch from the seed, the step and the global batch size alone.
 
 Position p of epoch e is example `permutation(seed, e)[p]`, and step s holds the positions
-`[s * G, (s + 1) * G)` of its epoch, G being the global batch. So the number of replicas, workers
-or restarts changes nothing that a model sees, and a run resumes at any step at once.
+`[s * G, (s + 1) * G)` of its epoch, where G is the global batch size. So a model sees the same
+batches with any number of replicas, workers or restarts, and a run resumes at any step at once.
 """
 
 import zlib
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# Batches that are made at once and that wait; making one takes a small part of a step.
+# Batches computed in parallel, and batches prefetched; one takes a small part of a step's time.
 PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
 # The epoch that validation and test data are drawn with: their masks never change.
 EVALUATION_EPOCH = -1
@@ -22,7 +22,7 @@ def stream_seed(seed: int, name: str) -> int:
 
     Args:
         seed: the run's seed.
-        name: what the randomness is used for, for instance "shuffle" or "train masks".
+        name: its use, for instance "shuffle" or "train masks".
     """
     return zlib.crc32(f"{seed}/{name}".encode()) & 0x7FFFFFFF
 
@@ -59,16 +59,16 @@ def training_batches(
         batch_size: examples of a global batch.
         seed: the run's seed.
         make_batch: maps (indices, epoch), int64 of shape (batch,) and (), to what `fit()` takes.
-        batches_per_epoch: where an epoch ends; all full batches by default. (With accumulation an
-            epoch ends at a multiple of the accumulated batches.)
-        first_batch: the batch of the run that comes first: a resumed run starts there.
+        batches_per_epoch: batches of an epoch; all full ones by default. (With accumulation a
+            multiple of the accumulated batches.)
+        first_batch: number of the batch to start at, for a resumed run.
 
     Returns:
-        A dataset without end; the incomplete last batch of each epoch is dropped. `part_of_worker`
-        of it makes the part of one worker alone, see `keras_compat.distribute_data`.
+        An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
+        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`.
 
     Raises:
-        ValueError: There are fewer examples than an epoch takes.
+        ValueError: There are fewer examples than an epoch needs.
     """
     per_epoch = (batches_per_epoch or count // batch_size) * batch_size
     if not 0 < per_epoch <= count:
@@ -109,10 +109,10 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
 
 
 def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf.data.Dataset:
-    batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # has no loops; starts sooner
+    batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # no loops; starts sooner
 
     def part_of_worker(index: int, workers: int) -> tf.data.Dataset:
-        """Makes this worker's part of each global batch, and nothing else."""
+        """Computes only this worker's part of each global batch."""
         own = batch_size // workers
         dataset = tf.data.Dataset.range(first, end).batch(batch_size, drop_remainder=True)
         if workers > 1:
@@ -128,11 +128,11 @@ def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # TensorFlow 2.21 can miss the end of an iterator that tunes itself: the thread that tunes is
-    # woken before the flag that it reads is set, and sleeps on, up to a minute, while whoever
-    # deletes the iterator (the end of an epoch's evaluation) waits for it.
+    # TensorFlow 2.21 can miss the end of an iterator with autotuning: its thread is woken before
+    # the flag that it reads is set, and sleeps for up to a minute, while the code that deletes the
+    # iterator (at the end of an epoch's evaluation) waits for it.
     options.autotune.enabled = False
-    # Rewriting the pipeline copies what it reads, a mapped file too, and has nothing to gain here.
+    # Graph rewrites copy the tensors that the pipeline reads, mapped files too, and gain nothing.
     options.experimental_optimization.apply_default_optimizations = False
     return options
 
@@ -143,10 +143,10 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def uniform(seed: int, *keys: tf.Tensor) -> tf.Tensor:
-    """Draws random numbers that are a function of the seed and of integer keys alone.
+    """Draws random numbers that depend on the seed and on integer keys alone.
 
-    TensorFlow's stateless generators take one seed a tensor; the masks of an example must not
-    depend on the batch that it is in, so each number has keys of its own (splitmix64 over them).
+    TensorFlow's stateless generators take one seed per tensor. The masks of an example must not
+    depend on its batch, so each number has its own keys, which splitmix64 hashes.
 
     Args:
         seed: non-negative integer.

@@ -1,4 +1,4 @@
-"""Downloads: several mirrors in turn, checked against a hash."""
+"""Downloads files from several mirrors in turn and checks their hash."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; keras-recipes)",
     "Accept-Encoding": "identity",
 }
-SECONDS = (4.0, 10.0)  # to connect, and without data, after which a mirror is given up
+SECONDS = (4.0, 10.0)  # timeouts of a mirror: to connect, and without data
 CHUNK_BYTES = 64 * 1024
 NO_NETWORK = "no network"
 NO_NETWORK_SIGNS = (
@@ -26,16 +26,16 @@ NO_NETWORK_SIGNS = (
 
 
 def fetch(urls: Sequence[str], checksum: str, target: Path, what: str = "file") -> None:
-    """Downloads a file from the first mirror that has it, unless it is there already, undamaged.
+    """Downloads a file from the first mirror that has it, unless it exists undamaged.
 
     Args:
-        urls: The mirrors, in the order in which they are tried.
-        checksum: SHA-256 or MD5 that the file must have, hex; anything else is thrown away.
-        target: The file to make. It appears whole or not at all.
-        what: What is downloaded, for messages.
+        urls: The mirrors, tried in this order.
+        checksum: SHA-256 or MD5 that the file must have, hex; other content is discarded.
+        target: The file to write. It appears whole or not at all.
+        what: Name of the download, for messages.
 
     Raises:
-        DataError: No mirror delivered; the message says why.
+        DataError: Every mirror failed; the message says why.
     """
 
     def build(temporary: Path) -> None:
@@ -57,8 +57,8 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, what: str = "file") 
 def _download(url: str, path: Path, checksum: str, what: str) -> str | None:
     """Downloads to a path; returns None, or why this mirror failed."""
     try:
-        answer = requests.get(url, headers=HEADERS, stream=True, timeout=SECONDS)
-        with answer as response, open(path, "wb") as file:
+        request = requests.get(url, headers=HEADERS, stream=True, timeout=SECONDS)
+        with request as response, open(path, "wb") as file:
             if not response.ok:
                 return f"answered {response.status_code} {response.reason}"
             total = int(response.headers.get("Content-Length", 0)) or None
@@ -73,8 +73,8 @@ def _download(url: str, path: Path, checksum: str, what: str) -> str | None:
         if any(sign in reason for sign in NO_NETWORK_SIGNS):
             return NO_NETWORK
         return f"failed ({reason[:200]})"
-    found = files.checksum_like(path, checksum)
-    if found != checksum:
+    received = files.checksum_like(path, checksum)
+    if received != checksum:
         kind = files.kind_of(checksum)
-        return f"sent something else: {kind} {found[:12]}..., expected {checksum[:12]}..."
+        return f"sent something else: {kind} {received[:12]}..., expected {checksum[:12]}..."
     return None

@@ -1,14 +1,14 @@
-"""The one kind of error that a person can repair: a wrong path, file or download."""
+"""Defines the error for a wrong path, file or download, which the user can fix."""
 
 
 class DataError(Exception):
-    """A file, folder, download or vocabulary is not what it should be.
+    """Reports an unusable file, folder, download or vocabulary.
 
-    The message is one line for a person: it names the thing, what was found and what was expected.
-    Recipes print it and end with exit status 2.
+    The message is one line: it names the thing, its state and the expected one. Recipes print it
+    and end with exit status 2.
     """
 
 
 def first_line(error: Exception) -> str:
-    """Returns the beginning of an error's message, for a message of ours."""
+    """Returns the first line of an error's message, to quote in ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

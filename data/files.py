@@ -1,4 +1,4 @@
-"""Files: paths that a person names, atomic writes, checksums, and a cache of what is built once."""
+"""Handles user paths, atomic writes, checksums, and a cache of files that are built once."""
 
 import contextlib
 import errno
@@ -34,17 +34,17 @@ def default_cache_dir() -> Path:
 
 
 def expand(path: str | Path) -> Path:
-    """Turns what a person wrote into a path: `~` and `~user` become home folders."""
+    """Returns a path with `~` and `~user` replaced by home folders."""
     return Path(os.path.expanduser(path))
 
 
 @contextlib.contextmanager
 def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
-    """Opens a file for `with`, unpacking `.gz`; every error of reading becomes a `DataError`.
+    """Opens a file for `with`, unpacks `.gz`, and turns every read error into a `DataError`.
 
     Args:
         path: The file.
-        member: Where the file is a zip archive, which of its members.
+        member: The member to read, if the file is a zip archive.
     """
     try:
         if member is not None:
@@ -66,7 +66,7 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
 def atomic(target: Path) -> Iterator[Path]:
     """Writes a file or a folder that appears whole or not at all, also after a power failure.
 
-    What a killed process left of an earlier attempt is removed. There must be one writer at a time.
+    Removes the remains of an earlier, killed attempt. There must be one writer at a time.
 
     ```python
     with atomic(folder / "results.json") as temporary:
@@ -74,13 +74,13 @@ def atomic(target: Path) -> Iterator[Path]:
     ```
 
     Args:
-        target: The file or folder; it is replaced where it exists.
+        target: The file or folder; an existing one is replaced.
 
     Yields:
         A path beside `target` that does not exist: write the file or make the folder there.
 
     Raises:
-        OSError: It cannot be written; what had the name has it still.
+        OSError: It cannot be written; an existing target is unchanged.
     """
     for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
         remove(left)
@@ -90,7 +90,7 @@ def atomic(target: Path) -> Iterator[Path]:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):
             _sync(path)
-        # os.replace() puts a file in the place of a file alone.
+        # os.replace() replaces only a file by a file.
         if target.exists() and (target.is_dir() or temporary.is_dir()):
             os.rename(target, replaced)
         os.replace(temporary, target)
@@ -103,7 +103,7 @@ def atomic(target: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that it holds, if it is there."""
+    """Removes a file, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -111,7 +111,7 @@ def remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Flushes a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -133,37 +133,37 @@ def sha256_of(path: Path) -> str:
 
 
 def kind_of(checksum: str) -> str:
-    """Returns "sha256", or "md5" for 32 hex digits: some publishers give nothing else."""
+    """Returns "sha256", or "md5" for 32 hex digits: some publishers publish only MD5."""
     return "md5" if len(checksum) == 32 else "sha256"
 
 
 def checksum_like(path: Path, checksum: str) -> str:
-    """Returns the checksum of a file, hex, of the kind that another one is."""
+    """Returns the checksum of a file, hex, by the algorithm of `checksum`."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind_of(checksum)).hexdigest()
 
 
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS`, with a line for each file of a folder."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-    names = sorted(path.relative_to(folder).as_posix() for path in found)
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
     lines = (f"{sha256_of(folder / name)}  {name}\n" for name in names)
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def damage(folder: Path, required: Iterable[str] | None = None) -> str | None:
-    """Says what is wrong with a folder's files, or None.
+    """Describes the first damaged file of a folder; returns None if all are intact.
 
     Args:
-        folder: The folder; without `SHA256SUMS` nothing is known, and nothing wrong.
-        required: Files that `SHA256SUMS` must name; it must exist then.
+        folder: The folder; without `SHA256SUMS` it counts as intact.
+        required: Files that `SHA256SUMS` must list; it must then exist.
     """
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None if required is None else f"{SUMS} is missing"
     sums = {name: wanted for wanted, _, name in (line.partition("  ") for line in lines)}
-    # A list that was cut short must not vouch for what it does not name.
+    # A truncated list must not vouch for files that it omits.
     if not sums or not sums.keys() >= set(required or ()):
         return f"{SUMS} does not name its files"
     for name, wanted in sums.items():
@@ -183,18 +183,18 @@ def damage(folder: Path, required: Iterable[str] | None = None) -> str | None:
 def build_once(
     target: Path, build: Callable[[Path], None], what: str, checksum: str | None = None
 ) -> None:
-    """Makes a folder, or a file with a known checksum, unless it is there and undamaged.
+    """Builds a folder, or a file with a known checksum, unless it exists undamaged.
 
-    It appears whole or not at all; of several processes that ask at once, one builds and the others
-    wait. A folder gets a file `SHA256SUMS`. What exists is verified; what is damaged is named in a
-    warning and built again.
+    It appears whole or not at all. If several processes need it at once, one builds it and the
+    others wait. A folder gets a file `SHA256SUMS`. An existing target is verified; a damaged one is
+    reported in a warning and built again.
 
     Args:
-        target: The folder or file to make.
-        build: Gets a path that does not exist, and makes a folder of it (a file where `checksum`
-            is given).
-        what: What is made, for messages.
-        checksum: SHA-256 or MD5 of the file that `build` makes, hex; None where it makes a folder.
+        target: The folder or file to build.
+        build: Called with a path that does not exist; creates a folder there, or a file if there is
+            a `checksum`.
+        what: Name of the target, for messages.
+        checksum: SHA-256 or MD5 of the file that `build` makes, hex; None for a folder.
 
     Raises:
         DataError: The folder cannot be written, or the disk is full.

@@ -1,4 +1,4 @@
-"""The files of the GLUE benchmark (Wang et al., arXiv 1804.07461) as its archive has them.
+"""Describes the files of the GLUE benchmark (Wang et al., arXiv 1804.07461) as in its archive.
 
 Each task names its columns differently, CoLA has no header, and the public test files have no
 labels.
@@ -13,16 +13,16 @@ from data.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names that the columns of a table may have.
+    """Possible column names of a table.
 
     Attributes:
-        text: of the sentence, or of the first of two.
-        second: of the second sentence; empty where there is one.
+        text: of the sentence, or of the first one of a pair.
+        second: of the second sentence; empty for single sentences.
         label: of the class.
         header: the columns of a file without a header line.
-        metrics: what the benchmark reports beside accuracy and macro F1: "f1" (of the class that
-            comes last) or "matthews".
-        skips_broken_rows: whether rows of another length, or with an empty field, are left out.
+        metrics: metrics of the benchmark beside accuracy and macro F1: "f1" (of the last class) or
+            "matthews".
+        skips_broken_rows: whether to skip rows of another length or with an empty field.
     """
 
     text: tuple[str, ...] = ("sentence", "text")
@@ -35,7 +35,7 @@ class Columns:
 
 COLA_HEADER = ("source", "label", "star", "sentence")
 
-# In this order: the first whose columns are all in the header.
+# Tried in this order: the first task whose columns are all in the header.
 TASKS = {
     "MRPC": Columns(("#1 String",), ("#2 String",), ("Quality",), metrics=("f1",)),
     # A few of its rows are cut short.
@@ -52,7 +52,7 @@ TASKS = {
     "SST-2": Columns(("sentence", "text")),
 }
 
-# By split, the names that GLUE gives its files.
+# GLUE's file names by split.
 FILES = {
     "train": ("train.tsv",),
     "valid": ("dev.tsv", "dev_matched.tsv"),
@@ -61,7 +61,7 @@ FILES = {
 
 
 def file_of(folder: Path, split: str) -> Path:
-    """Returns the file of a split; where there is none, the one that is expected."""
+    """Returns the file of a split, or the expected one if none exists."""
     paths = [folder / name for name in FILES[split]]
     return next((path for path in paths if path.exists()), paths[0])
 
@@ -73,10 +73,10 @@ def columns_of(path: Path) -> Columns:
         path: a TSV or CSV file.
 
     Returns:
-        The task's columns; those of a single sentence where none is recognised.
+        The task's columns; those of a single sentence if no task is recognised.
 
     Raises:
-        DataError: it is STS-B, whose labels are no classes.
+        DataError: it is STS-B, whose labels are not classes.
     """
     header = tables.header_of(path)
     if {"sentence1", "sentence2", "score"} <= set(header):
@@ -91,7 +91,7 @@ def columns_of(path: Path) -> Columns:
 
 
 def has_labels(path: Path, columns: Columns) -> bool:
-    """Tells whether a file has the column of the labels, as GLUE's test files have not."""
+    """Tells whether a file has a label column; GLUE's test files have none."""
     header = tables.header_of(path)
     if columns.header is not None and set(header) & set(columns.text):
         return False  # CoLA's test file has a header, the others have none

@@ -1,4 +1,4 @@
-"""Small images of ten classes: MNIST, Fashion-MNIST, digits, IDX files; and single image files."""
+"""Loads images of ten classes (MNIST, Fashion-MNIST, digits, IDX files) and single image files."""
 
 import dataclasses
 import math
@@ -19,10 +19,10 @@ GARMENTS = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
-# Where keras.datasets downloads from, and the SHA-256 that it knows.
+# The URL and SHA-256 of keras.datasets.
 ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
-# The MD5 sums that Fashion-MNIST's authors publish; Keras knows none.
+# The MD5 sums published by Fashion-MNIST's authors; Keras checks none.
 FASHION = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -30,11 +30,11 @@ FASHION = {
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
-MOST_VALID = 5_000  # validation images taken from a training split, at most
+MOST_VALID = 5_000  # most images that validation takes from a training split
 
 SIDE = 28  # pixels
 LIGHT = 127  # a border whose mean is above this is a light background
-MOST_PIXELS = 20_000_000  # of an image file, which take 400 MB while it is read
+MOST_PIXELS = 20_000_000  # pixels of an image file; decoding them takes 400 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Images:
     """Images of ten classes in three splits.
 
     Attributes:
-        name: "mnist", "fashion_mnist", "digits" or the path that was given.
+        name: "mnist", "fashion_mnist", "digits" or a path.
         splits: "train", "valid" and "test", each a pair of pixels, float32 of shape (n, 28, 28, 1)
             in [0, 1], and labels, int32 of shape (n,) in 0..9.
-        note: One line saying what is used instead of the default and why, or None.
+        note: One line that names a fallback for the default and the reason, or None.
         classes: The ten names, in the order of the labels.
     """
 
@@ -58,21 +58,21 @@ class Images:
 def load_images(dataset: str) -> Images:
     """Loads a set of 28x28 images.
 
-    All but the digits come as training and test images: the last tenth of the training images, at
-    most 5,000, becomes the validation split. What is downloaded is kept where Keras keeps it
-    (`~/.keras`, or what the environment variable `KERAS_HOME` names).
+    All but the digits have training and test images only: the last tenth of the training images,
+    at most 5,000, becomes the validation split. Downloads are stored in Keras's folder
+    (`~/.keras`, or the environment variable `KERAS_HOME`).
 
     Args:
         dataset: "mnist" or "fashion_mnist" (downloaded once), "digits" (part of scikit-learn),
             "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
-            folder that holds four IDX files named as MNIST's, plain or as .gz; its classes are
-            called 0 to 9.
+            folder with four IDX files named like MNIST's, plain or .gz; its classes are called
+            0 to 9.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
 
     Raises:
-        DataError: A file is missing, damaged or not what it should be, or a source does not answer.
+        DataError: A file is missing, damaged or of another format, or a source does not answer.
     """
     if dataset == "auto":
         try:
@@ -85,7 +85,7 @@ def load_images(dataset: str) -> Images:
 
 
 def _mnist() -> Images:
-    """Downloads MNIST to where `keras.datasets` looks, whose own download has no timeout."""
+    """Downloads MNIST to the folder of `keras.datasets`, whose own download has no timeout."""
     path = _keras_datasets() / "mnist.npz"
     fetch([f"{ORIGIN}mnist.npz"], SHA256, path, "mnist")
     with np.load(path) as arrays:
@@ -94,7 +94,7 @@ def _mnist() -> Images:
 
 
 def _fashion_mnist() -> Images:
-    """Downloads Fashion-MNIST (Xiao et al., arXiv 1708.07747) to where `keras.datasets` looks."""
+    """Downloads Fashion-MNIST (Xiao et al., arXiv 1708.07747) to the folder of `keras.datasets`."""
     folder = _keras_datasets() / "fashion-mnist"
     for name, md5 in FASHION.items():
         fetch([f"{ORIGIN}{name}"], md5, folder / name, f"fashion_mnist, {name}")
@@ -107,11 +107,11 @@ def _keras_datasets() -> Path:
 
 
 def _digits() -> Images:
-    """Scikit-learn's 1,797 handwritten digits, in 1,297, 200 and 300, as many of a class in each.
+    """Splits scikit-learn's 1,797 handwritten digits into 1,297, 200 and 300, stratified by class.
 
     Each of the 8x8 pixels (0 to 16) becomes a square of 3x3, and the 24x24 image gets a border of
-    two: nothing is invented, and the strokes end before the edge as they do in MNIST. All splits
-    hold digits by the same 13 writers, so this is easier than reading a stranger's hand.
+    two: no pixel is interpolated, and the strokes end before the edge as in MNIST. All splits
+    contain digits by the same 13 writers, so this is easier than an unknown writer's digits.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -121,7 +121,7 @@ def _digits() -> Images:
     pixels = np.pad(pixels, ((0, 0), (2, 2), (2, 2)))[..., np.newaxis]
     labels = digits.target.astype(np.int32)
 
-    # One split for every run, whatever its seed: results are compared on the same test images.
+    # The same split for every seed: results are compared on the same test images.
     rest, test = train_test_split(
         np.arange(len(labels)), test_size=300, random_state=0, stratify=labels
     )
@@ -158,7 +158,7 @@ def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     dimension's size as a big-endian 32-bit integer, then the values.
 
     Args:
-        folder: Holds the file, plain or as .gz.
+        folder: Contains the file, plain or .gz.
         name: The file's name, without .gz.
         shape: The shape of one item: (28, 28) for images, () for labels.
 
@@ -166,7 +166,7 @@ def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
         uint8 of shape (count, *shape).
 
     Raises:
-        DataError: The file is not that.
+        DataError: The file has another format.
     """
     path = folder / name
     if not path.exists():
@@ -188,7 +188,7 @@ def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 def _three_splits(
     train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Scales bytes to [0, 1] and takes the end of the training images for validation."""
+    """Scales bytes to [0, 1] and uses the end of the training images for validation."""
 
     def scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
@@ -203,16 +203,16 @@ def _three_splits(
 
 
 def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Reads an image file of any kind that Pillow knows, light on dark as MNIST has it.
+    """Reads an image file of any Pillow format as light on dark, like MNIST.
 
-    Colours become grey; what is transparent becomes white; an image with a light background is
-    inverted; one of another size is scaled to fit, with its background around it.
+    Colours become grey and transparent pixels white. An image with a light background is inverted.
+    One of another size is scaled to fit and padded with its background.
 
     Returns:
-        float32 of shape (28, 28, 1) in [0, 1], and each change that was made to the image.
+        float32 of shape (28, 28, 1) in [0, 1], and a list of the changes made to the image.
 
     Raises:
-        DataError: There is no such file, it is no image, or it has too many pixels.
+        DataError: There is no such file, it is not an image, or it has too many pixels.
     """
     from PIL import Image, ImageOps
 
@@ -230,7 +230,7 @@ def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
             if file.mode[0] in "IF":
                 raise ValueError("16 bits or floating point numbers, expected 8 bits a colour")
             image = ImageOps.exif_transpose(file).convert("RGBA")
-    # Pillow raises what its many decoders raise for what is no image.
+    # On a file that is not an image, Pillow raises whatever its decoders raise.
     except Exception as error:
         raise DataError(f"{path}: no image that can be read ({str(error)[:100]})") from error
     paper = Image.new("RGBA", image.size, "white")

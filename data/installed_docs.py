@@ -1,4 +1,4 @@
-"""English prose that is on every machine: the docstrings of the installed packages."""
+"""Extracts English prose that every machine has: the docstrings of the installed packages."""
 
 import ast
 import hashlib
@@ -15,11 +15,11 @@ from data import files
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
-# Part of the cache's name: a change of what counts as prose, or of how it is kept, must not meet an
-# older result.
+# Part of the cache's name. Raise it when the extraction or the file format changes, so that no
+# older result is read.
 RULES_VERSION = 3
 
-# Tests say little, and `_api` and `_tf_keras` only repeat what stands elsewhere.
+# Tests contain little prose, and `_api` and `_tf_keras` repeat other modules.
 SKIPPED_FOLDERS = {"_api", "_tf_keras", "testing", "tests", "__pycache__"}
 GENERATED_NAME = re.compile(r"(gen_.*|.*_pb2(_grpc)?|.*_generated|test_.*|.*_test|conftest)\.py")
 GENERATED_MARK = re.compile(
@@ -50,19 +50,19 @@ MINIMUM_WORDS = 6
 
 
 def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
-    """Returns the prose of the docstrings, each paragraph with the package that it comes from.
+    """Returns the paragraphs of the docstrings, each with its package.
 
-    Parsing the packages takes some seconds once; the result is kept under a fingerprint of their
+    Parsing the packages takes some seconds; the result is cached under a fingerprint of their
     versions.
 
     Args:
-        cache_dir: Where the result is kept.
+        cache_dir: The folder of the cached result.
 
     Returns:
         Pairs of a paragraph and its package ("tensorflow", "keras", "keras_hub" or "numpy") by
         split: "train", "valid" and "test", about 90/5/5, decided by a hash of the module's path, so
-        that no module is in two splits. A paragraph is one line, and none appears twice: what
-        several packages say counts for the first of them.
+        that no module is in two splits. A paragraph is one line. None appears twice: one that
+        several packages contain belongs to the first of them.
 
     """
     modules = {package: importlib.import_module(package) for package in PACKAGES}
@@ -80,7 +80,7 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
 
 
 def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
-    """Collects the prose of all docstrings below some packages' folders.
+    """Collects the prose of all docstrings below the folders of packages.
 
     Args:
         roots: Folders by package name.
@@ -107,12 +107,12 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
 
 
 def hash_of(text: str) -> int:
-    """Returns 64 bits that are the same on every machine (unlike `hash`)."""
+    """Returns a 64-bit hash that is the same on every machine (unlike `hash`)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def split_of(text: str) -> str:
-    """Returns "train", "valid" or "test" for 90, 5 and 5 percent of all texts, by their hash."""
+    """Returns "train", "valid" or "test" for 90, 5 and 5 percent of texts, by hash."""
     percent = hash_of(text) % 100
     return "train" if percent < 90 else "valid" if percent < 95 else "test"
 
@@ -133,7 +133,7 @@ def _docstrings(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            # NumPy attaches the docstrings of what is written in C: add_newdoc("module", "name",
+            # NumPy attaches the docstrings of C functions separately: add_newdoc("module", "name",
             # "docstring"), the last one also as ("method", "docstring").
             if getattr(node.value.func, "id", "") == "add_newdoc" and node.value.args:
                 last = node.value.args[-1]
@@ -145,7 +145,7 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields statements and what is nested in them, in order; expressions are not looked into."""
+    """Yields statements and nested statements in order, without those within expressions."""
     for node in body:
         yield node
         for field in ("body", "handlers", "orelse", "finalbody"):
@@ -155,8 +155,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def prose(docstring: str) -> Iterator[str]:
     """Yields the paragraphs of a docstring that read as English, each as one line.
 
-    Code, tables, headings, lists of names and short fragments are dropped. What describes an
-    argument is kept without the argument's name.
+    Drops code, tables, headings, lists of names and short fragments. Keeps the description of an
+    argument without its name.
 
     Args:
         docstring: A docstring without its indentation.
@@ -203,7 +203,7 @@ def _blocks(docstring: str) -> Iterator[list[str]]:
 
 
 def _paragraphs(block: list[str]) -> Iterator[str]:
-    """Splits a block where an item of a list begins or the indentation falls back."""
+    """Splits a block where a list item begins or the indentation decreases."""
     paragraph: list[str] = []
     start = 0
     for line in block:
@@ -224,7 +224,7 @@ def _paragraphs(block: list[str]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Removes what marks up: roles, links, backticks, asterisks."""
+    """Removes markup: roles, links, backticks, asterisks."""
     text = re.sub(r":[a-z:]+:`~?([^`<]*)[^`]*`", r"\1", text)
     text = re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", text)
     text = re.sub(r"`([^`<]*) <[^`>]*>`_+", r"\1", text)

@@ -1,8 +1,8 @@
-"""Interpolated modified Kneser-Ney n-grams over token ids: the baseline of a language model.
+"""Computes interpolated modified Kneser-Ney n-grams of token ids: a language model's baseline.
 
 Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling" (1998), section
-3: absolute discounts for n-grams that are counted once, twice, and more often, estimated for each
-order; lower orders count the different tokens that precede an n-gram instead of its occurrences.
+3: absolute discounts for n-grams with counts of one, two, and more, estimated for each order; lower
+orders count the different tokens that precede an n-gram instead of its occurrences.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 UNSEEN = -1  # the number of an n-gram that does not occur
-# For n-grams counted once, twice, and more often, where a text is too small to estimate them.
+# For counts of one, two, and more, if a text is too small to estimate them.
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)
 
 
@@ -19,8 +19,8 @@ DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)
 class Order:
     """The n-grams of one length.
 
-    An n-gram's number is its place in `keys`. Its context is the shorter n-gram before its last
-    token, under its number in the order below.
+    An n-gram's number is its position in `keys`. Its context is the n-gram without the last token,
+    identified by its number in the order below.
 
     Attributes:
         keys: Number of the context x vocabulary size + last token, sorted; int64 of shape
@@ -36,25 +36,25 @@ class Order:
     freed: np.ndarray
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the numbers of n-grams by their keys, `UNSEEN` where there is none."""
-        places = np.searchsorted(self.keys, keys)
-        places[places == len(self.keys)] = 0
-        return np.where(self.keys[places] == keys, places, UNSEEN)
+        """Returns the numbers of n-grams by their keys; `UNSEEN` for missing ones."""
+        numbers = np.searchsorted(self.keys, keys)
+        numbers[numbers == len(self.keys)] = 0
+        return np.where(self.keys[numbers] == keys, numbers, UNSEEN)
 
 
 class KneserNey:
     """Predicts each token of a sequence from those before it.
 
     A sequence is cut into documents at the separator, which ends one and begins the next. A
-    document's first token is a context only, and no context reaches beyond it. An n-gram with
-    which a document begins counts at each occurrence, also in the lower orders: no token precedes
+    document's first token is only a context, and no context reaches beyond it. An n-gram at the
+    beginning of a document counts at each occurrence, also in the lower orders: no token precedes
     it. Counting takes about 100 bytes of memory per training token.
 
     Args:
         sequences: The training text: token ids of shape (rows, length), or arrays of any lengths.
-        vocabulary_size: Number of tokens; after any context their probabilities sum to 1.
+        vocabulary_size: Number of tokens; their probabilities sum to 1 after any context.
         order: Tokens of the longest n-gram.
-        separator: The token that ends a document, or None: then each sequence is one document.
+        separator: The token that ends a document; None if each sequence is one document.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KneserNey:
                 longer = np.flatnonzero(before >= length)
                 longer_keys = self._keys(grams[longer - 1], tokens[longer])
                 longer_keys, first, numbers = _unique(longer_keys)
-                # What precedes a document's beginning is no token.
+                # No token precedes a document's beginning.
                 counted = [grams[longer[first]], grams[predicted & (before == length - 1)]]
             count = np.bincount(np.concatenate(counted), minlength=len(keys))
             self.orders.append(_discounted(keys, count, keys // vocabulary_size, contexts))
@@ -87,7 +87,7 @@ class KneserNey:
                 grams[longer] = numbers
 
     def log_probabilities(self, rows: np.ndarray) -> np.ndarray:
-        """Predicts each token but a row's first.
+        """Predicts each token of a row except the first.
 
         Args:
             rows: Ids of shape (rows, length).
@@ -98,10 +98,10 @@ class KneserNey:
         return self._predicted(rows).reshape(len(rows), -1)[:, 1:]
 
     def log_likelihoods(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
-        """Sums what `log_probabilities()` says of sequences of any lengths.
+        """Sums the log-probabilities of sequences of any lengths.
 
         Args:
-            sequences: Ids, one or more each; the first of each is a context only.
+            sequences: Ids, at least one each; the first of each is only a context.
 
         Returns:
             Log-likelihoods in nats, float64 of shape (sequences,).
@@ -110,7 +110,7 @@ class KneserNey:
         return np.add.reduceat(self._predicted(sequences), starts)
 
     def _predicted(self, sequences) -> np.ndarray:
-        """Log-probabilities of all tokens, flat; 0 for the first of each sequence."""
+        """Returns log-probabilities of all tokens, flat; 0 for the first of each sequence."""
         tokens, before, starts = self._flat(sequences)
         probability = np.full(len(tokens), 1 / self.vocabulary_size)
         grams = np.zeros(len(tokens), np.int64)  # the empty context
@@ -132,18 +132,18 @@ class KneserNey:
         """Joins sequences.
 
         Returns:
-            tokens, int32; for each how many tokens of its document come before it, at most
-            `order` (0 for the first token of a sequence); and where the sequences start.
+            The tokens, int32; the number of tokens of the same document before each, at most
+            `order` (0 for the first token of a sequence); and the starts of the sequences.
         """
         lengths = [len(sequence) for sequence in sequences]
         starts = np.cumsum([0, *lengths])[:-1]
         tokens = np.concatenate(sequences).astype(np.int32)
         begins = np.zeros(len(tokens), bool) if self.separator is None else tokens == self.separator
         begins[starts] = True
-        places = np.arange(len(tokens))
-        begin = np.maximum.accumulate(np.where(begins, places, 0))
+        positions = np.arange(len(tokens))
+        begin = np.maximum.accumulate(np.where(begins, positions, 0))
         before = np.zeros(len(tokens), np.int8)
-        before[1:] = np.minimum(places[1:] - begin[:-1], self.order)
+        before[1:] = np.minimum(positions[1:] - begin[:-1], self.order)
         before[starts] = 0
         return tokens, before, starts
 
@@ -152,9 +152,9 @@ class KneserNey:
 
 
 def _unique(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the sorted distinct keys, where each occurs, and the number of each key.
+    """Returns the sorted distinct keys, an index of each, and the number of each key.
 
-    As `np.unique` with `return_index` and `return_inverse`, in half of its memory.
+    Like `np.unique` with `return_index` and `return_inverse`, with half of its memory.
     """
     order = np.argsort(keys)
     is_new = np.ones(len(keys), bool)
@@ -173,17 +173,17 @@ def _discounted(keys: np.ndarray, count: np.ndarray, context: np.ndarray, contex
 
 
 def discounts(count: np.ndarray) -> tuple[float, ...]:
-    """Estimates the discounts of n-grams counted once, twice, and three times or more often.
+    """Estimates the discounts of n-grams with counts of one, two, and three or more.
 
     Args:
         count: The count of each n-gram of an order, integers.
 
     Returns:
-        Formula 26 of Chen and Goodman; `DEFAULT_DISCOUNTS` where the text is too small for it.
+        Formula 26 of Chen and Goodman; `DEFAULT_DISCOUNTS` if the text is too small for it.
     """
     of = np.bincount(np.minimum(count, 5), minlength=6)  # n-grams by their count
     if not of[1:5].all():
         return DEFAULT_DISCOUNTS
     share = of[1] / (of[1] + 2 * of[2])
-    found = tuple(float(c - (c + 1) * share * of[c + 1] / of[c]) for c in (1, 2, 3))
-    return found if min(found) > 0 else DEFAULT_DISCOUNTS
+    estimates = tuple(float(c - (c + 1) * share * of[c + 1] / of[c]) for c in (1, 2, 3))
+    return estimates if min(estimates) > 0 else DEFAULT_DISCOUNTS

@@ -1,6 +1,6 @@
-"""Shows on a terminal, in one line that is written over, how far something is.
+"""Shows progress on a terminal, in one line that is overwritten.
 
-Where standard output or standard error is a file or a pipe, nothing is shown: logs stay logs.
+If standard output or standard error is a file or a pipe, nothing is shown: logs stay clean.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _quiet = False
 
 @contextlib.contextmanager
 def quiet(wanted: bool) -> Iterator[None]:
-    """Shows no live line within it if `wanted`, for `--quiet`."""
+    """Hides live lines within this context if `wanted`, for `--quiet`."""
     global _quiet
     before, _quiet = _quiet, wanted
     try:
@@ -27,34 +27,34 @@ def quiet(wanted: bool) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Returns whether live lines are shown: both outputs are a terminal, and not `--quiet`."""
+    """Returns whether live lines are shown: on a terminal and without `--quiet`."""
     return not _quiet and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def live_line(iterable=None, what: str | None = None, **arguments) -> tqdm:
-    """Makes a bar of tqdm that is shown on a terminal alone, and disappears when it is done.
+    """Makes a tqdm bar that is shown only on a terminal and disappears at its end.
 
     Args:
-        iterable: What is counted; None where `update()` is called.
-        what: What is done, for instance "tokenising train".
-        **arguments: Of `tqdm.tqdm`.
+        iterable: The iterable to count; None if `update()` is called.
+        what: Name of the task, for instance "tokenising train".
+        **arguments: Arguments of `tqdm.tqdm`.
     """
     settings = {"disable": not is_shown(), "leave": False, "dynamic_ncols": True, "delay": 0.5}
     return tqdm(iterable, what, **settings | arguments)
 
 
 class Waiting:
-    """Counts the seconds of something that takes long and reports nothing; for `with`.
+    """Shows the seconds of a long task without progress; for `with`.
 
     Args:
-        what: What is done, for instance "compiling the first step".
+        what: Name of the task, for instance "compiling the first step".
     """
 
     def __init__(self, what: str):
         self._bar = live_line(what=what, bar_format="{desc}, {elapsed}", delay=0)
         self._ended = threading.Event()
         if is_shown():
-            # The main thread is within native code, which lets other threads run.
+            # A thread: the main one runs native code, which releases the interpreter.
             threading.Thread(target=self._tick, name="live line", daemon=True).start()
 
     def _tick(self) -> None:
@@ -75,7 +75,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Takes live lines from the terminal while something else is written to it."""
+    """Removes live lines from the terminal while other text is written to it."""
     if not is_shown():
         yield
         return

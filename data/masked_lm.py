@@ -1,4 +1,4 @@
-"""Masked language modelling: sequences of token ids in, batches with masked positions out."""
+"""Masks token ids for masked language modelling: sequences in, batches with masks out."""
 
 import dataclasses
 import functools
@@ -7,11 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from data import batches
+from data.baselines import SMOOTHING, most_frequent_accuracy, unigram_cross_entropy
 from data.errors import DataError
 from data.sequences import as_tensor, in_blocks
 from data.word_pieces import SpecialTokens, continuations
 
-NOT_CHOSEN = 2.0  # the score of a place that is not chosen; random numbers are below 1
+NOT_CHOSEN = 2.0  # the score of a position that is not chosen; random numbers are below 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,15 +20,14 @@ class Masking:
     """How positions are chosen and replaced (Devlin et al., arXiv 1810.04805, section 3.1).
 
     Attributes:
-        special: ids that are never chosen and never put in.
+        special: ids that are never chosen and never inserted.
         vocabulary_size: random replacements are drawn from [0, vocabulary_size).
         probability: share of an example's tokens that are predicted.
-        max_predictions: masked positions that each example has room for; what is not filled
-            weighs zero.
+        max_predictions: slots for masked positions per example; empty slots have weight zero.
         seed: the run's seed.
-        continuations: ids of the pieces that continue a word; where they are given, words are
-            chosen whole.
-        inputs: the names of what the model takes.
+        continuations: ids of the pieces that continue a word, to choose whole words; None to
+            choose pieces.
+        inputs: the names of the model's inputs.
     """
 
     special: SpecialTokens
@@ -48,15 +48,15 @@ class Masking:
         whole_words: bool = False,
         inputs: tuple[str, ...] | None = None,
     ) -> "Masking":
-        """Makes room for the predictions of a sequence that is full of text.
+        """Returns a masking with slots for the predictions of a full sequence.
 
         Args:
             tokenizer: of KerasNLP, of a family with a `MaskedLM`.
             probability: share of an example's tokens that are predicted.
             sequence_length: tokens of a sequence.
             seed: the run's seed.
-            whole_words: whether words are chosen whole.
-            inputs: the names of what the model takes; None for BERT's.
+            whole_words: whether to choose whole words.
+            inputs: the names of the model's inputs; None for BERT's.
         """
         return cls(
             special=SpecialTokens.of(tokenizer),
@@ -70,27 +70,27 @@ class Masking:
 
 
 def most_predictions(probability: float, sequence_length: int) -> int:
-    """Returns how many positions are masked of a sequence that is full of text."""
+    """Returns the number of masked positions in a full sequence."""
     return max(1, int(np.rint(probability * sequence_length)))
 
 
 def mask_batch(
     token_ids: tf.Tensor, indices: tf.Tensor, epoch: tf.Tensor, masking: Masking, split: str
 ) -> tuple:
-    """Chooses positions and replaces 80 % by [MASK], 10 % by a random piece, 10 % by nothing.
+    """Chooses positions; replaces 80 % by [MASK], 10 % by a random piece, and keeps 10 %.
 
-    What is chosen depends on (seed, epoch, example) alone. Of a word that is chosen whole each
-    piece is replaced by a draw of its own, and predicted by itself.
+    The choice depends on (seed, epoch, example) alone. Each piece of a whole word is replaced
+    independently and predicted by itself.
 
     Args:
         token_ids: int32 of shape (batch, length).
-        indices: int64 of shape (batch,), which sequences these are.
+        indices: int64 of shape (batch,), the numbers of these sequences.
         epoch: int64 scalar.
         masking: how to mask.
-        split: "train", "valid" or "test": each has masks of its own.
+        split: "train", "valid" or "test": each has different masks.
 
     Returns:
-        (x, labels, weights) as a `MaskedLM` takes them: x has those of `masking.inputs`, int32
+        (x, labels, weights) for a `MaskedLM`: x has those of `masking.inputs`, int32
         `token_ids`, `segment_ids` and `padding_mask` of shape (batch, length) and `mask_positions`
         of shape (batch, max_predictions); labels are int32 and weights float32 of that shape.
     """
@@ -104,8 +104,8 @@ def mask_batch(
         eligible &= token_ids != token
     padding_mask = tf.cast(token_ids != masking.special.pad, tf.int32)
 
-    # The eligible places with the smallest random numbers are chosen; a place that is not eligible
-    # comes last. Ties (24 bits) go to the lower place.
+    # Chooses the eligible positions with the smallest random numbers; ineligible ones come last.
+    # Ties (24 bits) go to the first position.
     score = batches.uniform(seed(f"{split} places"), epoch, example, place)
     score = tf.where(eligible, score, NOT_CHOSEN)
     tokens = tf.reduce_sum(padding_mask, axis=1, keepdims=True)
@@ -146,25 +146,24 @@ def mask_batch(
 def keep_whole_words(
     score: tf.Tensor, token_ids: tf.Tensor, wanted: tf.Tensor, masking: Masking
 ) -> tf.Tensor:
-    """Chooses words instead of places, by the rule of Google's BERT.
+    """Chooses words instead of positions, by the rule of Google's BERT.
 
     The rule (github.com/google-research/bert, `create_masked_lm_predictions` with
-    `do_whole_word_mask`): words come in random order; one that would exceed the number of
-    predictions is skipped; it ends when the number is reached. So words of many pieces are chosen
-    a little less often, and a sequence may get fewer predictions than are wanted. Here a special
-    token ends a word, and what a sequence's edge has left of a word counts as one.
+    `do_whole_word_mask`): visit words in random order; skip one that would exceed the number of
+    predictions; stop when the number is reached. So words of many pieces are chosen a little less
+    often, and a sequence may get fewer predictions than wanted. In this implementation a special
+    token ends a word, and a word that is cut at a sequence's edge counts as a word.
 
     Args:
-        score: float32 of shape (batch, length), a random number in [0, 1) a place; `NOT_CHOSEN`
-            where nothing may be chosen. The number at a word's first piece is the word's.
+        score: float32 of shape (batch, length), a random number in [0, 1) per position;
+            `NOT_CHOSEN` for ineligible ones. A word's number is that of its first piece.
         token_ids: int32 of shape (batch, length).
-        wanted: int32 of shape (batch, 1), the most pieces that are chosen.
-        masking: tells which pieces continue a word.
+        wanted: int32 of shape (batch, 1), the largest number of pieces to choose.
+        masking: its `continuations` are used.
 
     Returns:
-        float32 of shape (batch, length): the score of the word that a place belongs to, and
-        `NOT_CHOSEN` where its word is not chosen. The pieces of a word stand together when places
-        are sorted by it.
+        float32 of shape (batch, length): the score of each position's word, `NOT_CHOSEN` if the
+        word is not chosen. Sorting by it keeps the pieces of a word together.
     """
     shape = tf.shape(score)
     eligible = score < NOT_CHOSEN
@@ -173,7 +172,7 @@ def keep_whole_words(
     after_a_piece = tf.pad(eligible[:, :-1], [[0, 0], [1, 0]])
     is_first = eligible & ~(tf.gather(tf.constant(follows), token_ids) & after_a_piece)
 
-    # Words are numbered in each sequence, and hold their pieces' count and their score.
+    # Numbers the words of each sequence; computes their number of pieces and their score.
     number = tf.maximum(tf.cumsum(tf.cast(is_first, tf.int32), axis=1) - 1, 0)
     segment = tf.range(shape[0])[:, None] * shape[1] + number
     segments = shape[0] * shape[1]
@@ -186,7 +185,7 @@ def keep_whole_words(
         fits = (size > 0) & (size <= room)
         return tf.where(fits, room - size, room), fits
 
-    # The smallest scores come first; ties (24 bits) go to the word that stands first.
+    # The smallest scores come first; ties (24 bits) go to the first word.
     order = tf.math.top_k(-scores, score.shape[1]).indices
     sizes_in_order = tf.transpose(tf.gather(sizes, order, batch_dims=1))
     room = wanted[:, 0]
@@ -210,11 +209,11 @@ def training_data(
         sequences: int32 token ids of shape (sequences, length).
         masking: how to mask; its seed also shuffles.
         batch_size: sequences of a global batch.
-        batches_per_epoch: where an epoch ends, see `batches.training_batches`.
-        first_batch: the batch of the run that comes first.
+        batches_per_epoch: batches of an epoch, see `batches.training_batches`.
+        first_batch: number of the batch to start at, for a resumed run.
 
     Returns:
-        Batches as `mask_batch` makes them.
+        Batches of `mask_batch`.
     """
     return batches.training_batches(
         len(sequences),
@@ -236,10 +235,10 @@ def evaluation_data(
         masking: how to mask.
         batch_size: sequences of a global batch; the last one is padded with sequences of weight
             zero.
-        split: "valid" or "test": each has masks of its own.
+        split: "valid" or "test": each has different masks.
 
     Returns:
-        Batches as `mask_batch` makes them.
+        Batches of `mask_batch`.
     """
     make_batch = _gather_and_mask(sequences, masking, split)
     return batches.evaluation_batches(len(sequences), batch_size, make_batch)
@@ -256,7 +255,7 @@ def _gather_and_mask(sequences: np.ndarray, masking: Masking, split: str):
 
 
 def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> None:
-    """Refuses a split in which no token can be predicted: its loss would be 0, the best there is.
+    """Rejects a split without a token to predict: its loss would be 0, the best possible.
 
     Args:
         sequences: int32 token ids of shape (sequences, length), by split.
@@ -265,7 +264,7 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
     Raises:
         DataError: Names all such splits.
     """
-    empty = [split for split, found in sequences.items() if not _counts(found, masking).any()]
+    empty = [split for split, rows in sequences.items() if not _counts(rows, masking).any()]
     if empty:
         raise DataError(
             f"{', '.join(empty)}: no word piece that could be predicted; take more text, longer "
@@ -274,7 +273,7 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
 
 
 def tokens_per_sequence(sequences: np.ndarray, masking: Masking) -> float:
-    """Returns how many tokens of a sequence are no padding, on average."""
+    """Returns the mean number of tokens per sequence, without padding."""
     text = sum(int((block != masking.special.pad).sum()) for block in in_blocks(sequences))
     return text / len(sequences)
 
@@ -285,17 +284,17 @@ def baselines(train: np.ndarray, test: np.ndarray, masking: Masking) -> dict[str
     Args:
         train: int32 token ids of the training text, any shape.
         test: int32 token ids of the test text, any shape.
-        masking: tells the vocabulary, and which ids are left out of both.
+        masking: its vocabulary counts, without the special tokens.
 
     Returns:
         `unigram_cross_entropy` in nats per token, and `most_frequent_accuracy`: the share of test
         tokens that are the training text's most frequent one.
     """
-    log_share = log_frequency(train, masking)
-    seen = _counts(test, masking)
+    special = masking.special.all()
+    counts = [np.delete(_counts(token_ids, masking), special) for token_ids in (train, test)]
     return {
-        "unigram_cross_entropy": float(-(seen * log_share).sum() / seen.sum()),
-        "most_frequent_accuracy": float(seen[log_share.argmax()] / seen.sum()),
+        "unigram_cross_entropy": unigram_cross_entropy(*counts),
+        "most_frequent_accuracy": most_frequent_accuracy(*counts),
     }
 
 
@@ -304,14 +303,14 @@ def log_frequency(train: np.ndarray, masking: Masking) -> np.ndarray:
 
     Args:
         train: int32 token ids, any shape.
-        masking: tells the vocabulary; special tokens, which are never predicted, get the share of
+        masking: its vocabulary counts; special tokens, which are never predicted, get the share of
             a piece that does not occur.
 
     Returns:
         float64 of shape (vocabulary size,); the shares of the pieces that are not special sum to 1.
     """
-    counts = _counts(train, masking) + 0.1
-    return np.log(counts) - np.log(counts.sum() - 0.1 * len(masking.special.all()))
+    counts = _counts(train, masking) + SMOOTHING
+    return np.log(counts) - np.log(counts.sum() - SMOOTHING * len(masking.special.all()))
 
 
 def _counts(token_ids: np.ndarray, masking: Masking) -> np.ndarray:

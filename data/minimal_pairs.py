@@ -1,7 +1,7 @@
-"""Minimal pairs, such as BLiMP's: two sentences that differ in what makes one unacceptable.
+"""Scores minimal pairs, such as BLiMP's: an acceptable sentence and a similar unacceptable one.
 
-Warstadt et al., arXiv 1912.00582. The accuracy is the share of pairs of which the good sentence is
-the likelier one. A tie is wrong, so chance is 50 % at most.
+Warstadt et al., arXiv 1912.00582. The accuracy is the share of pairs whose good sentence is more
+likely. A tie counts as wrong, so chance is at most 50 %.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class PairSet:
 
     name: str  # the file's, without .jsonl
     pairs: list[tuple[str, str]]  # (good, bad) sentences
-    field: str = ""  # as BLiMP has it: "syntax" ...; empty where the file does not say
+    field: str = ""  # BLiMP's `field`: "syntax" ...; empty if the file has none
     phenomenon: str = ""  # BLiMP's `linguistics_term`: "island_effects" ...
 
 
@@ -29,7 +29,7 @@ def read_pairs(folder: Path) -> list[PairSet]:
     """Reads the `*.jsonl` files of a folder, in the order of their names.
 
     Raises:
-        DataError: there are none, or a line is not what it should be.
+        DataError: there are none, or a line has another format.
     """
     sets = []
     for path in sorted(files.expand(folder).glob("*.jsonl")):
@@ -56,23 +56,23 @@ def read_pairs(folder: Path) -> list[PairSet]:
 
 
 def sentences(sets: Sequence[PairSet]) -> list[str]:
-    """Returns all sentences: of each pair the good one, then the bad one."""
-    return [sentence for found in sets for pair in found.pairs for sentence in pair]
+    """Returns all sentences: the good one of each pair, then the bad one."""
+    return [sentence for pair_set in sets for pair in pair_set.pairs for sentence in pair]
 
 
 def score(sets: Sequence[PairSet], likelihoods: Mapping[str, Sequence[float]]) -> list[dict]:
-    """Counts the pairs of which the good sentence is likelier.
+    """Counts the pairs whose good sentence is more likely.
 
     Args:
         sets: The pairs.
-        likelihoods: By model, the log-likelihood of each of `sentences(sets)`.
+        likelihoods: By model, the log-likelihoods of `sentences(sets)`.
 
     Returns:
-        A row for each phenomenon, followed by its sets, and one for all pairs: `part`
+        A row per phenomenon, followed by its sets, and one for all pairs: `part`
         ("phenomenon", "set" or "all"), `name`, `field`, `pairs` (their number), and for each model
         `accuracy` and `standard_error`, both in [0, 1]. Sets without a phenomenon come last.
     """
-    ends = np.cumsum([len(found.pairs) for found in sets])[:-1]
+    ends = np.cumsum([len(pair_set.pairs) for pair_set in sets])[:-1]
     right = {}
     for model, values in likelihoods.items():
         good, bad = np.reshape(values, (-1, 2)).T
@@ -89,9 +89,9 @@ def score(sets: Sequence[PairSet], likelihoods: Mapping[str, Sequence[float]]) -
 
     rows = []
     for phenomenon in sorted(
-        {found.phenomenon for found in sets}, key=lambda name: (not name, name)
+        {pair_set.phenomenon for pair_set in sets}, key=lambda name: (not name, name)
     ):
-        chosen = [i for i, found in enumerate(sets) if found.phenomenon == phenomenon]
+        chosen = [i for i, pair_set in enumerate(sets) if pair_set.phenomenon == phenomenon]
         if phenomenon:
             rows.append(row("phenomenon", phenomenon, chosen))
         rows += [row("set", sets[i].name, [i]) for i in chosen]
@@ -99,10 +99,10 @@ def score(sets: Sequence[PairSet], likelihoods: Mapping[str, Sequence[float]]) -
 
 
 def format_table(rows: Sequence[dict], models: Sequence[str]) -> str:
-    """Returns a line for each row of `score()`: accuracies ± standard errors, in percent.
+    """Returns one line per row of `score()`: accuracies ± standard errors, in percent.
 
     Args:
-        rows: What `score()` returned.
+        rows: The rows of `score()`.
         models: The columns, each a key of the rows.
     """
     lines = [["", "pairs", *models]]

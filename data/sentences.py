@@ -1,4 +1,4 @@
-"""Sentences, or pairs, and their labels: read from tables or docstrings, encoded for a model."""
+"""Reads labelled sentences or pairs from tables or docstrings, and encodes them for a model."""
 
 import dataclasses
 import re
@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import batches, files, glue, installed_docs
+from data.baselines import most_frequent_accuracy
 from data.errors import DataError
 from data.splits import SPLITS
 from data.tables import read_table
@@ -20,16 +21,16 @@ INSTALLED_DOCS = "installed-docs"
 
 SEPARATOR = "\t"  # between the two sentences of a pair; fields of a table have none
 
-HELD_OUT = 0.1  # of a file without splits of its own, for validation and again for test
+HELD_OUT = 0.1  # of a file without splits, for validation and again for test
 
-# What tells a docstring's package without reading it. A name before a dot goes with its dot, so
-# that `tf.data.Dataset` becomes `data.Dataset`.
+# Package names: they would give the label away. A dot after a name is removed too, so that
+# `tf.data.Dataset` becomes `data.Dataset`.
 PACKAGE_NAMES = re.compile(
     r"(?<!\w)(tensorflow|tf|keras|keras[ _-]?(hub|nlp|cv)|numpy|np)(?!\w)\.?", re.IGNORECASE
 )
 
-# The most frequent n-grams that the baseline keeps; SST-2 has 81,000. It bounds the seconds that a
-# long text costs.
+# Number of n-grams that the baseline keeps, the most frequent ones; SST-2 has 81,000. It bounds the
+# time for a long text.
 MOST_NGRAMS = 100_000
 
 Row = tuple[str, str]  # a sentence and its label
@@ -40,14 +41,12 @@ class Sentences:
     """Labelled sentences in three splits.
 
     Attributes:
-        name: "installed-docs" or the path that was given.
-        splits: "train", "valid" and "test", each a pair of n sentences, without white space at
-            their ends, and their labels, int32 of shape (n,), numbers of `classes`. Every class has
-            an example in every split.
-        classes: The labels as they stand in the file, two or more: integers in the order of their
-            values, names sorted.
-        note: One line that says what is used where no dataset was named, or no test labels exist.
-        metrics: What a benchmark reports beside accuracy and macro F1: see `glue.Columns`.
+        name: "installed-docs" or a path.
+        splits: "train", "valid" and "test", each a pair of n stripped sentences and their labels,
+            int32 of shape (n,), indices of `classes`. Every split contains every class.
+        classes: The labels of the file, two or more: integers sorted by value, names by letters.
+        note: One line that names the default dataset, or the split without test labels; or None.
+        metrics: Metrics of the benchmark beside accuracy and macro F1, see `glue.Columns`.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Sentences:
 
     @property
     def pairs(self) -> bool:
-        """Whether each example has two sentences."""
+        """Returns whether each example has two sentences."""
         return SEPARATOR in self.splits["train"][0][0]
 
     def as_text(self) -> Text:
@@ -70,10 +69,10 @@ class Sentences:
         return Text(self.name, lines)
 
     def with_classes(self, classes: Sequence[str]) -> "Sentences":
-        """Returns the same sentences with their labels numbered by other classes' names.
+        """Returns the same sentences, labels numbered by the order of `classes`.
 
         Raises:
-            DataError: One of the classes is not among these.
+            DataError: `classes` lacks one of the labels.
         """
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
@@ -105,41 +104,40 @@ def load_sentences(
     GLUE's tasks of classes (see `glue.TASKS`). Its test files have no labels: then the dev split
     becomes the test split, and 10 percent of the training sentences the validation split.
 
-    One file is a CSV, or a TSV if its header holds a tab; per class, 80 percent of its different
-    sentences go to the training split and 10 to each of the others (at least one), by a permutation
-    that the seed and the class decide. A sentence that is repeated, in other case or spaces too,
-    goes to one split with all its rows.
+    A single file is a CSV, or a TSV if its header contains a tab. Per class, 80 percent of its
+    different sentences go to the training split and 10 to each of the others (at least one), by a
+    permutation that depends on the seed and the class. All rows of a repeated sentence, also in
+    other case or spacing, go to one split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`, or `sentence1`,
-    `sentence2` and `label`; other columns are ignored. A TSV has no quoting, a CSV has. What cannot
-    be used is an error.
+    `sentence2` and `label`; other columns are ignored. A CSV has quoting, a TSV has none. An
+    unusable file is an error.
 
-    `installed-docs`, which `auto` stands for, needs neither files nor a network: the question is
-    which of the installed packages a docstring's paragraph was written for. The packages' names
+    `installed-docs`, the value of `auto`, needs neither files nor a network: the task is to tell
+    which of the installed packages a docstring's paragraph belongs to. The packages' names
     would give it away and are removed from the paragraphs (tensorflow, tf, keras, keras_hub,
     keras_nlp, keras_cv, numpy, np, also in front of a dot). Names of classes and functions stay:
-    the question is about words more than about sentences, and TF-IDF is good at it.
+    words decide more than sentences, and TF-IDF is a strong baseline.
 
     Args:
         dataset: A folder, a file, `installed-docs` or `auto`.
-        cache_dir: Where parsed docstrings are kept.
+        cache_dir: The cache of parsed docstrings.
         seed: Decides the split of a single file.
-        text_column: The name of the column of the sentences, or of the first ones; None for the
-            names above.
-        second_text_column: That of the second sentences.
-        label_column: That of the labels.
+        text_column: The column of the sentences, or of the first ones; None for the names above.
+        second_text_column: The column of the second sentences.
+        label_column: The column of the labels.
 
     Returns:
         The sentences. The same call gives the same ones in the same order.
 
     Raises:
-        DataError: A file or a column is missing, a line is not what it should be, a split has no
-            example of a class, or there is only one class.
+        DataError: A file or a column is missing, a line is malformed, a split lacks a class, or
+            there is only one class.
     """
     if dataset in (INSTALLED_DOCS, "auto"):
         rows = {
-            split: [(_without_names(text), label) for text, label in found]
-            for split, found in installed_docs.load_labelled_docs(cache_dir).items()
+            split: [(_without_names(text), label) for text, label in pairs]
+            for split, pairs in installed_docs.load_labelled_docs(cache_dir).items()
         }
         note = (
             "no dataset was named: the task is which of the installed packages a paragraph of a "
@@ -159,7 +157,7 @@ def load_sentences(
 
 
 def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
-    """Returns the columns that a person names, and those of the file's own header otherwise."""
+    """Returns the columns that the options name, otherwise those of the file's header."""
     columns = glue.columns_of(path)
     if text is not None:
         columns = dataclasses.replace(columns, text=(text,), second=())
@@ -188,16 +186,16 @@ def _load_folder(
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
-    """Measures a baseline without a model, and one that counts words.
+    """Measures two baselines: the most frequent class, and TF-IDF.
 
     Args:
         splits: As in `Sentences.splits`.
 
     Returns:
-        On the test split: `most_frequent_accuracy`, of always saying the training split's most
-        frequent class; `tfidf_accuracy` and `tfidf_macro_f1` (the mean of the classes' F1 scores),
-        of logistic regression on TF-IDF of single words and pairs of words, left out where the
-        training sentences hold one class or no word of two or more letters. From 0 to 1.
+        On the test split: `most_frequent_accuracy`, of always predicting the training split's
+        most frequent class; `tfidf_accuracy` and `tfidf_macro_f1` (the mean of the classes' F1
+        scores), of logistic regression on TF-IDF of unigrams and bigrams, omitted if the training
+        sentences have one class or no word of two or more letters. All from 0 to 1.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -205,16 +203,17 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
 
     sentences, labels = splits["train"]
     test_sentences, test_labels = splits["test"]
-    most_frequent = np.bincount(labels).argmax()
-    found = {"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))}
+    counts = np.bincount(labels)
+    test_counts = np.bincount(test_labels, minlength=len(counts))
+    scores = {"most_frequent_accuracy": most_frequent_accuracy(counts, test_counts)}
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=MOST_NGRAMS)
     try:
         features = vectorizer.fit_transform(sentences)
         model = LogisticRegression(C=10, max_iter=1000).fit(features, labels)
     except ValueError:  # no word of two or more letters, or one class
-        return found
+        return scores
     predictions = model.predict(vectorizer.transform(test_sentences))
-    return found | {
+    return scores | {
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),
         "tfidf_macro_f1": float(f1_score(test_labels, predictions, average="macro")),
     }
@@ -225,12 +224,12 @@ def _without_names(paragraph: str) -> str:
 
 
 def fold(sentence: str) -> str:
-    """Returns a sentence without differences of case and white space."""
+    """Returns a sentence with case and white space normalised."""
     return " ".join(sentence.casefold().split())
 
 
 def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:
-    """Counts the test sentences that are training sentences too, case and spaces folded.
+    """Counts the test sentences that are also in training, ignoring case and spaces.
 
     Args:
         splits: As in `Sentences.splits`.
@@ -240,7 +239,7 @@ def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:
 
 
 def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None:
-    """Says in one line what `repeated_in_test` counts, or None where it counts nothing."""
+    """Returns a line about the repeated sentences in the test split, or None if there are none."""
     repeated = repeated_in_test(splits)
     if not repeated:
         return None
@@ -257,16 +256,16 @@ def _numbered(
     columns: glue.Columns | None = None,
 ) -> Sentences:
     """Numbers the labels."""
-    found = {split: {label for _, label in rows[split]} for split in SPLITS}
-    integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in found["train"])
-    classes = tuple(sorted(found["train"], key=int if integers else None))
+    labels = {split: {label for _, label in rows[split]} for split in SPLITS}
+    integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in labels["train"])
+    classes = tuple(sorted(labels["train"], key=int if integers else None))
     if len(classes) < 2:
         raise DataError(
             f"{name}: the only label is {_shown(classes)}, expected two classes or more"
         )
     for split in SPLITS:
-        if found[split] != found["train"]:
-            wrong = sorted(found[split] ^ found["train"])
+        if labels[split] != labels["train"]:
+            wrong = sorted(labels[split] ^ labels["train"])
             raise DataError(
                 f"{name}, training and {split} split: the label {_shown(wrong)} is in one of them "
                 "alone, expected examples of every class in every split"
@@ -292,27 +291,27 @@ def _split(
     name: str, rows: list[Row], seed: int, held_out: tuple[str, ...] = ("test", "valid")
 ) -> dict[str, list[Row]]:
     """Splits the rows of one file per class; each split keeps the order of the file."""
-    class_of: dict[str, str] = {}  # by folded sentence; the first row's label where rows disagree
+    class_of: dict[str, str] = {}  # by folded sentence; the first row's label if rows disagree
     for sentence, label in rows:
         class_of.setdefault(fold(sentence), label)
-    sentences: dict[str, list[str]] = {}
+    sentences_of: dict[str, list[str]] = {}
     for sentence, label in class_of.items():
-        sentences.setdefault(label, []).append(sentence)
+        sentences_of.setdefault(label, []).append(sentence)
     split_of: dict[str, str] = {}
-    for label, found in sentences.items():
-        if len(found) < len(SPLITS):
+    for label, sentences in sentences_of.items():
+        if len(sentences) < len(SPLITS):
             raise DataError(
-                f"{name}: too few different sentences of the label {label[:100]!r}: {len(found)}, "
-                "expected 3 or more, one for each split"
+                f"{name}: too few different sentences of the label {label[:100]!r}: "
+                f"{len(sentences)}, expected 3 or more, one for each split"
             )
-        # Of the label, not of its number: a class that is added changes no other class's split.
+        # Seeded by the label, not by its number: a new class does not change the others' splits.
         rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
-        order = rng.permutation(len(found))
-        count = max(1, round(HELD_OUT * len(found)))
+        order = rng.permutation(len(sentences))
+        count = max(1, round(HELD_OUT * len(sentences)))
         for place, index in enumerate(order):
             number = place // count
             split = held_out[number] if number < len(held_out) else "train"
-            split_of[found[index]] = split
+            split_of[sentences[index]] = split
     return {split: [row for row in rows if split_of[fold(row[0])] == split] for split in SPLITS}
 
 
@@ -333,34 +332,34 @@ def _read(path: Path, columns: glue.Columns) -> list[Row]:
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
-    """Turns sentences into what a `keras_nlp.models.TextClassifier` takes.
+    """Encodes sentences as inputs of a `keras_nlp.models.TextClassifier`.
 
     Args:
         sentences: n sentences, or n pairs joined by `SEPARATOR`.
-        preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`; it cuts sentences that are
-            longer than its `sequence_length`.
+        preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`; it truncates
+            sentences to its `sequence_length`.
 
     Returns:
-        `token_ids` (begin, pieces, end, padding) and, where the family has them, `segment_ids`
-        and `padding_mask` (1 where there is a token), each int32 of shape (n, length).
+        `token_ids` (begin, pieces, end, padding) and, if the family has them, `segment_ids` and
+        `padding_mask` (1 for tokens, 0 for padding), each int32 of shape (n, length).
     """
     parts = zip(*(text.split(SEPARATOR) for text in sentences), strict=True)
     texts = tuple(tf.constant(part, tf.string) for part in parts)
-    # With a second argument: KerasNLP takes a pair alone for inputs and labels.
+    # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
     inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
-    # Also the mask, which Keras makes a bool: it averages the first batch over the replicas.
+    # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
     return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
 
 
 def naive_bayes_evidence(
     inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
 ) -> np.ndarray:
-    """Counts what each word piece says of the classes: Bernoulli naive Bayes, add-one smoothed.
+    """Computes each word piece's evidence for the classes: Bernoulli naive Bayes, add-one smoothed.
 
     Args:
-        inputs: what `encode` made of the training sentences.
+        inputs: the training sentences, encoded by `encode`.
         labels: int32 of shape (sentences,).
-        tokenizer: a `keras_nlp.models.BertTokenizer`; its special tokens say nothing.
+        tokenizer: a `keras_nlp.models.BertTokenizer`; its special tokens are no evidence.
         num_classes: number of classes.
 
     Returns:
@@ -379,12 +378,12 @@ def naive_bayes_evidence(
 
 
 def hide_word_pieces(share: float, tokenizer, seed: int) -> Callable:
-    """Returns a `change` for `arrays.training_data` that hides word pieces, others in each epoch.
+    """Returns a `change` for `arrays.training_data` that masks word pieces, redrawn every epoch.
 
-    Which ones depends on (seed, epoch, example) alone.
+    The choice depends on (seed, epoch, example) alone.
 
     Args:
-        share: Share of the word pieces that are hidden, in [0, 1); special tokens are not.
+        share: Share of the word pieces to mask, in [0, 1); special tokens are never masked.
         tokenizer: Of KerasNLP: its mask token replaces them.
         seed: The run's seed.
     """

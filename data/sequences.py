@@ -1,8 +1,8 @@
-"""Sequences of equal length, cut from a text once and mapped into memory: corpora larger than it.
+"""Cuts a text into sequences of equal length once, and maps them: a corpus may exceed the memory.
 
-A file holds rows of equal length, one after the other and nothing else: 2 bytes an id while the
-vocabulary allows it, otherwise 4, little-endian. All processes of a machine that map it share one
-copy, which the operating system may drop and read again.
+A file contains rows of equal length without a header, little-endian: 2 bytes per id if the
+vocabulary allows it, otherwise 4. All processes of a machine share one mapped copy, which the
+operating system may drop and read again.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from data.live_line import live_line
 from data.text import Text
 from data.word_pieces import SpecialTokens
 
-SHORT_LINE = 100  # bytes; "lines" leaves out lines that are not longer, headings mostly
+SHORT_LINE = 100  # bytes; "lines" skips lines that are not longer, mostly headings
 
 
 def packed(
@@ -27,13 +27,12 @@ def packed(
     """Joins lines by [SEP] and cuts them into full sequences, [CLS] first.
 
     Args:
-        blocks: Ids and lengths of some lines at a time, see `word_pieces.tokenize`.
-        length: Tokens of a sequence, [CLS] counted.
+        blocks: Ids and lengths of blocks of lines, see `word_pieces.tokenize`.
+        length: Tokens of a sequence, including [CLS].
         special: The ids of the special tokens.
 
     Yields:
-        int32 of shape (sequences, length), those that some lines fill up; the incomplete last
-        sequence of all is dropped.
+        int32 of shape (sequences, length), per block; the incomplete last sequence is dropped.
     """
     rest = np.zeros(0, np.int32)
     for ids, lengths in blocks:
@@ -50,7 +49,7 @@ def packed(
 def lines(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]], length: int, special: SpecialTokens
 ) -> Iterator[np.ndarray]:
-    """One line per sequence: [CLS], the line cut to fit, [SEP], padding; empty lines give none.
+    """Yields one sequence per line: [CLS], the truncated line, [SEP], padding; skips empty lines.
 
     Args and Yields as `packed`.
     """
@@ -77,15 +76,14 @@ def sequences_once(
         text: A `data.text.Text`.
         tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
         cache_dir: The cache; sequences are stored in its folder `sequences`.
-        text_mode: "packed" or "lines"; the latter leaves out lines of 100 bytes or fewer.
+        text_mode: "packed" or "lines"; the latter skips lines of 100 bytes or fewer.
         length: Tokens of a sequence.
 
     Returns:
-        By split, token ids of shape (sequences, length), uint16 or int32: files that are mapped
-        into memory.
+        Token ids of shape (sequences, length) by split, uint16 or int32, mapped from files.
 
     Raises:
-        DataError: A split gives no sequence.
+        DataError: A split has no sequence.
     """
     names = ("lowercase", "strip_accents", "split_on_cjk", "proto")
     settings = (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
@@ -97,23 +95,23 @@ def sequences_once(
 
     def build(folder: Path) -> None:
         folder.mkdir()
-        for split, found in text.splits.items():
-            found = live_line(found, f"tokenising {split}")
+        for split, source in text.splits.items():
+            source = live_line(source, f"tokenising {split}")
             if text_mode == "lines":
-                found = (line for line in found if len(line.encode()) > SHORT_LINE)
-            tokens = word_pieces.tokenize(found, tokenizer)
+                source = (line for line in source if len(line.encode()) > SHORT_LINE)
+            tokens = word_pieces.tokenize(source, tokenizer)
             blocks = CUT[text_mode](tokens, length, SpecialTokens.of(tokenizer))
             write(folder / f"{split}.bin", blocks, dtype)
 
     files.build_once(target, build, "sequences")
-    found = {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
-    for split, rows in found.items():
+    sequences = {split: mapped(target / f"{split}.bin", dtype, length) for split in text.splits}
+    for split, rows in sequences.items():
         if not len(rows):
             raise DataError(
                 f"{text.name}: the {split} split gives no sequence of {length} tokens; take more "
                 "text or a shorter --sequence-length"
             )
-    return found
+    return sequences
 
 
 def dtype_of(vocabulary_size: int) -> np.dtype:
@@ -122,7 +120,7 @@ def dtype_of(vocabulary_size: int) -> np.dtype:
 
 
 def write(path: Path, blocks: Iterable[np.ndarray], dtype: np.dtype) -> None:
-    """Writes sequences, integers of shape (sequences, length), some at a time."""
+    """Writes blocks of sequences, integers of shape (sequences, length)."""
     with open(path, "wb") as file:
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype).data)
@@ -131,8 +129,8 @@ def write(path: Path, blocks: Iterable[np.ndarray], dtype: np.dtype) -> None:
 def mapped(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
     """Maps a file of sequences into memory, of shape (sequences, length).
 
-    What is written to the array stays in this process: TensorFlow takes no array that cannot be
-    written.
+    The array is copy-on-write, since TensorFlow accepts no read-only array: changes do not reach
+    the file.
     """
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros((0, length), dtype)
@@ -140,14 +138,13 @@ def mapped(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
 
 
 def as_tensor(sequences: np.ndarray) -> tf.Tensor:
-    """Makes a tensor for `tf.gather` inside `tf.data`: without a copy where a file is mapped.
+    """Makes a tensor for `tf.gather` inside `tf.data`, without a copy if a file is mapped.
 
-    (TensorFlow's own `ImmutableConst` maps a file too, but makes a copy on the way, whose memory
-    it keeps.)
+    (TensorFlow's `ImmutableConst` maps a file too, but makes a copy and keeps its memory.)
 
     Args:
-        sequences: Of shape (sequences, length); if `mapped` made it, or it is the first rows of
-            such an array, the tensor is the mapped file.
+        sequences: Of shape (sequences, length); for an array of `mapped()`, or its first rows, the
+            tensor is the mapped file.
 
     Returns:
         A tensor of that shape and type.
@@ -159,6 +156,6 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
 
 
 def in_blocks(sequences: np.ndarray, rows: int = 16_384) -> Iterator[np.ndarray]:
-    """Yields some sequences at a time, so that what is computed of them needs little memory."""
+    """Yields blocks of sequences, so that computations over all of them need little memory."""
     for start in range(0, len(sequences), rows):
         yield np.asarray(sequences[start : start + rows])

@@ -1,4 +1,4 @@
-"""Tables in CSV and TSV files, row by row; each message names the line."""
+"""Reads CSV and TSV tables row by row; each error message names the line."""
 
 import csv
 import io
@@ -18,19 +18,19 @@ def read_table(
     """Yields the wanted columns of each row that is not empty.
 
     Args:
-        path: UTF-8 with a header; a tab in the first line makes it a TSV, which has no quoting, as
-            a CSV has. `.gz` is unpacked.
-        *columns: Of each wanted column the names that it may have; "" among them allows it to be
-            missing, and its values are "" then. Other columns are ignored.
-        header: The names of the columns where the file's first line is a row already.
-        skips_broken_rows: Whether a row of another length than the header is left out.
+        path: UTF-8 with a header; a tab in the first line makes it a TSV. A CSV has quoting,
+            a TSV has none. `.gz` is unpacked.
+        *columns: The possible names of each wanted column; "" among them makes it optional: a
+            missing column has the values "". Other columns are ignored.
+        header: The names of the columns, if the file has no header line.
+        skips_broken_rows: Whether to skip rows of another length than the header.
 
     Yields:
-        Where the row begins ("path, line 7"), and its values without white space at their ends.
+        The position of the row ("path, line 7") and its stripped values.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
-            header, or not each wanted column once.
+            header, or lacks or repeats a wanted column.
     """
     reader = _reader(_text(path))
     try:
@@ -53,7 +53,7 @@ def read_table(
 
 
 def header_of(path: Path) -> list[str]:
-    """Returns the fields of a table's first line, without white space at their ends.
+    """Returns the stripped fields of a table's first line.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
@@ -83,17 +83,17 @@ def _reader(text: str):
     lines = io.StringIO(text, newline="")
     if "\t" in text.partition("\n")[0]:
         return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    # `strict`: a quote that is never closed is an error, not one long value
+    # `strict`: an unclosed quote is an error, not one long value
     return csv.reader(lines, strict=True)
 
 
 def _place(path: Path, header: list[str], names: Sequence[str]) -> int | None:
-    found = [index for index, name in enumerate(header) if name in names]
-    if not found and "" in names:
+    indices = [index for index, name in enumerate(header) if name in names]
+    if not indices and "" in names:
         return None
-    if len(found) == 1:
-        return found[0]
-    counted = f"{len(found)} columns" if found else "no column"
+    if len(indices) == 1:
+        return indices[0]
+    counted = f"{len(indices)} columns" if indices else "no column"
     raise DataError(
         f"{path}, line 1: {counted} {' or '.join(names)}, expected one; found "
         f"{', '.join(header)[:100]!a}"

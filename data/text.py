@@ -1,4 +1,4 @@
-"""Text: WikiText by name, the installed packages' docstrings, or files of one's own."""
+"""Loads text: WikiText by name, the installed packages' docstrings, or any files."""
 
 import dataclasses
 import functools
@@ -15,19 +15,19 @@ from data import download, files, installed_docs
 from data.errors import DataError
 from data.splits import SPLITS
 
-TEST_SHARE = 0.05  # of the training lines, where there is no test file
+TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
 class Lines:
-    """The lines of text files, read again by each iteration: none is held in memory.
+    """The lines of text files; each iteration reads them again, none stays in memory.
 
-    A line is a paragraph without its newline; empty lines are left out.
+    A line is a paragraph without its newline; empty lines are skipped.
 
     Args:
-        sources: Paths, each with the name of a member where it is a zip archive.
-        split: Takes only the lines whose hash falls to this split.
-        start: The first line, counted from 0 without the empty ones.
-        stop: The line after the last one; None for all.
+        sources: Paths, each with the name of a member if it is a zip archive.
+        split: Keeps only the lines whose hash belongs to this split.
+        start: The first line to read, counted from 0 without empty lines.
+        stop: The line after the last one to read; None for all.
 
     Raises (while iterating):
         DataError: A file is not UTF-8 text.
@@ -64,14 +64,14 @@ class Lines:
 class Text:
     """Lines of text by split. WikiText keeps its headings and its `<unk>`."""
 
-    name: str  # A known dataset, or the path that was given.
+    name: str  # A known dataset, or a path.
     splits: Mapping[str, Iterable[str]]  # Keys "train", "valid" and "test".
-    english_wikitext: bool = False  # Decides whether a pretrained English preset is tried.
-    note: str | None = None  # One line about a source or a split that stands in for another.
+    english_wikitext: bool = False  # Whether to try a pretrained English preset.
+    note: str | None = None  # One line about a fallback for a source or a split.
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Fingerprint of the lines and of the splits that they are in (hex)."""
+        """Returns a fingerprint of the lines of each split (hex)."""
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
@@ -80,12 +80,11 @@ class Text:
         return digest.hexdigest()
 
 
-# Plain http as well, for machines on which the certificate does not pass: what is trusted is the
-# hash.
+# Plain http as well, for machines that reject the certificate: the hash is checked anyway.
 _SMERITY = ("https://wikitext.smerity.com/", "http://wikitext.smerity.com/")
 _HUGGING_FACE = "https://huggingface.co/datasets"
 _GGML = f"{_HUGGING_FACE}/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9/"
-# Mirrors, and the SHA-256 of the zip archive, which is called NAME-v1.zip.
+# Mirrors, and the SHA-256 of the zip archive NAME-v1.zip.
 WIKITEXT = {
     "wikitext-2": (_SMERITY, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "wikitext-2-raw": (
@@ -105,12 +104,12 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
 
     Args:
         dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`;
-            `installed-docs`; `auto` (`wikitext-2` where it is cached or a mirror answers, otherwise
+            `installed-docs`; `auto` (`wikitext-2` if it is cached or a mirror answers, otherwise
             `installed-docs`); or a path: a folder with train, valid and test files (without a test
             file, the last twentieth of the training lines is the test split), one text file or a
             glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text files
             may be compressed (`.gz`).
-        cache_dir: Where downloads and parsed docstrings are kept.
+        cache_dir: The cache of downloads and parsed docstrings.
 
     Returns:
         The text; no split is empty.
@@ -126,8 +125,8 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
             note = f"{error}; the installed packages' docstrings are used instead"
             return dataclasses.replace(load_text("installed-docs", cache_dir), note=note)
     if dataset == "installed-docs":
-        found = installed_docs.load_labelled_docs(cache_dir)
-        return Text(dataset, {split: [text for text, _ in pairs] for split, pairs in found.items()})
+        docs = installed_docs.load_labelled_docs(cache_dir)
+        return Text(dataset, {split: [text for text, _ in pairs] for split, pairs in docs.items()})
     if dataset in WIKITEXT:
         return _load_wikitext(dataset, cache_dir)
     path = files.expand(dataset)
@@ -164,34 +163,34 @@ def _load_zip(name: str, path: Path) -> Text:
 
 
 def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text:
-    """Picks the one source of each split by its name; a missing test split is cut from training.
+    """Picks the source of each split by name; cuts a missing test split from training.
 
     Args:
-        name: What the text is called.
+        name: Name of the text, for messages.
         sources: By file name.
     """
     splits, note = {}, None
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw)(\.gz)?"
-        found = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
-        if len(found) == 1:
-            splits[split] = Lines([sources[found[0]]])
-            is_wikitext = "wiki." in found[0]
-        elif split == "test" and not found and len(splits) == 2:
+        matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
+        if len(matches) == 1:
+            splits[split] = Lines([sources[matches[0]]])
+            is_wikitext = "wiki." in matches[0]
+        elif split == "test" and not matches and len(splits) == 2:
             splits, note = _cut_test(splits)
     if len(splits) == len(SPLITS):
         return _not_empty(Text(name, splits, is_wikitext, note))
-    there = ", ".join(sorted(sources)[:5]) or "nothing"
+    names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
-        f"{name}: found {there}; expected one train, one valid and perhaps one test file called "
+        f"{name}: found {names}; expected one train, one valid and perhaps one test file called "
         "wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
     )
 
 
 def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:
-    """Makes the end of the training lines the test split; returns the splits and a note.
+    """Cuts the test split from the end of the training lines; returns the splits and a note.
 
-    The end, not lines from everywhere: paragraphs beside the trained ones would make it easier.
+    The end, not random lines: paragraphs next to trained ones would be easier to predict.
     """
     train = splits["train"]
     count = sum(1 for _ in train)

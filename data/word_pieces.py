@@ -1,8 +1,8 @@
-"""WordPiece: a vocabulary learned from text; and lines turned into ids by any tokenizer.
+"""Learns a WordPiece vocabulary from text, and turns lines into ids with any tokenizer.
 
-Keras's own tokenizer makes the ids, so that training, prediction and the saved preset agree.
-It is called once for each distinct word: three million tokens a second on one core, several times
-what `tokenizers` makes of whole lines on two.
+Keras's tokenizer makes the ids, so that training, prediction and the saved preset agree. It is
+called once for each distinct word: three million tokens per second on one core, several times as
+fast as `tokenizers` on whole lines with two.
 """
 
 import collections
@@ -20,17 +20,17 @@ from data.live_line import Waiting, live_line
 from data.text import Text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-UNKNOWN_IN_TEXT = "<unk>"  # what WikiText puts for a rare word
+UNKNOWN_IN_TEXT = "<unk>"  # WikiText's rare words
 
-# A longer word is [UNK] as a whole, to Keras's tokenizer as to BERT's (there 100 letters).
+# A longer word is one [UNK] in Keras's tokenizer, as in BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
-# What is in memory at once.
+# Numbers of lines and words in memory at once.
 LINES_AT_ONCE = 1000
 KNOWN_WORDS = 1_000_000
 
 
 def special_ids(tokenizer) -> list[int]:
-    """Returns the ids of `SpecialTokens`, of a tokenizer of KerasNLP."""
+    """Returns the ids of a KerasNLP tokenizer's `SpecialTokens`."""
     return list(SpecialTokens.of(tokenizer).all())
 
 
@@ -38,8 +38,8 @@ def special_ids(tokenizer) -> list[int]:
 class SpecialTokens:
     """The ids of special tokens, which are never masked and never predicted.
 
-    By BERT's names: what begins a sequence is [CLS], what ends it or a line is [SEP]. A family
-    without one for unknown words, since it spells them in bytes, has that of padding instead.
+    Named as in BERT: [CLS] begins a sequence, [SEP] ends it or a line. A family without an unknown
+    token, since it spells words in bytes, has the padding token instead.
     """
 
     pad: int
@@ -50,7 +50,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, tokenizer) -> "SpecialTokens":
-        """Returns those of a tokenizer of KerasNLP, of a family with a `MaskedLM`."""
+        """Returns the special tokens of a KerasNLP tokenizer of a family with a `MaskedLM`."""
         pad = tokenizer.pad_token_id
         return cls(
             pad=pad,
@@ -67,12 +67,12 @@ class SpecialTokens:
 
 def _unknown_id(tokenizer, otherwise: int) -> int:
     pieces = set(pieces_of(tokenizer))
-    found = next((name for name in ("[UNK]", UNKNOWN_IN_TEXT) if name in pieces), None)
-    return otherwise if found is None else int(tokenizer.token_to_id(found))
+    name = next((name for name in ("[UNK]", UNKNOWN_IN_TEXT) if name in pieces), None)
+    return otherwise if name is None else int(tokenizer.token_to_id(name))
 
 
 def pieces_of(tokenizer) -> list[str]:
-    """Returns the pieces of any tokenizer of KerasNLP, in the order of their ids."""
+    """Returns the pieces of any KerasNLP tokenizer, in the order of their ids."""
     numbers = getattr(tokenizer, "vocabulary", None)
     if isinstance(numbers, dict):  # byte-level BPE
         return sorted(numbers, key=lambda piece: numbers[piece])
@@ -80,12 +80,12 @@ def pieces_of(tokenizer) -> list[str]:
 
 
 def vocabulary_of(tokenizer) -> list[str]:
-    """Returns all that decides how a tokenizer splits words: pieces, and merges of BPE."""
+    """Returns everything that determines how a tokenizer splits words: pieces, and BPE merges."""
     return [*pieces_of(tokenizer), *(getattr(tokenizer, "merges", None) or ())]
 
 
 def begins_words(tokenizer) -> str:
-    """Returns the mark of a piece that begins a word, or "" where the others are marked by `##`."""
+    """Returns the mark of pieces that begin a word, or "" if `##` marks the others."""
     if getattr(tokenizer, "merges", None) is not None:
         return "\u0120"  # a space, as byte-level BPE writes it
     return "\u2581" if getattr(tokenizer, "proto", None) is not None else ""
@@ -102,7 +102,7 @@ def continuations(tokenizer) -> tuple[int, ...]:
 
 
 def as_text(piece: str) -> str:
-    """Returns a piece with the space that its mark stands for."""
+    """Returns a piece with its mark replaced by a space."""
     return piece.replace("\u0120", " ").replace("\u2581", " ")
 
 
@@ -110,18 +110,18 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     """Learns word pieces from text: lower case, accents stripped, words of at most 100 bytes.
 
     The `tokenizers` trainer numbers characters in the order of a hash map and breaks ties by these
-    numbers, so it gives another vocabulary on each run. With all characters among the special
-    tokens their numbers are fixed, and with them the result.
+    numbers, so its vocabulary varies from run to run. Passing all characters as special tokens
+    fixes their numbers, and so the result.
 
     Args:
         lines: The training text.
-        size: Number of pieces wanted, the five special ones included.
+        size: Number of pieces wanted, including the five special ones.
 
     Returns:
-        At most `size` pieces, special tokens first; the same ones for the same text.
+        At most `size` pieces, special tokens first; the same for the same text.
 
     Raises:
-        DataError: The size has no room for the characters of the text.
+        DataError: The size is too small for the characters of the text.
     """
     import tokenizers
 
@@ -130,7 +130,7 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     for word, count in words.items():
         for character in set(word):
             counts[character] += count
-    # Rare characters (a sixteenth of the pieces at most are first characters) become [UNK].
+    # Rare characters become [UNK]: at most a sixteenth of the pieces are first characters.
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     alphabet = sorted(ranked[: max(26, size // 16)])
     known = set(alphabet)
@@ -174,7 +174,7 @@ def _count_words(lines: Iterable[str]) -> dict[str, int]:
 
 
 def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
-    """Learns the vocabulary of a text's training split, or takes it from the cache.
+    """Learns the vocabulary of a text's training split, or reads it from the cache.
 
     Args:
         text: A `data.text.Text`.
@@ -194,7 +194,7 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Reads a vocabulary file: UTF-8, one piece a line.
+    """Reads a vocabulary file: UTF-8, one piece per line.
 
     Raises:
         DataError: It cannot be read, is not UTF-8, repeats a piece, or lacks a special token.
@@ -226,17 +226,16 @@ def vocabulary_sha256(pieces: Sequence[str]) -> str:
 def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Turns lines into token ids with Keras's tokenizer, each distinct word once.
 
-    White space of any kind separates words, also a no-break space, which Keras's tokenizer alone
-    takes for a letter; byte-level BPE gets one space before each word but a line's first. `<unk>`
-    becomes [UNK], and so does, by the rule of Keras's BERT tokenizer, a word of more than 100
-    bytes.
+    Any white space separates words, also a no-break space, which is a letter to Keras's tokenizer.
+    Byte-level BPE gets one space before each word except a line's first. `<unk>` becomes [UNK], and
+    so does a word of more than 100 bytes, by the rule of Keras's BERT tokenizer.
 
     Args:
-        lines: The text; `LINES_AT_ONCE` of them are in memory.
+        lines: The text; reads `LINES_AT_ONCE` of them at a time.
         tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
 
     Yields:
-        Of some lines at a time: their ids, int32 of shape (tokens,), and how many each line has,
+        Per block of lines: the ids, int32 of shape (tokens,), and the number of ids of each line,
         int64 of shape (lines,).
     """
     space = " " if getattr(tokenizer, "merges", None) is not None else ""
@@ -266,5 +265,5 @@ def _words(line: str, space: str) -> list[str]:
 
 
 def _as_lists(ids) -> list:
-    # Some tokenizers answer with a ragged tensor.
+    # Some tokenizers return a ragged tensor.
     return ids.to_list() if hasattr(ids, "to_list") else ids

@@ -1,1 +1,1 @@
-"""Where the work runs: strategies, clusters, the update, and what Keras lacks for them."""
+"""Distributes training: strategies, clusters, the update, and Keras compatibility."""

@@ -1,4 +1,4 @@
-"""Names the strategies, and reads from TF_CONFIG and SLURM who trains together. Plain Python."""
+"""Names the strategies, and reads the cluster from TF_CONFIG and SLURM. Plain Python."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def cluster_spec() -> dict[str, list[str]]:
     """Returns the cluster of TF_CONFIG: lists of HOST:PORT by task type; empty without one.
 
     Raises:
-        DistributionError: TF_CONFIG is no cluster with this process's own task in it.
+        DistributionError: TF_CONFIG is not a cluster that contains this process's task.
     """
     text = os.environ.get("TF_CONFIG", "")
     try:
@@ -43,13 +43,13 @@ def cluster_spec() -> dict[str, list[str]]:
 
 
 def count_workers() -> int:
-    """Counts the processes that train by TF_CONFIG, chief and workers; 1 without a cluster."""
+    """Counts the training processes in TF_CONFIG, chief and workers; 1 without a cluster."""
     cluster = cluster_spec()
     return max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", [])))
 
 
 def slurm_tasks() -> int:
-    """Counts the tasks that `srun` started; 1 where this process is none of them."""
+    """Counts the tasks that `srun` started; 1 if this process is not one of them."""
     if not os.environ.get("SLURM_PROCID"):
         return 1
     return int(os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or 1)

@@ -1,8 +1,8 @@
-"""The one kind of error that a person can repair by other options or another machine."""
+"""Defines the error that other options or another machine can fix."""
 
 
 class DistributionError(Exception):
-    """Strategy, devices, batch sizes or cluster do not go together.
+    """Reports an incompatible strategy, devices, batch sizes or cluster.
 
-    The message is one line for a person; recipes print it and end with exit status 2.
+    The message is one line; recipes print it and end with exit status 2.
     """

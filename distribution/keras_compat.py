@@ -1,8 +1,8 @@
-"""Adds what Keras lacks for tf.distribute: the only file that touches private names of Keras.
+"""Adapts Keras to tf.distribute; the only file that uses private names of Keras.
 
-Each piece says what breaks, names the upstream thread where there is one, and what it does. What
-has to be patched for the whole process is a context manager, and `patch_keras_for` enters those
-that a strategy needs. `make check-upstream` tells which pieces the installed Keras no longer needs.
+Each function names the problem, its upstream thread if there is one, and its solution. Patches of
+the whole process are context managers, and `patch_keras_for` enters those that a strategy needs.
+`make check-upstream` tells which of them the installed Keras no longer needs.
 Tested with Keras 3.15.1 and TensorFlow 2.21.
 """
 
@@ -31,9 +31,9 @@ from distribution.errors import DistributionError
 
 @contextlib.contextmanager
 def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Within it `fit()` and `evaluate()` run under this strategy; afterwards Keras is stock again.
+    """Makes `fit()` and `evaluate()` work under this strategy within it; restores Keras afterwards.
 
-    The model is created within it too. It may be entered again, also for another strategy.
+    Create the model within it too. It may be entered again, also for another strategy.
     """
     parameter_server = tf.distribute.ParameterServerStrategy
     shared_weights = (tf.distribute.experimental.CentralStorageStrategy, parameter_server)
@@ -62,7 +62,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
-    """Replaces a function of a class or module by `make(stock)`, and puts it back."""
+    """Replaces a function of a class or module by `make(stock)`, and restores it."""
     stock = getattr(owner, name)
     is_own = name in vars(owner)  # else it is inherited
     setattr(owner, name, functools.wraps(stock)(make(stock)))
@@ -76,11 +76,11 @@ def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
 
 
 def write_weights_at_once() -> contextlib.AbstractContextManager:
-    """Lets a weights file fail as other files do where the disk is full.
+    """Makes writing a weights file to a full disk fail like other files.
 
-    Breaks: HDF5 keeps what it could not write and tries again whenever an object of the file goes:
-    a hundred lines of "Exception ignored", and at the end of the process a segmentation fault.
-    Does: lets Keras make the file in memory, as it does for an archive, and write it at once.
+    Breaks: HDF5 keeps unwritten data and tries again whenever an object of the file is deleted: a
+    hundred lines of "Exception ignored", and at the end of the process a segmentation fault.
+    Does: makes Keras build the file in memory, as for an archive, and write it at once.
     """
 
     class Disk:
@@ -107,8 +107,8 @@ def leave_losses_unscaled() -> Iterator[None]:
     """Leaves each loss the mean of its replica; `distribution.step` averages the replicas.
 
     Breaks: Keras multiplies some losses (its own, penalties of layers) by 1 / replicas, which
-    TensorFlow takes through float32, and others not (what a model's `compute_loss()` makes of
-    tensors): with three replicas the gradient differs by 1e-8, or is three times as large.
+    TensorFlow rounds to float32, and others not (those that a model's `compute_loss()` computes
+    from tensors): with three replicas the gradient differs by 1e-8, or is three times as large.
     Does: leaves out the factor.
     """
 
@@ -123,7 +123,7 @@ def leave_losses_unscaled() -> Iterator[None]:
 
 
 def weigh_each_value() -> contextlib.AbstractContextManager:
-    """Lets a weight of an example count for each of its values.
+    """Applies the weight of an example to each of its values.
 
     Breaks: weights of shape (batch,) beside losses of shape (batch, time) are multiplied along the
     wrong axis: a traceback, or wrong numbers where both are equally long. Does: appends axes.
@@ -138,7 +138,7 @@ def weigh_each_value() -> contextlib.AbstractContextManager:
                 while 1 <= len(weights.shape) < len(values.shape):
                     weights = keras.ops.expand_dims(weights, axis=-1)
                 if len(weights.shape) > 1 and len(weights.shape) == len(values.shape):
-                    # So that the mean over values counts it as often.
+                    # So that the mean over values counts it equally often.
                     weights = keras.ops.broadcast_to(weights, keras.ops.shape(values))
                 sample_weight = weights
             return stock(values, sample_weight, *args, **kwargs)
@@ -149,10 +149,10 @@ def weigh_each_value() -> contextlib.AbstractContextManager:
 
 
 def leave_gradients_reduced() -> contextlib.AbstractContextManager:
-    """Lets an optimizer take its gradients as already summed over the replicas.
+    """Makes an optimizer treat its gradients as already summed over the replicas.
 
-    Breaks: Keras sums them in the innermost part of `apply()`, after clipping and after the look
-    for an overflow, and has no public way to leave that out (keras-team/keras#19308, open). Does:
+    Breaks: Keras sums them in the innermost part of `apply()`, after clipping and after the check
+    for an overflow, and has no public way to skip it (keras-team/keras#19308, open). Does:
     leaves it out.
     """
 
@@ -165,10 +165,11 @@ def leave_gradients_reduced() -> contextlib.AbstractContextManager:
 def drop_out_by_place() -> contextlib.AbstractContextManager:
     """Makes a dropout mask a function of seed, step and place in the global batch.
 
-    Breaks: all replicas draw the same mask, so the noise of a global batch repeats itself, and
-    another number of replicas draws another one. Does: draws on each replica its rows of the mask
+    Breaks: all replicas draw the same mask, so the noise of a global batch repeats, and it
+    changes with the number of replicas. Does: draws on each replica its rows of the mask
     that one replica would draw for the whole global batch. TensorFlow's generator (Philox) counts
-    in blocks of numbers, so a replica begins at the block of its first row; nothing is drawn twice.
+    in blocks of numbers, so a replica starts at the block of its first row; no number is drawn
+    twice.
     """
 
     def make(stock):
@@ -193,15 +194,15 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
 
 
 def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:
-    """Draws rows [index rows, (index + 1) rows) of what `tf.random.stateless_uniform` draws.
+    """Draws rows [index rows, (index + 1) rows) of `tf.random.stateless_uniform`.
 
     Args:
-        shape: int32 tensor; its first number counts the rows.
+        shape: int32 tensor; its first element is the number of rows.
         seed: of shape (2,).
-        dtype: of the numbers, which lie in [0, 1).
-        index: which part of the rows, counted from 0.
+        dtype: of the numbers, which are in [0, 1).
+        index: number of the part of the rows, from 0.
     """
-    block = 2 if dtype == tf.float64 else 4  # numbers of one count of the generator
+    block = 2 if dtype == tf.float64 else 4  # numbers per block of the generator
     count = tf.reduce_prod(shape)
     first = tf.cast(index, tf.int64) * tf.cast(count, tf.int64)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
@@ -219,7 +220,7 @@ def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:
 
 
 def add_in_place() -> contextlib.AbstractContextManager:
-    """Lets metrics and counters add up under CentralStorage- and ParameterServerStrategy.
+    """Makes metrics and counters correct under CentralStorage- and ParameterServerStrategy.
 
     Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`. Where all replicas share one
     copy, the sum over n replicas counts the old value n times, and workers that do not wait for
@@ -239,12 +240,12 @@ def add_in_place() -> contextlib.AbstractContextManager:
 
 
 def distribute_data() -> contextlib.AbstractContextManager:
-    """Lets each of several workers compute its own part of a global batch, and nothing else.
+    """Makes each of several workers compute only its part of a global batch.
 
     Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
     each global batch on every worker, and which ParameterServerStrategy refuses
     (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
-    returns the part of one worker, this worker takes that; beside parameter servers the coordinator
+    returns the part of one worker, this worker uses it; beside parameter servers the coordinator
     iterates over the dataset itself.
     """
 
@@ -280,7 +281,7 @@ class _OwnPart:
 
 
 def share_dropout_seeds() -> contextlib.AbstractContextManager:
-    """Lets dropout run under CentralStorageStrategy and ParameterServerStrategy.
+    """Makes dropout work under CentralStorageStrategy and ParameterServerStrategy.
 
     Breaks: the seed variable has `aggregation="none"`, which these strategies refuse to assign
     in a replica. Does: creates it with `aggregation="only_first_replica"`.
@@ -297,15 +298,15 @@ def share_dropout_seeds() -> contextlib.AbstractContextManager:
     return _replaced(Variable, "__init__", make)
 
 
-_batches_done = 0  # of the epoch that begins next
+_batches_done = 0  # of the next epoch
 
 
 @contextlib.contextmanager
 def count_from_mid_epoch() -> Iterator[None]:
-    """Lets `start_in_mid_epoch` set the batch from which an epoch of `fit()` counts.
+    """Makes `start_in_mid_epoch` set the first batch of an epoch of `fit()`.
 
     Breaks: `fit(initial_epoch=...)` starts at an epoch's first batch only, and so
-    `BackupAndRestore` repeats the epoch that it was killed in. Does: drops the first counts of the
+    `BackupAndRestore` repeats the interrupted epoch. Does: drops the first counts of the
     epoch; the dataset must begin at that batch.
     """
 
@@ -330,16 +331,16 @@ def count_from_mid_epoch() -> Iterator[None]:
 def start_in_mid_epoch(batch: int) -> None:
     """Makes the next epoch of `fit()` count from a batch other than 0.
 
-    To be called within `patch_keras_for`, in a callback's `on_epoch_begin`.
+    Call it within `patch_keras_for`, in a callback's `on_epoch_begin`.
 
     Args:
-        batch: how many batches of the epoch are done. The dataset must begin at the next one.
+        batch: number of finished batches of the epoch. The dataset must begin at the next one.
     """
     global _batches_done
     _batches_done = batch
 
 
-# What `build` has built, by model: its optimizer and its metrics.
+# The optimizer and metrics that `build` has built, by model.
 _built: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -347,12 +348,12 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
     """Builds the optimizer and the metrics of a compiled model before `fit()`.
 
     Breaks: without a strategy Keras builds them while it traces the first step, which is too late
-    to put a checkpoint's numbers into them, and the step is then traced twice. Does: builds them
+    to restore a checkpoint, and traces the step twice. Does: builds them
     from the dataset's specification.
 
     Args:
         model: a compiled model. Compiled again, it needs this again.
-        data: what `fit()` will get.
+        data: the dataset for `fit()`.
     """
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=data.element_spec)
@@ -360,7 +361,7 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
 
 
 def use_what_is_built() -> contextlib.AbstractContextManager:
-    """Lets `fit()` and `evaluate()` take the optimizer and the metrics that `build` has built.
+    """Makes `fit()` and `evaluate()` use the optimizer and the metrics that `build` has built.
 
     Breaks: under a strategy each `fit()` and `evaluate()` sets its data up on all replicas once
     more, only to read a batch's shapes; with several workers it cannot use that batch
@@ -378,13 +379,13 @@ def use_what_is_built() -> contextlib.AbstractContextManager:
 
 
 def several_cpus_per_worker(count: int) -> contextlib.AbstractContextManager:
-    """Lets MultiWorkerMirroredStrategy train on several logical CPUs in each worker.
+    """Makes MultiWorkerMirroredStrategy train on several logical CPUs in each worker.
 
-    Breaks: TensorFlow takes all logical GPUs of a worker, but one CPU only, also where there are
-    more. Does: names them all. It is needed while the strategy is constructed, not later.
+    Breaks: TensorFlow uses all logical GPUs of a worker, but only one CPU, even if there are more.
+    Does: names them all. It is needed while the strategy is constructed, not later.
 
     Args:
-        count: how many logical CPUs this process has; with GPUs it does not count.
+        count: number of logical CPUs of this process; ignored with GPUs.
     """
 
     def make(stock):
@@ -406,13 +407,13 @@ def update_together() -> Iterator[None]:
 
     Breaks: Keras makes a call for each weight and traces the schedule again for each decay, which
     takes up to two seconds with two replicas; and unless XLA compiles the whole step, each op of an
-    update is a kernel of its own. Does: makes one call, which XLA compiles where the optimizer's
+    update is a separate kernel. Does: makes one call, which XLA compiles where the optimizer's
     `jit_compile` is set.
     """
 
     def leave_decay(stock):
         def apply_weight_decay(self, variables):
-            # Not called for an optimizer that decays in a way of its own, such as Muon.
+            # Not called for an optimizer with a different decay, such as Muon.
             self.decays = self.weight_decay is not None
 
         return apply_weight_decay
@@ -448,8 +449,8 @@ def update_together() -> Iterator[None]:
 def enable_lora(backbone, rank: int) -> None:
     """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
 
-    Breaks: Keras makes adapters in float32, and adds up the norms of all gradients, which float64
-    refuses. Does: makes them in float64 beside weights of float64.
+    Breaks: Keras makes adapters in float32, and adds the norms of all gradients, which fails with
+    float64. Does: makes them in float64 beside weights of float64.
 
     Args:
         backbone: as `from_preset()` returns it.
@@ -472,7 +473,7 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[st
     """Multiplies the learning rate and the weight decay of some variables.
 
     Breaks: a Keras optimizer has one rate for all variables (keras-team/keras#21741, open). Does:
-    scales it in `update_step()`. The weight decay is that of this rate, so it moves there too.
+    scales it in `update_step()`. The weight decay follows this rate, so it moves there too.
 
     Args:
         optimizer: not yet built; changed in place. Its `weight_decay` is None afterwards.
@@ -508,7 +509,7 @@ def own_steps(model: keras.Model) -> list[str]:
 
 
 def call(model: keras.Model, x, training: bool):
-    """Calls a model as `train_step` does: `training` is handed over where it is an argument.
+    """Calls a model like `train_step`: passes `training` if it is an argument.
 
     Lacks: no public name tells whether it is.
     """
@@ -516,7 +517,7 @@ def call(model: keras.Model, x, training: bool):
 
 
 def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool):
-    """Calls `compute_loss()`, also one that was written before it had `training`.
+    """Calls `compute_loss()`, also an older one without `training`.
 
     Lacks: no public name tells whether it has.
     """
@@ -528,7 +529,7 @@ def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool
 def mask_of(output) -> tf.Tensor | None:
     """Returns the mask that a layer put on its output, or None.
 
-    Lacks: `keras.Layer.compute_mask()` has to be told the inputs' masks.
+    Lacks: `keras.Layer.compute_mask()` needs the inputs' masks.
     """
     return backend.get_keras_mask(output)
 
@@ -542,7 +543,7 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 
 
 def prepare_losses(model: keras.Model) -> None:
-    """Makes each loss of a built model one whose means over replicas can be averaged.
+    """Changes the losses of a built model so that their means over replicas can be averaged.
 
     `reduction="mean_with_sample_weight"` divides by the weights of one replica; they are divided by
     their global mean already, so it becomes the mean. A sum over the global batch is `replicas`
@@ -572,7 +573,7 @@ def prepare_losses(model: keras.Model) -> None:
 
 
 class _SumOverReplicas:
-    """A loss whose mean over the replicas is its sum over the global batch."""
+    """A loss whose mean over replicas is its sum over the global batch."""
 
     reduction = "sum_over_replicas"
 
@@ -583,18 +584,17 @@ class _SumOverReplicas:
         return self.replicas * self.loss(y_true, y_pred, sample_weight=sample_weight)
 
 
-# Which examples of the batch that a replica evaluates are no padding. Each replica is traced in a
-# thread of its own, and several at a time.
+# Which examples of a replica's batch are not padding. Each replica is traced in a separate thread,
+# several at a time.
 _evaluated = threading.local()
 
 
 @contextlib.contextmanager
 def padding_left_out(sample_weight) -> Iterator[None]:
-    """Leaves examples without any weight out of `metrics=` while a batch is evaluated.
+    """Excludes examples without any weight from `metrics=` while a batch is evaluated.
 
-    Breaks: `compile(metrics=...)` counts each example of a batch, also those that pad the last one.
-    Does: hands the metrics of a model that went through `prepare_metrics` a weight of 1 or 0 per
-    example.
+    Breaks: `compile(metrics=...)` counts each example of a batch, also the padding of the last
+    one. Does: passes a weight of 1 or 0 per example to metrics prepared by `prepare_metrics`.
     """
     present = None
     for leaf in keras.tree.flatten(sample_weight):
@@ -609,7 +609,7 @@ def padding_left_out(sample_weight) -> Iterator[None]:
 
 
 def prepare_metrics(model: keras.Model) -> None:
-    """Lets `padding_left_out` reach what `compile(metrics=...)` made of a built model.
+    """Prepares the metrics of `compile(metrics=...)` of a built model for `padding_left_out`.
 
     Lacks: no public name for the metrics of names, lists and dicts.
     """
@@ -643,10 +643,10 @@ def is_deterministic() -> bool:
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer):
-    """Returns the optimizer's schedule, or its rate where it has none.
+    """Returns the optimizer's schedule, or its rate if it has none.
 
-    Lacks: `optimizer.learning_rate` answers with the rate of the next step; there is no public name
-    for the schedule itself.
+    Lacks: `optimizer.learning_rate` returns the rate of the next step; there is no public name for
+    the schedule itself.
     """
     return optimizer._learning_rate
 
@@ -654,15 +654,15 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer):
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns all layers of a model, also those within other layers.
 
-    Lacks: `model.layers` has the outermost ones alone.
+    Lacks: `model.layers` has only the outermost ones.
     """
     return list(model._flatten_layers())
 
 
 def not_for_xla(model: keras.Model) -> list[str]:
-    """Returns the names of a model's layers that XLA cannot compile here.
+    """Returns the names of a model's layers that XLA cannot compile in this process.
 
-    With several replicas those that sum over them: batch normalization, and layers whose mask
+    With several replicas layers that sum over them: batch normalization, and layers whose mask
     decides which values count. Max pooling where operations are deterministic. Lacks: no public API
     reports any of it.
     """
@@ -680,7 +680,7 @@ def not_for_xla(model: keras.Model) -> list[str]:
 
 
 def metric_direction(model: keras.Model, name: str) -> str | None:
-    """Returns which way a compiled metric improves; None where Keras does not mark it.
+    """Returns the direction in which a compiled metric improves; None if Keras does not mark it.
 
     Lacks: the mark by which Keras's own `EarlyStopping` decides has no public name.
     """

@@ -1,4 +1,4 @@
-"""Reads and writes what metrics have added up, replica by replica."""
+"""Reads and writes the states of metrics, replica by replica."""
 
 import weakref
 
@@ -21,7 +21,7 @@ class MetricStates:
 
     @classmethod
     def of(cls, model: keras.Model) -> "MetricStates":
-        """Returns the one of this model: its functions are traced once."""
+        """Returns the instance of this model: its functions are traced once."""
         if model not in cls._known:
             cls._known[model] = cls(model)
         return cls._known[model]
@@ -40,14 +40,14 @@ class MetricStates:
         self._write = tf.function(self._write_all)
 
     def read(self) -> list[list[float]]:
-        """Returns a row for each replica (one row where there is one copy)."""
+        """Returns one row per replica, or a single row if all share one copy."""
         if self.one_copy:
             parts = [keras.ops.convert_to_numpy(v).reshape(-1) for v in self.variables]
             return [np.concatenate(parts).astype(np.float64).tolist() if parts else []]
         return self._read().numpy().tolist()
 
     def write(self, rows: list[list[float]]) -> None:
-        """Puts rows back; of another number of replicas only their sum is kept."""
+        """Restores rows; for another number of replicas only their sum."""
         values = np.asarray(rows, np.float64)
         if self.one_copy or len(values) != self.replicas:
             total = np.split(values.sum(0), np.cumsum(self.sizes)[:-1])

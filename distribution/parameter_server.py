@@ -2,8 +2,8 @@
 
 `fit()` runs on the coordinator (the chief). Each step's global batch goes to one worker, which
 applies its gradient without waiting for the others. `fit()` schedules a window of steps and joins
-it; callbacks, validation and saving act there, when nothing is under way. A worker that dies is
-survived: its steps go to another one, so that each batch is trained on once.
+it; callbacks, validation and saving run at a join, when no step is running. If a worker dies, its
+steps go to another one, so that each batch is trained on once.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger("recipes")
 
 WINDOW = 20  # steps between two joins
 
-# A mixin calls what the optimizer has with which `specialize` puts it together.
+# Any: mypy cannot see the base class that `specialize` adds.
 Mixin: Any = object
 
 
@@ -53,8 +53,8 @@ def use_coordinator(
 
     Args:
         model: compiled under the strategy's scope, and built.
-        step: the model's, as `distribution.step.install()` returned it; under any other strategy
-            than ParameterServerStrategy nothing is done.
+        step: the model's step from `distribution.step.install()`; nothing is done under another
+            strategy than ParameterServerStrategy.
         window: steps that are scheduled before a join.
         steps_per_epoch: steps of an epoch, where a window ends too.
         total_steps: steps of the run, where a window ends too.
@@ -95,14 +95,14 @@ def use_coordinator(
         coordinator.join()
         return model.get_metrics_result()
 
-    # Where `fit()` and `evaluate()` keep the functions of `make_train_function()` and
-    # `make_test_function()`; they take what is there.
+    # `fit()` and `evaluate()` use these attributes instead of `make_train_function()` and
+    # `make_test_function()` if they are set.
     model.train_function = train_window
     model.test_function = test_window
 
 
 def largest_adam_step(beta_1: float, beta_2: float) -> float:
-    """Computes how far Adam can move a weight in one step, in learning rates.
+    """Computes the largest step of Adam, in units of the learning rate.
 
     With m = (1 - b1) sum b1^(t-i) g_i and v = (1 - b2) sum b2^(t-i) g_i^2 the Cauchy-Schwarz
     inequality gives |m| / sqrt(v) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)); the corrections of
@@ -116,18 +116,18 @@ def largest_adam_step(beta_1: float, beta_2: float) -> float:
 
 
 def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
-    """Holds Adam to its largest step where several workers write its two means without waiting.
+    """Bounds Adam's step, as several workers update its two means without waiting.
 
-    One worker may read a mean m that another one has just raised, and a v that it has not raised
+    One worker may read a mean m that another one has just updated, and a v that it has not updated
     yet. Where v is nearly zero, as for a rare word piece, the step m / sqrt(v) is then far too
-    long, and one such step can spoil a run. With a single writer the bound is never reached.
+    long, and one such step can spoil a run. With a single worker the bound is never reached.
 
     Args:
         optimizer: changed in place if it is an Adam or AdamW.
     """
     if not isinstance(optimizer, keras.optimizers.Adam):
         return
-    # A little room for the rounding of the two means.
+    # A margin for the rounding of the two means.
     factor = 1.01 * largest_adam_step(optimizer.beta_1, optimizer.beta_2)
     if math.isinf(factor):
         return
@@ -148,9 +148,9 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
-    """Makes an optimizer an instance of a subclass of its class, in which `mixin` comes first.
+    """Changes an optimizer's class to a subclass with `mixin` first.
 
-    The subclass bears the names of its base, under which Keras saves and loads an optimizer.
+    The subclass keeps the names of its base, under which Keras saves and loads an optimizer.
     """
     base = type(optimizer)
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}

@@ -1,10 +1,10 @@
-"""The update: what a step of `fit()` and of `evaluate()` computes, for any number of replicas.
+"""Computes a step of `fit()` and of `evaluate()`, for any number of replicas.
 
-This page is the reason why the numbers are equal wherever a model trains. A step is an update of
+This module makes the results independent of the number of devices. A step is an update of
 the weights. In reading order:
 
 1. **Weigh.** Keras averages the weighted losses of one replica over all of its values, so empty
-   values count, and replicas with more weight count less. Here the weights of a batch are divided
+   values count, and replicas with more weight count less. This step divides the weights of a batch
    by their mean over the *global* batch (`mean_one`). Keras's own average of each replica, averaged
    over the replicas, is then the weighted mean over the global batch. A mask of Keras
    (`Embedding(mask_zero=True)`) is a weight of zero.
@@ -29,7 +29,7 @@ import tensorflow as tf
 from distribution import keras_compat
 from distribution.errors import DistributionError
 
-# The step that `install()` gave to a model.
+# The steps that `install()` has made, by model.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -40,19 +40,19 @@ def install(
     updates_per_execution: int = 1,
     jit_compile: bool = False,
 ) -> "Step":
-    """Gives `fit()` and `evaluate()` of a model the step of this page.
+    """Makes `fit()` and `evaluate()` of a model use the step of this module.
 
-    They take the functions that they find in `model.train_function` and `model.test_function`.
-    Compiled again, a model needs this again.
+    Sets `model.train_function` and `model.test_function`. A model that is compiled again needs this
+    again.
 
     Args:
         model: compiled and built, under its strategy's scope.
         batches_per_update: elements of the dataset that one update accumulates.
         updates_per_execution: updates of one call of the training function.
-        jit_compile: whether XLA compiles what it can.
+        jit_compile: whether to compile as much as possible with XLA.
 
     Raises:
-        DistributionError: the model has a `train_step` of its own, a loss that returns no value
+        DistributionError: the model overrides `train_step`, has a loss that returns no value
             per example, or a layer that XLA cannot compile.
     """
     strategy = model.distribute_strategy
@@ -71,7 +71,7 @@ def install(
     with strategy.scope():
         step = Step(model, batches_per_update, updates_per_execution, jit_compile)
     _steps[model] = step
-    if own:  # Keras's step on one device, where it is right
+    if own:  # Keras's step on one device, which is right there
         model.jit_compile = jit_compile
         return step
     keras_compat.prepare_losses(model)
@@ -89,7 +89,7 @@ def gradient_norm(model: keras.Model) -> float | None:
 
     Returns:
         The root of the sum of all squares; not finite before the first step and where half
-        precision overflowed; None for a model without a step, or with a `train_step` of its own.
+        precision overflowed; None for a model without a step, or with its own `train_step`.
     """
     step = _steps.get(model)
     if step is None or keras_compat.own_steps(model):
@@ -104,7 +104,7 @@ class Step:
         model: compiled and built.
         batches_per_update: elements of the dataset that one update accumulates.
         updates_per_execution: updates of one call of `train`.
-        jit_compile: whether XLA compiles what it can.
+        jit_compile: whether to compile as much as possible with XLA.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Step:
             aggregation="only_first_replica",  # they are the same
             name="gradient_norm",
         )
-        # XLA's border.
+        # The part that XLA compiles.
         whole = self.replicas == 1 and batches_per_update == 1
         self.jit_compile = jit_compile
         self._in_parts = jit_compile and not whole
@@ -168,11 +168,11 @@ class Step:
     def sums_of_weights(self, data) -> list[tf.Tensor]:
         """Sums each output's weights over the global batch, or counts its examples.
 
-        Empty on one device without weights: there Keras's own mean is right.
+        Returns nothing on one device without weights: Keras's mean is right in that case.
         """
         x, _, weights = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
-        if not leaves and self.replicas > 1:  # which may hold different numbers of examples
+        if not leaves and self.replicas > 1:  # which may have different numbers of examples
             leaves = [_ones(x, self.floatx)]
         return self.global_sums([tf.reduce_sum(tf.cast(leaf, self.floatx)) for leaf in leaves])
 
@@ -191,7 +191,7 @@ class Step:
                 share = share / self.replicas
         gradients = tape.gradient(share, [v.value for v in self.variables])
         self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
-        # Dense: the rows of an embedding that a batch looks up several times are added up.
+        # Dense: adds the gradients of embedding rows that a batch looks up several times.
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def loss(self, x, y, y_pred, sample_weight, sums, training: bool) -> tuple:
@@ -261,7 +261,7 @@ class Step:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = keras_compat.call(self.model, x, training=False)
         loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=False)
-        # A batch counts by its weight: the last one, which is padded, by less.
+        # A batch counts by its weight: the padded last one counts less.
         tracker = keras_compat.loss_tracker(self.model)
         tracker.update_state(tf.cast(loss, self.floatx), tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(sample_weight):
@@ -294,7 +294,7 @@ class Step:
 
     def train(self, iterator) -> dict:
         """Makes the updates of one execution; returns the metrics."""
-        # A plain function, as Keras's own: a tf.function would become a part of what is exported.
+        # A plain function, like Keras's: a tf.function would become part of an export.
         return self._execution(iterator)
 
     def _execute(self, iterator):
@@ -315,7 +315,7 @@ class Step:
         return self.strategy.run(_plain(self._apply_sums))
 
     def test(self, iterator) -> dict:
-        """Evaluates the batches of one execution, or those that are left; returns the metrics."""
+        """Evaluates the batches of one execution, or the remaining ones; returns the metrics."""
         logs = self._test_step(next(iterator))
         for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
             logs = self._test_step(data)
@@ -329,7 +329,7 @@ class Step:
         return self._evaluate_batch(data, self.sums_of_weights(data))
 
     def _logs(self, values: dict) -> dict:
-        """Averages what the replicas returned; every worker gets the same numbers."""
+        """Averages the results of the replicas; every worker gets the same numbers."""
         if self.replicas == 1:
             return values
         names = sorted(values)
@@ -375,7 +375,7 @@ def _times_mask(weights, mask):
 
 
 def _beside_masks(sample_weight, y_pred):
-    """Returns the weights with one for each value of a mask, which Keras's metrics multiply."""
+    """Returns the weights, one per value of a mask, since Keras's metrics multiply both."""
     masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
     if sample_weight is None or all(mask is None for mask in masks):
         return sample_weight

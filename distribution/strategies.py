@@ -1,4 +1,4 @@
-"""Chooses and builds the strategy: devices, cluster, and what all workers must know alike."""
+"""Chooses and builds the strategy: devices, cluster, and what all workers must agree on."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from distribution import keras_compat
 from distribution.cluster import cluster_spec, count_workers, slurm_tasks
 from distribution.errors import DistributionError
 
-# The strategies of this process by name, and how many devices of it they run on.
+# The strategies of this process by name, and their number of devices.
 _made: dict[str, tf.distribute.Strategy] = {}
 _device_count: int | None = None
 
@@ -18,7 +18,7 @@ TOO_LATE = (
     "--replicas came too late: TensorFlow already runs with another number of devices in this "
     "process and cannot change that; restart the kernel (or the process)"
 )
-KINDS = {  # a MultiWorkerMirroredStrategy is no MirroredStrategy
+KINDS = {  # a MultiWorkerMirroredStrategy is not a MirroredStrategy
     "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
     "mirrored": tf.distribute.MirroredStrategy,
     "central_storage": tf.distribute.experimental.CentralStorageStrategy,
@@ -27,11 +27,11 @@ KINDS = {  # a MultiWorkerMirroredStrategy is no MirroredStrategy
 
 
 def resolve(name: str, replicas: int | None) -> str:
-    """Returns the strategy that `auto` stands for here; any other name as it is.
+    """Resolves `auto` to a strategy's name; returns any other name unchanged.
 
     Args:
         name: a `cluster.Strategy`.
-        replicas: logical devices per worker, or None for the devices that are there.
+        replicas: logical devices per worker, or None for the existing devices.
     """
     if name != "auto":
         return name
@@ -47,41 +47,43 @@ def _count_devices(replicas: int | None) -> int:
 
 
 def problems(name: str, replicas: int | None) -> list[str]:
-    """Lists what does not go together of strategy, replicas and cluster, a line each."""
-    found = []
+    """Lists conflicts between strategy, replicas and cluster, one per line."""
+    messages = []
     workers, has_servers = count_workers(), "ps" in cluster_spec()
     if name == "none" and (replicas or 1) > 1:
-        found.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
+        messages.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
     if name == "parameter_server" and replicas is not None:
-        found.append(
+        messages.append(
             "--replicas does not go with parameter servers: each of their workers trains on one "
             "device; start more workers instead"
         )
     if name == "parameter_server" and not has_servers:
-        found.append(
+        messages.append(
             "--strategy parameter_server needs a cluster with parameter servers in TF_CONFIG: "
             "start it with python -m launch --ps 1 --nproc-per-node 2 -m ..."
         )
     if name in ("none", "mirrored", "central_storage") and workers > 1:
-        found.append(
+        messages.append(
             f"TF_CONFIG names {workers} workers and --strategy {name} runs in one process: "
             "use auto or multi_worker"
         )
     if name == "multi_worker" and has_servers:
-        found.append("TF_CONFIG names parameter servers: use --strategy parameter_server or auto")
-    return found
+        messages.append(
+            "TF_CONFIG names parameter servers: use --strategy parameter_server or auto"
+        )
+    return messages
 
 
 def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strategy:
     """Builds the strategy; a second call in the same process returns the same one.
 
-    TensorFlow can neither split its devices again nor train over another number of them in the
-    same process. So all strategies of a process have as many devices as the first one; only
+    TensorFlow can neither split its devices again nor train on another number of them in the same
+    process. So all strategies of a process have as many devices as the first one; only
     `none`, which uses the first device, is possible at any time.
 
     Args:
         name: a `cluster.Strategy` without `problems()`; `auto` is resolved.
-        replicas: logical devices per worker, or None for the devices that are there.
+        replicas: logical devices per worker, or None for the existing devices.
 
     Returns:
         A strategy; its `num_replicas_in_sync` counts the replicas in all workers. `none` is
@@ -117,8 +119,8 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
         return parameter_server.make_strategy()
     resolver = None
     if not cluster_spec() and slurm_tasks() > 1:
-        # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail; the
-        # devices of a worker are TensorFlow's to find, so one GPU a task is named and not set.
+        # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail.
+        # TensorFlow finds the devices of a worker itself: one GPU per task is named, but not set.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
         )
@@ -138,7 +140,7 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
 def make_logical_devices(replicas: int | None) -> list[str]:
     """Splits one GPU by memory, otherwise the CPU, into logical devices.
 
-    Comes before TensorFlow's first op; later the same number of devices is still fine.
+    Call it before TensorFlow's first op; later only the same number of devices is possible.
 
     Args:
         replicas: logical devices of this process; None leaves the devices alone (all physical
@@ -148,8 +150,8 @@ def make_logical_devices(replicas: int | None) -> list[str]:
         The names of the devices that the replicas of this process run on.
 
     Raises:
-        DistributionError: the devices cannot be split into so many, or TensorFlow already runs
-            with another number.
+        DistributionError: the devices cannot be split into this number, or TensorFlow already
+            runs with another one.
     """
     gpus = tf.config.list_physical_devices("GPU")
     kind = "GPU" if gpus else "CPU"
@@ -166,8 +168,8 @@ def make_logical_devices(replicas: int | None) -> list[str]:
             if replicas:
                 tf.config.set_visible_devices(gpus[:count], "GPU")
             for gpu in gpus[:count]:
-                # Takes memory as it is needed, so that two processes can share a GPU. Too late, or
-                # the GPU is split: it works all the same.
+                # Allocates memory as needed, so that two processes can share a GPU. The error, if
+                # TensorFlow runs already or the GPU is split, does no harm.
                 with contextlib.suppress(RuntimeError, ValueError):
                     tf.config.experimental.set_memory_growth(gpu, True)
     except (RuntimeError, ValueError) as error:
@@ -176,14 +178,14 @@ def make_logical_devices(replicas: int | None) -> list[str]:
 
 
 def _split(kind: str, count: int) -> None:
-    """Splits the only GPU, or the CPU, unless it is split into as many already."""
+    """Splits the only GPU, or the CPU, unless it is already split into that number."""
     device = tf.config.list_physical_devices(kind)[0]
     present = tf.config.get_logical_device_configuration(device)
     if len(present or [device]) == count:
         return
     part = tf.config.LogicalDeviceConfiguration()
     if kind == "GPU":
-        # Some 10 % stay for the CUDA context and cuDNN's workspace.
+        # About 10 % remain for the CUDA context and cuDNN's workspace.
         query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
             listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
@@ -198,7 +200,7 @@ def _split(kind: str, count: int) -> None:
     tf.config.set_logical_device_configuration(device, [part] * count)
 
 
-# --- What a strategy is made of ---
+# --- Properties of a strategy ---
 
 
 def name_of(strategy: tf.distribute.Strategy) -> str:
@@ -207,7 +209,7 @@ def name_of(strategy: tf.distribute.Strategy) -> str:
 
 
 def workers(strategy: tf.distribute.Strategy) -> int:
-    """Counts processes that train together; with parameter servers, those that compute."""
+    """Counts the training processes; with parameter servers only the workers."""
     if name_of(strategy) == "parameter_server":
         return len(cluster_spec()["worker"])
     return max(1, sum(len(tasks) for tasks in _cluster_of(strategy).values()))
@@ -219,37 +221,37 @@ def _cluster_of(strategy: tf.distribute.Strategy) -> dict:
 
 
 def replicas(strategy: tf.distribute.Strategy) -> int:
-    """Counts replicas in all workers; with parameter servers each worker is one."""
+    """Counts the replicas of all workers; with parameter servers one per worker."""
     if name_of(strategy) == "parameter_server":
         return workers(strategy)
     return strategy.num_replicas_in_sync
 
 
 def planned_replicas(strategy: tf.distribute.Strategy) -> int:
-    """Counts the replicas that a run is planned for: workers that are away for now count too.
+    """Counts the planned replicas of a run, including workers that are absent for now.
 
-    Whoever starts fewer workers than planned says so. Global batch and learning rate follow the
-    planned ones.
+    An environment variable of the launcher gives the planned number of workers. Global batch and
+    learning rate follow it.
     """
-    here = workers(strategy)
+    present = workers(strategy)
     planned = int(os.environ.get("KERAS_RECIPES_PLANNED_WORKERS") or 0)
-    return replicas(strategy) // here * max(here, planned)
+    return replicas(strategy) // present * max(present, planned)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Tells whether this process writes what is shared."""
+    """Tells whether this process writes shared files."""
     return worker_index(strategy) == 0
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
-    """Returns this process's rank among those that train together; the chief's is 0."""
+    """Returns this process's rank among the training processes; the chief's is 0."""
     cluster, resolver = _cluster_of(strategy), strategy.cluster_resolver
     if not cluster or resolver.task_type == "chief":
         return 0
     return len(cluster.get("chief", [])) + int(resolver.task_id or 0)
 
 
-# --- What its workers agree on ---
+# --- Agreement between workers ---
 
 
 class Agreement:
@@ -275,18 +277,18 @@ class Agreement:
         total = self._add_up(tf.constant(value, tf.int64)).numpy()
         return int(total) // len(self.strategy.extended.worker_devices)
 
-    def any_worker(self, wish: bool) -> bool:
-        """Tells whether at least one worker wishes it."""
-        return self.total(int(wish)) > 0
+    def any_worker(self, flag: bool) -> bool:
+        """Tells whether the flag is set on at least one worker."""
+        return self.total(int(flag)) > 0
 
     def broadcast_from_chief(self, value: int) -> int:
         """Returns the chief's value, on every worker."""
         return self.total(value if self.workers == 1 or is_chief(self.strategy) else 0)
 
     def everyone_has(self, value: int) -> bool:
-        """Tells whether all workers hold the same value."""
+        """Tells whether all workers have the same value."""
         return not self.any_worker(value != self.broadcast_from_chief(value))
 
     def barrier(self) -> None:
-        """Waits until every worker is here."""
+        """Waits until every worker has called it."""
         self.total(0)

@@ -32,12 +32,12 @@ PROOF_SECONDS = 180  # for each of the two
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.doctor",
         description="Report devices and versions; prove that two workers train as one does.",
     )
-    parser.add_argument("--quick", action="store_true", help="leave the proof out")
+    parser.add_argument("--quick", action="store_true", help="Skip the proof.")
     options = parser.parse_args(argv)
     print(requirements.version_line())
     for line in requirements.missing():
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 def report_devices() -> None:
     """Prints the devices, and the strategy of `--strategy auto`."""
     start_quietly()
-    # Read when Keras is imported.
+    # Keras reads it at import.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def report_devices() -> None:
 
 
 def prove() -> bool:
-    """Trains on one worker and on two, compares, and says whether they are equal."""
+    """Trains on one worker and on two, compares them, and returns whether they are equal."""
     environ = {n: v for n, v in os.environ.items() if not n.startswith(("TF_CONFIG", "SLURM_"))}
     environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     if len(visible_gpus()) < 2:
@@ -83,49 +83,49 @@ def prove() -> bool:
                 subprocess.run(
                     words, env=environ, stdout=subprocess.DEVNULL, check=True, timeout=PROOF_SECONDS
                 )
-            except subprocess.SubprocessError as error:  # it failed, or did not end
+            except subprocess.SubprocessError as error:  # it failed, or timed out
                 print(f"NOT proved: {error}")
                 return False
         one, two = map(last_tensors, runs)
     unequal = differences(one, two)
-    found = f"NOT equal: {', '.join(unequal)}" if unequal else "equal (to 1e-9)"
-    print(f"{len(one)} tensors: {found}")
+    verdict = f"NOT equal: {', '.join(unequal)}" if unequal else "equal (to 1e-9)"
+    print(f"{len(one)} tensors: {verdict}")
     return not unequal
 
 
 def last_tensors(run: Path) -> dict[str, np.ndarray]:
-    """Returns what a run's last checkpoint contains, by name."""
-    found = {}
+    """Returns the tensors of a run's last checkpoint by name."""
+    tensors = {}
 
     def take(name, item):
         if isinstance(item, h5py.Dataset):
-            found[name] = np.array(item)
+            tensors[name] = np.array(item)
 
     with h5py.File(max(run.glob("checkpoints/step-*/model.weights.h5"))) as file:
         file.visititems(take)
-    return found
+    return tensors
 
 
 def differences(one: dict, other: dict) -> list[str]:
-    """Lists the tensors that are in one run only, have other shapes, or differ.
+    """Lists the tensors that only one run has, or that differ in shape or value.
 
-    They differ unless max|a-b| <= 1e-9 max(1, max|a|).
+    Values are equal if max|a-b| <= 1e-9 max(1, max|a|).
 
     Args:
         one: arrays by name.
         other: likewise.
     """
-    found = []
+    unequal = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:
-            found.append(f"{name} (only on {'one worker' if name in one else 'two workers'})")
+            unequal.append(f"{name} (only on {'one worker' if name in one else 'two workers'})")
         elif one[name].shape != other[name].shape:
-            found.append(f"{name} (shapes {one[name].shape} and {other[name].shape})")
+            unequal.append(f"{name} (shapes {one[name].shape} and {other[name].shape})")
         elif one[name].size:
             a, b = one[name], other[name]
-            if not abs(a - b).max() <= 1e-9 * max(1.0, abs(a).max()):  # nor where it is not finite
-                found.append(name)
-    return found
+            if not abs(a - b).max() <= 1e-9 * max(1.0, abs(a).max()):  # NaN and infinity differ too
+                unequal.append(name)
+    return unequal
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Starts a recipe on a Ray cluster, with as many workers as the cluster has places for.
+"""Starts a recipe on a Ray cluster, with as many workers as the cluster has room for.
 
     python -m launch.on_ray --workers 1:4 --gpus-per-worker 1 --cpus-per-worker 4 \
         -m recipes.bert_mlm --run-dir /shared/runs/first
 
-Each worker is an actor, which starts the recipe as a process. When one is lost, the run resumes
-from its last checkpoint with those that are left; what comes back joins at the next checkpoint.
+Each worker is an actor, which starts the recipe as a process. If one is lost, the run resumes
+from its last checkpoint with the others; a node that returns joins at the next checkpoint.
 """
 
 import argparse
@@ -31,16 +31,27 @@ try:
 except ModuleNotFoundError:  # an extra; `main` says so
     ray = None
 
-PASSED_ON = ("PYTHONPATH", "KERAS_", "RECIPES_", "TF_", "XLA_")  # of the driver's environment
-SETTLE_SECONDS = 5  # to wait for more places, where there are enough to start
-SAY_SECONDS = 30  # between two lines while there are too few places
-LOOK_SECONDS = 0.5  # how long an actor waits for the end of its process before it answers
+PASSED_ON = (
+    "PYTHONPATH",
+    "KERAS_",
+    "RECIPES_",
+    "TF_",
+    "XLA_",
+)  # environment variables
+SETTLE_SECONDS = 5  # to wait for more workers, once there are enough to start
+SAY_SECONDS = 30  # between two messages while there are too few places
+POLL_SECONDS = 0.5  # how long an actor waits for the end of its process before it returns
 START_SECONDS = 60  # for the actors to start
-FAIL_SECONDS = 5  # for the other workers to end by themselves; Ray reports a lost one after 3
-LOCK_TRIES = 200  # of LOOK_SECONDS each; NFS 4 keeps the lock of a node that is gone for 90 seconds
-GONE_SECONDS = 20  # without the head of the cluster
-LOST = 128 + signal.SIGKILL  # the status of a worker whose actor does not answer
-BLAME = {0: 0, SAVED_AND_STOPPED: 1, WRONG_OPTIONS: 3, LOST: 4}  # who is the cause; others: 2
+FAIL_SECONDS = 5  # for the other workers to end by themselves; Ray reports a lost worker after 3
+LOCK_TRIES = 200  # of POLL_SECONDS each; NFS 4 keeps a lost node's lock for 90 seconds
+GONE_SECONDS = 20  # to wait for a lost head of the cluster
+LOST = 128 + signal.SIGKILL  # the status of a worker whose actor is lost
+BLAME = {
+    0: 0,
+    SAVED_AND_STOPPED: 1,
+    WRONG_OPTIONS: 3,
+    LOST: 4,
+}  # the largest is blamed; others: 2
 ENDED_WELL = (None, 0, SAVED_AND_STOPPED)
 say = functools.partial(launch.say, speaker="on_ray")
 
@@ -52,7 +63,7 @@ class Worker:
         self.options, self.index = options, index
 
     def prepare(self, mark: str, count: int) -> tuple[str, str]:
-        """Returns the node's id and HOST:PORT; OSError where the run's folder has no such mark."""
+        """Returns the node's id and HOST:PORT; raises OSError if the log lacks the mark."""
         log = self.options.run_dir / "worker-0.log"
         if not log.exists() or mark not in log.read_text(errors="replace"):
             raise OSError(f"the nodes do not share --run-dir {self.options.run_dir}")
@@ -73,15 +84,15 @@ class Worker:
         self.child = launch.start_process("worker", self.index, words, log, environment, [])
         self.position = self.child.log_start
 
-    def look(self) -> tuple[int | None, str]:
-        """Waits a moment; returns the process's exit status, and what there is to show."""
+    def poll(self) -> tuple[int | None, str]:
+        """Waits a moment; returns the process's exit status and its new output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.process.wait(LOOK_SECONDS)
+            self.child.process.wait(POLL_SECONDS)
         status, shown = self.child.status, b""
         if self.index == 0:
             shown = launch.read_log(self.child.log, self.position, status is not None)
             if status is None and b"Traceback (most" in shown:
-                shown = b""  # not before it is known who failed: it may be about another one
+                shown = b""  # wait until the cause is known: another worker may have failed
             self.position += len(shown)
         end = "" if status in ENDED_WELL else f"{self.child.describe_end()}\n"
         return status, end + shown.decode(errors="replace")
@@ -98,7 +109,7 @@ class RayRun(launch.Requests):
         self.options = options
         self.least, self.most = options.workers
         cpus, gpus = options.cpus_per_worker, options.gpus_per_worker
-        self.bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})  # what a worker needs
+        self.bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})  # the resources of a worker
         self.worker = ray.remote(num_cpus=cpus, num_gpus=gpus)(Worker)
         self.actors: list = []
         self.head = ray.get_runtime_context().gcs_address
@@ -106,8 +117,8 @@ class RayRun(launch.Requests):
     def run(self) -> int:
         """Trains until the run is over; returns its exit status."""
         failures, status = 0, SAVED_AND_STOPPED
-        request_resources(bundles=[self.bundle] * self.most)  # an autoscaler hears of it
-        while self.gather():
+        request_resources(bundles=[self.bundle] * self.most)  # for the autoscaler
+        while self.reserve():
             before = self.checkpoint()
             status = self.start() or self.supervise(before)  # type: ignore[assignment]
             self.release()
@@ -124,60 +135,60 @@ class RayRun(launch.Requests):
         return self.say_how_to_resume() if stopped else status
 
     def say_how_to_resume(self) -> int:
-        """Says how to resume a run that was stopped; returns its exit status."""
+        """Prints how to resume a stopped run; returns its exit status."""
         say(f"stopped. Resume with:\n  {shlex.join(self.options.command)}")
         return SAVED_AND_STOPPED
 
     def await_head(self) -> None:
         """Waits for the head of the cluster; without it Ray would abort this process."""
         end = time.monotonic() + GONE_SECONDS
-        while launch.why_silent(self.head):
+        while launch.connection_error(self.head):
             if time.monotonic() > end:
                 say(f"the head of the cluster, {self.head}, does not answer")
                 os._exit(self.say_how_to_resume())
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def gather(self) -> bool:
-        """Reserves places for as many workers as there can be; False if the run is to stop."""
+    def reserve(self) -> bool:
+        """Reserves slots for as many workers as possible; returns False if asked to stop."""
         enough = next_line = time.monotonic() + SETTLE_SECONDS
         while self.request is None:
             self.await_head()
-            places, now = self.places(), time.monotonic()
-            count = self.largest(len(places))
+            slots, now = self.free_slots(), time.monotonic()
+            count = self.largest(len(slots))
             if count == self.most or count and now > enough:
-                here = {"ray.io/node-id": f"in({','.join(set(places))})"}
-                wanted = {"bundles": [self.bundle] * count, "bundle_label_selector": [here] * count}
-                self.group = ray.util.placement_group(strategy="SPREAD", **wanted)
+                nodes = {"ray.io/node-id": f"in({','.join(set(slots))})"}
+                group = {"bundles": [self.bundle] * count, "bundle_label_selector": [nodes] * count}
+                self.group = ray.util.placement_group(strategy="SPREAD", **group)
                 if self.group.wait(SETTLE_SECONDS):
                     return True
                 self.release()
             elif not count and now > next_line:
                 next_line = now + SAY_SECONDS
-                say(f"places for {len(places)} of at least {self.least} workers; waiting for nodes")
+                say(f"places for {len(slots)} of at least {self.least} workers; waiting for nodes")
             time.sleep(1)
         return False
 
-    def places(self) -> list[str]:
-        """Lists the node of each worker that fits into what is free."""
-        found: list[str] = []
+    def free_slots(self) -> list[str]:
+        """Lists the node of each worker that fits into the free resources."""
+        nodes: list[str] = []
         free, draining = available_resources_per_node(), state.get_draining_nodes()
         for node in ray.nodes():
             name, port = node["NodeID"], node["NodeManagerPort"]
             address = f"{node['NodeManagerAddress']}:{port}"
             have = free.get(name, {})
             fits = min(int(have.get(kind, 0) / count) for kind, count in self.bundle.items())
-            # A node that does not answer is gone; Ray takes a quarter of a minute to say so.
-            if fits and name not in draining and not launch.why_silent(address):
-                found += [name] * fits
-        return found
+            # A node that does not answer is lost; Ray reports that after a quarter of a minute.
+            if fits and name not in draining and not launch.connection_error(address):
+                nodes += [name] * fits
+        return nodes
 
-    def largest(self, places: int) -> int:
+    def largest(self, slots: int) -> int:
         """Returns the largest number of workers that can share the global batch; 0 for none."""
-        shares = self.most  # until the run has said how it is planned
+        shares = self.most  # until options.json exists
         with contextlib.suppress(OSError, ValueError, KeyError):
             run = json.loads((self.options.run_dir / "options.json").read_text(encoding="utf-8"))
             shares = run["resolved"]["global_batch_size"] // run["replicas_per_worker"]
-        counts = range(min(places, self.most), self.least - 1, -1)
+        counts = range(min(slots, self.most), self.least - 1, -1)
         return next((count for count in counts if shares % count == 0), 0)
 
     def checkpoint(self) -> str:
@@ -186,7 +197,7 @@ class RayRun(launch.Requests):
         return max((path.name for path in folder.glob("step-*")), default="")
 
     def release(self) -> None:
-        """Ends all actors, and with them their processes; gives the places back."""
+        """Ends all actors and their processes; releases the reserved slots."""
         self.await_head()
         for actor in self.actors:
             ray.kill(actor)
@@ -197,10 +208,10 @@ class RayRun(launch.Requests):
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def start(self) -> int | None:
-        """Starts a worker at each place; returns an exit status where that fails."""
+        """Starts a worker in each slot; returns an exit status if that fails."""
         options, count = self.options, self.group.bundle_count
         mark = f"starting {count} workers, {time.time_ns():x}"
         with open(options.run_dir / "worker-0.log", "a") as log:
@@ -211,7 +222,7 @@ class RayRun(launch.Requests):
             self.actors.append(actor)
         try:
             prepared = [actor.prepare.remote(mark, count) for actor in self.actors]
-            self.hosts = ray.get(prepared, timeout=START_SECONDS)  # of each: node, HOST:PORT
+            self.hosts = ray.get(prepared, timeout=START_SECONDS)  # (node, HOST:PORT) per worker
             addresses = [address for _, address in self.hosts]
             say(f"{mark}: {', '.join(addresses)}")
             started = [actor.start.remote(addresses) for actor in self.actors]
@@ -219,36 +230,36 @@ class RayRun(launch.Requests):
         except ray.exceptions.RayTaskError as error:
             say(f"cannot start: {error.cause}")
             return WRONG_OPTIONS
-        except ray.exceptions.RayError:  # an actor is lost, or its place
+        except ray.exceptions.RayError:  # an actor or its slot is lost
             say("cannot start: a worker is lost")
             return LOST
         return None
 
     def supervise(self, before: str) -> int | None:
         """Waits for the end of the processes; returns their status, None to start them again."""
-        looks = {actor.look.remote(): index for index, actor in enumerate(self.actors)}
-        ended: list[tuple[int, int, str]] = []  # worker, exit status, what there is to show
+        polls = {actor.poll.remote(): index for index, actor in enumerate(self.actors)}
+        ended: list[tuple[int, int, str]] = []  # worker, exit status, output to show
         reason, deadline = None, float("inf")
-        while looks and time.monotonic() < deadline:
-            for reference in ray.wait(list(looks), num_returns=len(looks), timeout=1)[0]:
-                index = looks.pop(reference)
+        while polls and time.monotonic() < deadline:
+            for reference in ray.wait(list(polls), num_returns=len(polls), timeout=1)[0]:
+                index = polls.pop(reference)
                 try:
                     status, text = ray.get(reference)
                 except ray.exceptions.RayError:
                     status, text = LOST, f"worker {index}, {self.hosts[index][1]}, is lost"
-                if reason and status == 128 + signal.SIGTERM:  # it was importing: nothing is lost
+                if reason and status == 128 + signal.SIGTERM:  # it was importing: no step is lost
                     status = SAVED_AND_STOPPED
                 elif status in ENDED_WELL:
                     with contextlib.suppress(OSError):  # a closed terminal does not end a run
                         print(text, end="", flush=True)
                 if status is None:
-                    looks[self.actors[index].look.remote()] = index
+                    polls[self.actors[index].poll.remote()] = index
                 else:
                     ended.append((index, status, text))
             ends = {status for _, status, _ in ended} - {0}
             if ends:
                 seconds = launch.SAVE_SECONDS if ends == {SAVED_AND_STOPPED} else FAIL_SECONDS
-                # Who is lost is the cause; the others have nothing to say.
+                # The lost worker is the cause; the others end as a consequence.
                 deadline = min(deadline, time.monotonic() + (0 if LOST in ends else seconds))
             elif reason is None:
                 reason = self.why_stop(before)
@@ -264,7 +275,7 @@ class RayRun(launch.Requests):
         return None if status == SAVED_AND_STOPPED and reason and not self.request else status
 
     def why_stop(self, before: str) -> str | None:
-        """Tells why the processes are to save and stop; None where they are not."""
+        """Returns why the processes should save and stop; None to continue."""
         if self.request:
             return f"{signal.Signals(self.request).name} (again kills)"
         self.await_head()
@@ -274,12 +285,12 @@ class RayRun(launch.Requests):
             return f"Ray takes the node of {', '.join(leaving)} away"
         if now == self.most or self.checkpoint() <= before:
             return None
-        count = self.largest(now + len(self.places()))
+        count = self.largest(now + len(self.free_slots()))
         return f"places for {count} workers" if count > now else None
 
 
 def worker_counts(text: str) -> tuple[int, int]:
-    """Reads N or MIN:MAX; a type for argparse."""
+    """Parses N or MIN:MAX; a type for argparse."""
     counts = [whole_number(1, 1024)(part) for part in text.split(":")]
     if len(counts) > 2 or counts[0] > counts[-1]:
         raise argparse.ArgumentTypeError(f"expected N or MIN:MAX, found {text!r}")
@@ -287,7 +298,7 @@ def worker_counts(text: str) -> tuple[int, int]:
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
-    """Reads and checks the command line; a `SystemExit` with status 2 where it cannot work."""
+    """Reads and checks the command line; raises `SystemExit` with status 2 if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.on_ray",
         usage="python -m launch.on_ray [options] -m MODULE [options of the module]",
@@ -296,17 +307,26 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add, number = parser.add_argument, whole_number
-    add("--workers", type=worker_counts, required=True, help="N, or MIN:MAX: those that fit")
-    add("--cpus-per-worker", type=number(1, 1024), default=1, help="cores (default 1)")
-    add("--gpus-per-worker", type=number(0, 1024), default=0, help="GPUs (default 0)")
-    add("--address", default="auto", help="HOST:PORT of the head (default: RAY_ADDRESS, or here)")
+    add(
+        "--workers",
+        type=worker_counts,
+        required=True,
+        help="N workers, or MIN:MAX.",
+    )
+    add("--cpus-per-worker", type=number(1, 1024), default=1, help="Cores per worker (default 1).")
+    add("--gpus-per-worker", type=number(0, 1024), default=0, help="GPUs per worker (default 0).")
+    add(
+        "--address",
+        default="auto",
+        help="HOST:PORT of the head (default: RAY_ADDRESS, or local).",
+    )
     add(
         "--max-failures",
         type=number(1, 1024),
         default=3,
-        help="failures in a row to end the run (3)",
+        help="End the run after this many failures without a checkpoint between them (default 3).",
     )
-    add("-m", metavar="MODULE", help="what to run; everything after it goes to the module")
+    add("-m", metavar="MODULE", help="Module to run; it gets all arguments after it.")
     options, run_dir = launch.split_options(parser, argv)
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
@@ -325,12 +345,12 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line, or as a function what a Ray job asks for; returns its exit status."""
+    """Runs the command line; returns its exit status. A Ray job may call it as a function."""
     options = read_options(sys.argv[1:] if argv is None else argv)
     try:
         if ray is None:
             raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
-        if ":" in options.address and launch.why_silent(options.address):
+        if ":" in options.address and launch.connection_error(options.address):
             raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
         options.run_dir.mkdir(parents=True, exist_ok=True)
         ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)

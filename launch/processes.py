@@ -3,7 +3,7 @@
     python -m launch --nproc-per-node 2 -m recipes.bert_mlm --epochs 1
 
 Each process gets a `TF_CONFIG`, a share of the GPUs (without GPUs: of the cores) and a log file.
-The launcher never imports TensorFlow: it starts at once and takes no memory on a GPU.
+The launcher never imports TensorFlow: it starts at once and uses no GPU memory.
 """
 
 import argparse
@@ -30,18 +30,18 @@ from pathlib import Path
 from distribution.cluster import slurm_tasks
 from training.folder_check import not_a_run
 
-WRONG_OPTIONS = 2  # exit status of a command that cannot work; trying again is no use
-SAVED_AND_STOPPED = 75  # exit status of a recipe that was asked to stop, and saved
-DELIBERATE = (WRONG_OPTIONS, SAVED_AND_STOPPED)  # the other workers end likewise, by themselves
+WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
+SAVED_AND_STOPPED = 75  # exit status of a recipe that saved and stopped on request
+DELIBERATE = (WRONG_OPTIONS, SAVED_AND_STOPPED)  # the other workers end the same way by themselves
 DEFAULT_BASE_PORT = 22200
-# Below the range from which Linux takes the ports of outgoing connections (32768 and up): one found
-# there could be in use before TensorFlow listens.
+# Below Linux's range for outgoing connections (32768 and up): a free port from that range could be
+# in use before TensorFlow listens.
 FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 POLL_SECONDS = 0.1
-SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may deliver one request twice
-SAVE_SECONDS = 30  # for the others to end, once one worker has ended deliberately
-START_SECONDS = 300  # for the other hosts to answer
+SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
+SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
+START_SECONDS = 300  # to wait for the other hosts
 
 EXAMPLES = """\
 one machine, two workers (with GPUs: half of them each):
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def say(text: str, speaker: str = "launch") -> None:
-    """Prints a line of the launcher's own. A closed terminal must not end a run."""
+    """Prints a message of the launcher. A closed terminal must not end a run."""
     with contextlib.suppress(OSError):
         print(f"{speaker}: {text}", file=sys.stderr, flush=True)
 
@@ -76,7 +76,7 @@ def say(text: str, speaker: str = "launch") -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the launcher's own options."""
+    """Returns the parser of the launcher's options."""
     parser = argparse.ArgumentParser(
         prog="python -m launch",
         usage="python -m launch [options] -m MODULE [options of the module]",
@@ -91,56 +91,56 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         type=whole_number(1, 1024),
         default=1,
-        help="workers on each host (default 1)",
+        help="Workers on each host (default 1).",
     )
     add(
         "--ps",
         metavar="K",
         type=whole_number(0, 1024),
         default=0,
-        help="parameter servers, on one machine (default 0: workers train in step). They and the"
-        " coordinator ('chief') are separate processes",
+        help="Parameter servers, on one machine (default 0: workers train in step). They and the"
+        " coordinator ('chief') are separate processes.",
     )
     add(
         "--hosts",
         metavar="HOST0,HOST1,...",
         type=lambda text: text.split(","),
         default=["localhost"],
-        help="names or IPv4 addresses of all hosts, the same list and the same P on each; the"
-        " first host is the chief's",
+        help="Names or IPv4 addresses of all hosts, with the same list and P on each; the first"
+        " host runs the chief.",
     )
     add(
         "--node-rank",
         metavar="R",
         type=whole_number(0, 1023),
-        help="position of this host in --hosts, from 0",
+        help="Position of this host in --hosts, from 0.",
     )
     add(
         "--base-port",
         metavar="N",
         type=whole_number(1024, 60000),
-        help="worker i of a host listens at port N + i (default: free ports;"
-        f" {DEFAULT_BASE_PORT} with --hosts)",
+        help="Worker i of a host listens at port N + i (default: free ports;"
+        f" {DEFAULT_BASE_PORT} with --hosts).",
     )
     add(
         "--max-restarts",
         metavar="X",
         type=whole_number(0, 10**6),
         default=0,
-        help="how often to start the processes again after one has died (default 0); not after"
-        " exit status 2 or 75",
+        help="Restarts of all processes after one has died (default 0); none after exit status"
+        " 2 or 75.",
     )
     add(
         "-m",
         metavar="MODULE",
-        help="what to run, like python's -m; everything after it goes to the module. Without"
-        " --run-dir there, the launcher passes runs/MODULE/DATE-TIME",
+        help="Module to run, like python's -m; it gets all arguments after it. Without a --run-dir"
+        " among them, the launcher passes runs/MODULE/DATE-TIME.",
     )
     return parser
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Returns a type for argparse: a whole number within bounds."""
+    """Returns an argparse type for whole numbers within bounds."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or not low <= int(text) <= high:
@@ -159,11 +159,11 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         argv: Arguments, without the name of the program.
 
     Returns:
-        The options, with what follows from them: `module` (a name), `arguments` (always with
+        The options, and derived from them: `module` (a name), `arguments` (always with
         `--run-dir`), `run_dir`, `gpus`, `cores` and `command`, which resumes the run.
 
     Raises:
-        SystemExit: With status 2, after a message that names what is wrong.
+        SystemExit: With status 2, after a message that names the problem.
     """
     parser = make_parser()
     options, run_dir = split_options(parser, argv)
@@ -180,7 +180,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     options.run_dir, options.node_rank = run_dir, options.node_rank or 0
     if len(options.hosts) > 1:
         options.base_port = options.base_port or DEFAULT_BASE_PORT
-    # Only Linux lets a process choose its cores.
+    # Only Linux can pin a process to cores.
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     options.cores = cores if not options.gpus and 1 < workers <= len(cores) else []
     return options
@@ -189,12 +189,12 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 def split_options(
     parser: argparse.ArgumentParser, argv: list[str]
 ) -> tuple[argparse.Namespace, Path | None]:
-    """Parses what stands before `-m`; keeps the `module` and its `arguments`.
+    """Parses the options before `-m`; keeps the `module` and its `arguments`.
 
     Returns:
-        The options, and the `--run-dir` among the arguments; None where there is none.
+        The options, and the `--run-dir` among the arguments or None.
     """
-    # Split by hand: argparse would take a `--` out of the module's arguments.
+    # Split by hand: argparse would remove a `--` from the module's arguments.
     split = argv.index("-m") if "-m" in argv else len(argv)
     options, words = parser.parse_args(argv[:split]), argv[split + 1 :]
     if not words:
@@ -206,7 +206,7 @@ def split_options(
 
 
 def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str]:
-    """Lists what does not go together, or cannot run on this host, a line each."""
+    """Lists incompatible options, and problems of this host, one per line."""
     problems = []
     workers, hosts, rank = options.nproc_per_node, options.hosts, options.node_rank
     if os.environ.get("TF_CONFIG") or slurm_tasks() > 1:
@@ -230,7 +230,7 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
             problems.append(f"--hosts needs a shared disk: -m {options.module} --run-dir ...")
     if rank is not None and rank >= len(hosts):
         problems.append(f"--node-rank {rank}: --hosts has {len(hosts)} names")
-    # A module that is no recipe may have in its folder what it likes.
+    # A module that is not a recipe may keep any files in its folder.
     if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
         problems += not_a_run(run_dir)
     return problems
@@ -240,7 +240,7 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
 
 
 def own_tasks(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Lists the tasks of this host as pairs of type and index."""
+    """Lists the tasks of this host as pairs (type, index)."""
     first = options.node_rank * options.nproc_per_node
     tasks = [("worker", first + i) for i in range(options.nproc_per_node)]
     if options.ps:
@@ -249,7 +249,7 @@ def own_tasks(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def build_cluster(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the tasks of all hosts as `TF_CONFIG` has them: HOST:PORT by task type.
+    """Returns the tasks of all hosts in the format of `TF_CONFIG`: HOST:PORT by task type.
 
     Raises:
         OSError: A port is in use.
@@ -259,7 +259,7 @@ def build_cluster(options: argparse.Namespace) -> dict[str, list[str]]:
     if options.base_port:
         ports = list(range(options.base_port, options.base_port + count))
         for port in ports:
-            # TensorFlow would not notice: it shares its ports, and two runs would mix.
+            # TensorFlow would not notice: it shares ports, so two runs would mix.
             if not can_listen(host, port):
                 raise OSError(f"{host}:{port} is in use; does another run use --base-port?")
     else:
@@ -274,9 +274,9 @@ def build_cluster(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def can_listen(host: str, port: int) -> bool:
-    """Tells whether a port is free. An address that is not of this machine counts as free."""
+    """Tells whether a port is free. An address of another machine counts as free."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do no harm
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -284,8 +284,8 @@ def can_listen(host: str, port: int) -> bool:
     return True
 
 
-def why_silent(address: str) -> str | None:
-    """Returns why nobody answers at HOST:PORT; None if somebody does."""
+def connection_error(address: str) -> str | None:
+    """Returns why a connection to HOST:PORT fails; None if it works."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
@@ -295,16 +295,16 @@ def why_silent(address: str) -> str | None:
 
 
 def visible_gpus() -> list[str]:
-    """Lists the GPUs that TensorFlow would see, as CUDA_VISIBLE_DEVICES writes them."""
+    """Lists the GPUs that TensorFlow would see, in the format of CUDA_VISIBLE_DEVICES."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None and shutil.which("nvidia-smi"):
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-        return re.findall(r"^GPU (\d+):", found.stdout, flags=re.MULTILINE)
+        result = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        return re.findall(r"^GPU (\d+):", result.stdout, flags=re.MULTILINE)
     return [name for name in (listed or "").split(",") if name not in ("", "-1")]
 
 
-def share_of(things: list, options: argparse.Namespace, task: str, index: int) -> list:
-    """Returns a worker's part of GPUs or cores; equally many, as all workers train in step."""
+def equal_share(things: list, options: argparse.Namespace, task: str, index: int) -> list:
+    """Returns a worker's GPUs or cores; the same number each, as all workers train in step."""
     if task != "worker":
         return []
     each = len(things) // options.nproc_per_node
@@ -315,22 +315,24 @@ def share_of(things: list, options: argparse.Namespace, task: str, index: int) -
 def environment_of(
     options: argparse.Namespace, cluster: dict[str, list[str]], task: str, index: int
 ) -> dict[str, str]:
-    """Returns the environment of a process; threads that the user has set stay."""
+    """Returns the environment of a process; keeps numbers of threads set by the user."""
     config = {"cluster": cluster, "task": {"type": task, "index": index}}
     environment = {
         "TF_CONFIG": json.dumps(config),
         "PYTHONUNBUFFERED": "1",
         "KERAS_RECIPES_LAUNCHED": "1",
     }
-    if task != "worker":  # TensorFlow would claim the memory of every GPU that it sees
+    if task != "worker":  # TensorFlow would claim the memory of every visible GPU
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
     elif options.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share_of(options.gpus, options, task, index))
-    threads, cores = {}, share_of(options.cores, options, task, index)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            equal_share(options.gpus, options, task, index)
+        )
+    threads, cores = {}, equal_share(options.cores, options, task, index)
     if cores:
         threads = dict.fromkeys(THREADS, str(len(cores)))
         if options.ps:
-            # A function that waits for the parameter servers holds such a thread: with only one a
+            # A function that waits for the parameter servers blocks such a thread: with only one a
             # worker waits forever (TensorFlow's guide to ParameterServerStrategy takes 4).
             threads["TF_NUM_INTEROP_THREADS"] = str(max(4, len(cores)))
     return threads | os.environ | environment
@@ -347,11 +349,11 @@ class Child:
     index: int
     process: subprocess.Popen
     log: Path
-    log_start: int  # where this process's part of the log begins, in bytes
+    log_start: int  # offset of this process's part of the log, in bytes
 
     @property
     def status(self) -> int | None:
-        """Exit status as a shell gives it: 128 + n after signal n. None while it runs."""
+        """Returns the exit status as in a shell, 128 + n after signal n; None while it runs."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
@@ -361,43 +363,43 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def describe_end(self) -> str:
-        """Says in one line how it ended, its last words, and where its log is."""
+        """Describes in one line how the process ended, with its last output and its log."""
         code, name = self.process.returncode, f"{self.task} {self.index}"
         if code < 0:
             return f"{name} was killed by {signal.Signals(-code).name}; its log: {self.log}"
         text = self.log.read_bytes()[self.log_start :].decode(errors="replace")
-        said = text.strip().rpartition("\n")[2][:200]
-        return f"{name} ended with exit status {code} ({said}); its log: {self.log}"
+        last_line = text.strip().rpartition("\n")[2][:200]
+        return f"{name} ended with exit status {code} ({last_line}); its log: {self.log}"
 
 
 def start_process(
     task: str, index: int, words: list[str], log: Path, environment: dict, cores: list[int]
 ) -> Child:
-    """Starts Python with these words; the process dies with this one and appends to the log."""
+    """Starts Python with these arguments; it dies with this process and appends to the log."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
-    def prepare() -> None:  # in the child, before it runs Python
+    def prepare() -> None:  # in the child, before Python starts
         if prctl:
             prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
         if cores:
             os.sched_setaffinity(0, cores)
 
     with open(log, "ab") as file:
-        start = file.tell()  # the process moves the same position
+        start = file.tell()  # the file offset is shared with the process
         process = subprocess.Popen(
             [sys.executable, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that a Ctrl-C reaches the launcher only
+            start_new_session=True,  # so that Ctrl-C reaches only the launcher
             preexec_fn=prepare,
         )
         return Child(task, index, process, log, start)
 
 
 def read_log(log: Path, position: int, is_last: bool) -> bytes:
-    """Returns what a log has grown by, in whole lines while more may come."""
+    """Returns the new part of a log; only whole lines until the process has ended."""
     with open(log, "rb") as file:
         file.seek(position)
         text = file.read()
@@ -409,19 +411,19 @@ def read_log(log: Path, position: int, is_last: bool) -> bytes:
 
 
 class Requests:
-    """Signals that ask a run to stop: the first is passed on, as SIGTERM; a second one kills."""
+    """Handles requests to stop a run: passes the first signal on as SIGTERM; a second one kills."""
 
     request: int | None = None
     request_time = 0.0
     killed_by: int | None = None
 
     def listen(self) -> None:
-        """Takes the signals of this process from now on."""
+        """Installs the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.take_signal)
 
     def take_signal(self, number: int, frame: object) -> None:
-        """Notes a request to stop (the handler of signals); the loop acts on it."""
+        """Records a request to stop, as a signal handler; the loop acts on it."""
         now = time.monotonic()
         if self.request is None:
             self.request, self.request_time = number, now
@@ -433,7 +435,7 @@ class Launch(Requests):
     """A run from its first process to its last.
 
     Args:
-        options: From `read_options()`.
+        options: The result of `read_options()`.
     """
 
     def __init__(self, options: argparse.Namespace):
@@ -441,7 +443,7 @@ class Launch(Requests):
         self.results_before = self.results_time()
 
     def run(self) -> int:
-        """Starts the processes, again if need be, and returns the exit status."""
+        """Starts the processes, restarts them if necessary, and returns the exit status."""
         options, restarts = self.options, 0
         self.listen()
         workers = options.nproc_per_node * len(options.hosts)
@@ -450,7 +452,7 @@ class Launch(Requests):
         while True:
             try:
                 status = self.run_once()
-            except OSError as error:  # no port, no process or no log file
+            except OSError as error:  # of a port, process or log file
                 say(f"cannot start the processes: {error}")
                 return WRONG_OPTIONS
             if status in (0, *DELIBERATE) or self.request or restarts == options.max_restarts:
@@ -462,11 +464,11 @@ class Launch(Requests):
         return status
 
     def run_once(self) -> int:
-        """Starts every process of this host, waits for the end, leaves none behind."""
+        """Starts every process of this host, waits for their end, and leaves none running."""
         options = self.options
         self.children: list[Child] = []
-        self.ended: list[Child] = []  # those of them that were seen to end, in that order
-        self.deadline = float("inf")  # for the others, once one has ended otherwise than well
+        self.ended: list[Child] = []  # those that have ended, in that order
+        self.deadline = float("inf")  # for the others, after one has failed or was stopped
         cluster = build_cluster(options)
         options.run_dir.mkdir(parents=True, exist_ok=True)
         try:
@@ -477,7 +479,7 @@ class Launch(Requests):
                     ["-m", options.module, *options.arguments],
                     options.run_dir / f"{task}-{index}.log",
                     environment_of(options, cluster, task, index),
-                    share_of(options.cores, options, task, index),
+                    equal_share(options.cores, options, task, index),
                 )
                 self.children.append(child)
             firsts = cluster["worker"][:: options.nproc_per_node]
@@ -488,24 +490,24 @@ class Launch(Requests):
                 child.process.wait()
 
     def supervise(self, silent: list[str]) -> int:
-        """Waits until the run is over, and returns its exit status. Some may still run.
+        """Waits for the end of the run; returns its exit status. Some processes may still run.
 
         Args:
             silent: HOST:PORT of a worker on each other host.
         """
         options, began, is_asked = self.options, time.monotonic(), False
-        # The coordinator, or this host's first worker: its output is shown.
+        # Shows the output of the coordinator, or of this host's first worker.
         shown = self.children[-1 if options.ps else 0]
         position = shown.log_start
         while True:
             is_over = len(self.ended) == len(self.children) or time.monotonic() >= self.deadline
             text = read_log(shown.log, position, is_over)
             culprit = self.notice_ends()
-            # After the failure of another process this one may complain about that.
+            # After another process has failed, this one may only report that.
             is_well = culprit is None or culprit is shown or culprit.status in (0, *DELIBERATE)
             if is_well or options.ps or self.request:
                 position += len(text)
-                with contextlib.suppress(OSError):  # the terminal is closed; the log has it all
+                with contextlib.suppress(OSError):  # the terminal is closed; the log is complete
                     while text:
                         text = text[os.write(1, text) :]
             if is_over:
@@ -515,10 +517,10 @@ class Launch(Requests):
             if self.request and not is_asked:
                 is_asked = True
                 say("asking the processes to save and stop; a second request kills them")
-                # Servers would die of it, and then the coordinator could not save.
+                # It would end the servers, and then the coordinator could not save.
                 for child in [shown] if options.ps else self.children:
                     child.process.terminate()
-            reason = why_silent(silent[0]) if silent else None
+            reason = connection_error(silent[0]) if silent else None
             if silent and reason is None:
                 silent.pop(0)
             elif silent and time.monotonic() - began > START_SECONDS:
@@ -530,11 +532,11 @@ class Launch(Requests):
             time.sleep(POLL_SECONDS)
 
     def notice_ends(self) -> Child | None:
-        """Deals with processes that have ended; returns the one that decides the exit status."""
+        """Handles processes that have ended; returns the one that decides the exit status."""
         ended = [c for c in self.children if c not in self.ended and c.status is not None]
-        # Status 1 is Python's for any exception, also for a connection to one that has failed.
+        # Python exits with 1 after any exception, also after a lost connection to a failed process.
         for child in sorted(ended, key=lambda child: child.status == 1):
-            child.kill()  # what it left in its session
+            child.kill()  # child processes in its session
             others = any(c.task == "worker" and c.status is None for c in self.children)
             is_lost = self.options.ps and child.task == "worker" and child.status not in DELIBERATE
             if is_lost and (others or self.request):
@@ -552,21 +554,21 @@ class Launch(Requests):
         return self.culprit()
 
     def culprit(self) -> Child | None:
-        """Returns the first that failed, else the first that was stopped, else the first."""
+        """Returns the first process that failed, else the first that stopped, else the first."""
         order = {SAVED_AND_STOPPED: 1, 0: 2}
         return min(self.ended, key=lambda c: order.get(self.outcome(c), 0), default=None)
 
     def outcome(self, child: Child) -> int:
-        """Returns the exit status that a process means for the run.
+        """Maps a process's exit status to the run's.
 
-        One that died of the SIGTERM that was passed on does not handle it yet: it was importing,
-        and nothing is lost. Or it handles it no more: the run has written its results.
+        A process that died of the forwarded SIGTERM did not handle it yet, since it was importing,
+        and no step is lost; or no longer, since the run has written its results.
         """
         if self.request and child.process.returncode == -signal.SIGTERM:
             return SAVED_AND_STOPPED if self.results_time() == self.results_before else 0
         return child.status or 0
 
     def results_time(self) -> int | None:
-        """Returns when the run's results were written; None where there are none."""
+        """Returns the time when the run's results were written, or None."""
         results = self.options.run_dir / "results.json"
         return results.stat().st_mtime_ns if results.exists() else None

@@ -1,1 +1,1 @@
-"""What the machine is and has: quiet start, kept XLA programs, MFU, installed versions."""
+"""Describes and sets up the machine: device, versions, MFU, XLA cache, quiet start."""

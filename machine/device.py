@@ -1,4 +1,4 @@
-"""Names the device that a run computes on, and tells where a GPU is not used."""
+"""Names the device of a run, and reports an unused GPU."""
 
 import collections
 import contextlib
@@ -31,7 +31,7 @@ def describe() -> str:
 
 
 def gpu_models() -> list[tuple[str, str]]:
-    """Returns name and compute capability, for instance "9.0", of each GPU of this process."""
+    """Returns the name and compute capability (for instance "9.0") of each GPU of this process."""
     found = []
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
@@ -41,7 +41,7 @@ def gpu_models() -> list[tuple[str, str]]:
 
 
 def unused_gpu() -> str | None:
-    """Says in one line that a GPU is there which TensorFlow cannot use; None otherwise."""
+    """Returns one line if the machine has a GPU that TensorFlow cannot use, else None."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     there = glob.glob("/dev/nvidia[0-9]*")
     if hidden or not there or tf.config.list_physical_devices("GPU"):
@@ -62,14 +62,14 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    """Returns the cores that this process may use; only Linux tells."""
+    """Returns the number of cores that this process may use; exact only on Linux."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _gpu_memory() -> dict[str, str]:
-    """Returns the memory of each model; empty where the driver's tool does not answer."""
+    """Returns the memory of each model; empty if the driver's tool fails."""
     try:
         ended = subprocess.run(
             NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS

@@ -1,10 +1,10 @@
-"""Writes the checksums of a lock file's packages into it: wheels for each machine we know of.
+"""Adds the checksums of wheels for each supported machine to a lock file.
 
     python -m machine.lock requirements.lock
 
 Reads `name==version` lines, asks pip for the wheel of each on Linux (x86-64, 64-bit ARM) and macOS
 (Apple silicon) with Python 3.11 to 3.13, and rewrites the file for `pip install --require-hashes`.
-Downloads some gigabytes. A package without a wheel for a machine is named; without any it is an
+Downloads some gigabytes. Names a package without a wheel for a machine; one without any wheel is an
 error.
 """
 
@@ -34,7 +34,7 @@ def format_lock(requirements: Iterable[str], checksums: dict[str, set[str]]) -> 
     """Returns a lock file's content.
 
     Args:
-        requirements: `name==version` each.
+        requirements: `name==version` of each package.
         checksums: SHA-256 of wheels, hex, by requirement.
 
     Raises:
@@ -50,15 +50,15 @@ def format_lock(requirements: Iterable[str], checksums: dict[str, set[str]]) -> 
 
 
 def wheels(requirements: list[str], platforms: list[str], python: str) -> dict[str, str]:
-    """Asks pip which wheel of each package it would install on another machine.
+    """Asks pip for the wheel of each package on another machine.
 
     Args:
-        requirements: `name==version` each.
+        requirements: `name==version` of each package.
         platforms: Tags of that machine, the best one first.
-        python: The version of Python there.
+        python: The Python version of that machine.
 
     Returns:
-        SHA-256, hex, by requirement; those without a wheel are left out.
+        SHA-256, hex, by requirement, without those that have no wheel.
     """
     wanted = list(requirements)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def wheels(requirements: list[str], platforms: list[str], python: str) -> dict[s
 
 
 def normalized(requirement: str) -> str:
-    """Returns `name==version` with the name as registries compare it."""
+    """Returns `name==version` with the name normalised as by package indexes."""
     name, _, version = requirement.partition("==")
     return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}"
 

@@ -1,8 +1,8 @@
-"""Measures the peak of the model FLOPs utilisation (`mfu`): what share of it training reaches.
+"""Measures the peak rate for the model FLOPs utilisation (`mfu`) of training.
 
-That is the operations that a step needs, over its time, over the devices' peak (Chowdhery et al.,
-"PaLM", arXiv 2204.02311, appendix B). The peak is no data sheet's: it is the rate of a large matrix
-product in the run's own precision, measured here and now.
+`mfu` is the operations of a step, divided by its time and by the devices' peak rate (Chowdhery et
+al., "PaLM", arXiv 2204.02311, appendix B). The peak is measured, not the data sheet's: the rate of
+a large matrix product in the run's precision.
 """
 
 import timeit
@@ -10,18 +10,18 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-# Side of the square matrices, and products that are queued one after another. A small GPU is
-# satisfied with the first; on a large one the launch of a 2048^3 product takes longer than the
-# product, and only the last keeps the device busy.
+# Side of the square matrices, and number of queued products. The first is enough for a small GPU;
+# on a large one the launch of a 2048^3 product takes longer than the product, and only the last
+# keeps the device busy.
 SIZES = {"CPU": ((512, 1), (2048, 1)), "GPU": ((2048, 4), (4096, 8), (8192, 20))}
-LONG_ENOUGH = 0.1  # seconds: no larger product is tried
+LONG_ENOUGH = 0.1  # seconds, after which no larger product is tried
 
 
 def measure_peak(dtype: str) -> float:
-    """Measures the rate of a large matrix product, in operations a second.
+    """Measures the rate of a large matrix product, in operations per second.
 
-    On a CPU this takes up to a second, with the threads of this process; on a GPU a few. A device
-    without enough free memory is measured with smaller matrices.
+    Takes up to a second on a CPU, with the threads of this process, and a few seconds on a GPU.
+    Uses smaller matrices if the device has too little free memory.
 
     Args:
         dtype: of the matrices, such as "bfloat16".
@@ -48,7 +48,7 @@ def matrix_products(side: int, products: int, dtype: str) -> Callable[[], float]
         products: length of the chain.
         dtype: of the matrices.
     """
-    # Constants would be faster than real numbers: a GPU throttles by power.
+    # Random numbers: a power-limited GPU is faster on constants.
     matrix = tf.cast(tf.random.stateless_normal([side, side], seed=(0, 0)), dtype)
     matrix /= tf.cast(side**0.5, dtype)  # so that the products neither vanish nor overflow
 
@@ -64,11 +64,11 @@ def matrix_products(side: int, products: int, dtype: str) -> Callable[[], float]
 
 
 def count_devices(replicas: int, workers: int) -> int:
-    """Counts a run's devices of the kind that `measure_peak` measures.
+    """Counts the devices of a run, in the unit of `measure_peak`.
 
     Args:
         replicas: of all workers together; those of one CPU, or of one GPU, share it.
-        workers: processes that train.
+        workers: number of training processes.
     """
     gpus = len(tf.config.list_physical_devices("GPU"))
     return workers * max(1, min(gpus, replicas // workers))

@@ -1,4 +1,4 @@
-"""Ends a program whose reader has left, as `| head` does: without a message."""
+"""Ends a program silently after its reader has closed the pipe, as `| head` does."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silent_broken_pipe() -> Iterator[None]:
-    """Exits with status 1, and prints nothing, where standard output cannot be written any more.
+    """Exits silently with status 1 once standard output is closed.
 
     Python itself would print a traceback, or `Exception ignored` when it ends.
     """
@@ -16,14 +16,14 @@ def silent_broken_pipe() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # whatever is left is written here, not when Python ends
+            sys.stdout.flush()  # flush now, not when Python ends
     except BrokenPipeError:
         discard_output()
         sys.exit(1)
 
 
 def discard_output() -> None:
-    """Sends what is left to be written on standard output to nowhere."""
+    """Discards the buffered rest of standard output."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

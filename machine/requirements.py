@@ -1,6 +1,6 @@
-"""Tells which versions are installed, and what pip has to install beside a TensorFlow that stays.
+"""Reports installed versions, and the requirements to install beside an existing TensorFlow.
 
-    python -m machine.requirements     # in Colab: a requirement a line, or nothing
+    python -m machine.requirements     # in Colab: one requirement per line, or nothing
 
 It imports neither TensorFlow nor Keras.
 """
@@ -18,14 +18,14 @@ from packaging.version import Version
 
 from machine.output import silent_broken_pipe
 
-# A TensorFlow that stays where it is installed already. KerasNLP 0.32 needs 2.20 or later.
+# An installed TensorFlow in this range is kept. KerasNLP 0.32 needs 2.20 or later.
 FITS = SpecifierSet(">=2.20,<2.22")
-# They belong to a TensorFlow, and have its first two numbers.
+# These must match TensorFlow's first two version numbers.
 OF_TENSORFLOW = ("tensorflow-text", "tensorboard")
 
 
 def project() -> dict:
-    """Returns what `pyproject.toml` says: an installed package keeps the version of its day."""
+    """Returns the `[project]` table of `pyproject.toml`: installed metadata may be outdated."""
     path = pathlib.Path(__file__).resolve().parents[1] / "pyproject.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))["project"]
 
@@ -39,21 +39,21 @@ def installed(name: str) -> str | None:
 
 
 def version_line() -> str:
-    """Returns the version of this checkout, and of what its numbers depend on."""
+    """Returns the versions of this checkout and of the packages that determine its results."""
     used = f"keras {installed('keras')}, tensorflow {installed('tensorflow')}"
     ours = project()
     return f"{ours['name']} {ours['version']} ({used}, Python {platform.python_version()})"
 
 
 def missing(version_of: Callable[[str], str | None] = installed, *, gpu: bool = False) -> list[str]:
-    """Returns what pip has to install, without another TensorFlow where the installed one fits.
+    """Returns the requirements to install; keeps an installed TensorFlow that fits.
 
     Args:
         version_of: returns the installed version of a package.
-        gpu: whether another TensorFlow has to bring the libraries of a GPU.
+        gpu: whether another TensorFlow needs the libraries of a GPU.
 
     Returns:
-        Requirements; empty where nothing is missing.
+        Requirements; empty if none is missing.
     """
     tensorflow = Version(version_of("tensorflow") or "0")
     stays, found = tensorflow in FITS, []

@@ -1,13 +1,12 @@
-"""Keeps what XLA has compiled, for later runs with the same options on the same processor.
+"""Caches compiled XLA programs for later runs with the same options on the same processor.
 
-TensorFlow loads what it finds in a folder, does not check its bytes, and has to know the folder
-when it is imported. So that folder is this process's own: `restore()` copies the programs of the
-cache to it whose checksum is right, and `store()` moves to the cache what was compiled since. On
-GPUs it is not the programs that are kept, which was not tried, but which of its kernels XLA found
-fastest.
+TensorFlow loads any program in a folder without checking its bytes, and must know the folder at
+import. So each process has a private folder: `restore()` copies the cached programs with a correct
+checksum to it, and `store()` moves newly compiled programs to the cache. On GPUs the cache contains
+XLA's choice of the fastest kernels, not the programs (not tried).
 
-A program is machine code: whoever can write to the cache can run code as its reader. So its folders
-must belong to this user, and nobody else may write there; otherwise they are not used.
+A program is machine code: anyone who can write to the cache can run code as its reader. So its
+folders must belong to this user and be writable by nobody else; otherwise they are not used.
 """
 
 import atexit
@@ -28,37 +27,37 @@ log = logging.getLogger("recipes")
 PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
 KERNELS = "--xla_gpu_per_fusion_autotune_cache_dir="
-ABANDONED_SECONDS = 60  # younger folders are perhaps not locked yet
-FOLDERS = 50  # of the cache: those that were written last stay
-# They decide what is compiled, or for how many threads.
+ABANDONED_SECONDS = 60  # younger folders may not be locked yet
+FOLDERS = 50  # of the cache; the newest programs stay
+# They affect the compiled programs or their number of threads.
 ENVIRONMENT = ("XLA_", "TF_XLA_", "TF_NUM_", "TF_ENABLE_", "OMP_")
 
-_owner = 0  # the process that TensorFlow was imported in; one that it forks keeps nothing
-_own = Path()  # what TensorFlow reads and writes
-_cache: Path | None = None  # where it is kept
-_seen: set[str] = set()  # names of what is in both
+_owner = 0  # the process that imported TensorFlow; its forks store nothing
+_own = Path()  # the folder that TensorFlow reads and writes
+_cache: Path | None = None  # the folder of the cache
+_seen: set[str] = set()  # names of the programs in both
 
 
 def use_own_folder() -> None:
-    """Names a folder of this process to TensorFlow, which is about to be imported.
+    """Passes a private folder of this process to TensorFlow, before its import.
 
-    Removes such folders of processes that were killed.
+    Removes the folders of killed processes.
     """
     global _own, _owner
     before, known, folder = f" {os.environ.get('TF_XLA_FLAGS', '')}".partition(PROGRAMS)
-    if sys.platform != "linux" or (known and PREFIX not in folder):  # or the user keeps programs
+    if sys.platform != "linux" or (known and PREFIX not in folder):  # or the user has set a folder
         return
     _remove_abandoned(Path(tempfile.gettempdir()))
     _owner = os.getpid()
     _own = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner}-"))
-    _lock(_own)  # until this process ends, however it does
+    _lock(_own)  # until this process ends in any way
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
     on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
     os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
 
 
 def _lock(folder: Path) -> int | None:
-    """Locks a folder for as long as this process lives; returns None where another one holds it."""
+    """Locks a folder until this process ends; returns None if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +69,7 @@ def _lock(folder: Path) -> int | None:
 
 def _remove_abandoned(temporary: Path) -> None:
     for folder in temporary.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or another process removes it
+        with contextlib.suppress(OSError):  # another user's, or being removed by another process
             if time.time() - folder.lstat().st_mtime < ABANDONED_SECONDS:
                 continue
             descriptor = _lock(folder)
@@ -80,14 +79,14 @@ def _remove_abandoned(temporary: Path) -> None:
 
 
 def restore(cache_dir: Path, *made_from) -> bool:
-    """Puts what earlier runs compiled where TensorFlow looks for it, before anything is compiled.
+    """Copies programs of earlier runs to TensorFlow's folder, before anything is compiled.
 
     Args:
         cache_dir: the cache; programs are stored in its folder `programs`.
-        *made_from: what decides the programs beside versions, processor and GPUs.
+        *made_from: values that determine the programs beside versions, processor and GPUs.
 
     Returns:
-        Whether there is any.
+        Whether any program was restored.
     """
     global _cache
     _cache = None  # of an earlier run of this process
@@ -109,7 +108,7 @@ def restore(cache_dir: Path, *made_from) -> bool:
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     programs = Path(cache_dir) / "programs"
     folder = programs / hashlib.sha256(key).hexdigest()[:24]
-    with contextlib.suppress(OSError):  # not writable: nothing is kept
+    with contextlib.suppress(OSError):  # not writable: nothing is stored
         programs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (programs, folder):
         if os.path.lexists(path) and not _is_private(path):
@@ -131,14 +130,14 @@ def restore(cache_dir: Path, *made_from) -> bool:
 
 
 def _is_private(path: Path) -> bool:
-    """Returns whether a path is a folder, and no link to one, that this user alone may change."""
+    """Returns whether a path is a folder, not a link, that only this user may change."""
     found = path.lstat()
     is_own = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(found.st_mode) and is_own
 
 
 def store() -> None:
-    """Moves what was compiled since to the cache, unless that cannot be written."""
+    """Moves newly compiled programs to the cache, if that is writable."""
     if _cache is None:
         return
     with contextlib.suppress(OSError):
@@ -152,6 +151,6 @@ def store() -> None:
             temporary = _cache / f".{os.getpid()}"
             temporary.write_bytes(content)
             os.replace(temporary, target)
-            path.unlink()  # TensorFlow has it in memory
+            path.unlink()  # TensorFlow has loaded it
             for old in sorted(_cache.parent.iterdir(), key=os.path.getmtime)[:-FOLDERS]:
                 shutil.rmtree(old, ignore_errors=True)

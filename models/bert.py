@@ -12,12 +12,12 @@ from data import word_pieces
 from data.errors import DataError
 from models import presets
 
-MAX_LENGTH = 512  # positions of the published BERTs, and of a new one
+MAX_LENGTH = 512  # positions of the published BERTs and of new ones
 MASK = "[MASK]"
 
 
 def make_tokenizer(options, preset: str | None, text, cache_dir: Path):
-    """Loads the tokenizer of a preset, or makes one of a given or learned vocabulary.
+    """Loads the tokenizer of a preset, or makes one from a given or learned vocabulary.
 
     Raises:
         DataError: the preset or the vocabulary cannot be loaded.
@@ -62,16 +62,16 @@ def new_backbone(options, vocabulary_size: int):
 def training_operations(backbone, sequence_length: int, predictions: int) -> int:
     """Counts the floating-point operations that training on one example mathematically needs.
 
-    A product of (m, k) and (k, n) takes 2 m k n. A token takes, in each layer, 4 width^2
+    A product of (m, k) and (k, n) needs 2 m k n. A token needs, in each layer, 4 width^2
     multiplications in the projections of attention, 2 width x inner width in the feed-forward
-    layers, 2 length x width in scores and mix; a prediction takes width^2 in the head's dense layer
-    and width x vocabulary in the logits. The backward pass takes twice the forward pass. Only
+    layers, 2 length x width in scores and mix; a prediction needs width^2 in the head's dense layer
+    and width x vocabulary in the logits. The backward pass needs twice the forward pass. Only
     matrix products count (as in Kaplan et al., arXiv 2001.08361, section 2.1).
 
     Args:
         backbone: with the sizes of a `BertBackbone`.
         sequence_length: tokens of an example.
-        predictions: masked positions that an example has room for.
+        predictions: slots for masked positions per example.
     """
     width = backbone.hidden_dim
     attention = 4 * width**2 + 2 * sequence_length * width
@@ -86,7 +86,7 @@ def encode(tokenizer, text: str, longest: int) -> np.ndarray:
     Args:
         tokenizer: of KerasNLP, of a family with a `MaskedLM`; `[MASK]` in the text is its mask.
         text: the text.
-        longest: tokens that the model takes.
+        longest: the model's largest number of tokens.
 
     Returns:
         int32 of shape (tokens,).
@@ -97,7 +97,7 @@ def encode(tokenizer, text: str, longest: int) -> np.ndarray:
     special = word_pieces.SpecialTokens.of(tokenizer)
     stand_for = {MASK: special.mask, word_pieces.UNKNOWN_IN_TEXT: special.unknown}
     ids = [special.cls]
-    # The space before them belongs to them, as to other words of byte-level BPE.
+    # The space before a mask belongs to it, as with other words of byte-level BPE.
     for part in re.split(r"\s*(\[MASK\]|(?<!\S)<unk>(?!\S))", text):
         if part in stand_for:
             ids.append(stand_for[part])

@@ -1,11 +1,11 @@
-"""A head over word pieces that never holds all logits: it computes the predictions in chunks.
+"""Computes the head over word pieces in chunks of predictions, without a matrix of all logits.
 
-A BERT's step on a small machine is spent in the logits. A batch of 32 sequences has 608 masked
-positions, with a vocabulary of 30,522 that is 74 MB, which the loss, its gradient and two metrics
-write and read again and again. Here a chunk of the predictions goes through all of it, logits,
-cross-entropy, hit or miss and both gradients, before the next one begins, as cut-cross-entropy
-(Wijmans et al., arXiv 2411.09009) and Liger Kernel (Hsu et al., arXiv 2410.10989) do on GPUs. The
-numbers are those of the stock head: nothing is sampled.
+On a small machine the logits dominate a BERT's step. A batch of 32 sequences has 608 masked
+positions; with a vocabulary of 30,522 their logits take 74 MB, which the loss, its gradient and two
+metrics write and read repeatedly. This head computes logits, cross-entropy, accuracy and both
+gradients of one chunk of predictions before the next, as cut-cross-entropy (Wijmans et al., arXiv
+2411.09009) and Liger Kernel (Hsu et al., arXiv 2410.10989) do on GPUs. The results are those of the
+stock head: nothing is sampled.
 """
 
 import keras
@@ -15,21 +15,21 @@ import tensorflow as tf
 
 from distribution import keras_compat
 
-# Logits of a chunk, at most: 80 MB in float32. Larger products are faster ones.
+# Most logits of a chunk: 80 MB in float32. Larger products are faster.
 LOGITS_AT_ONCE = 20_000_000
-# The metrics that the chunks give, by their column of the scores.
+# The metrics computed from the chunks, by their column of the scores.
 COLUMNS = {
     keras.metrics.SparseCategoricalCrossentropy: 0,
     keras.metrics.SparseCategoricalAccuracy: 1,
 }
-# Half precision holds no number below 6e-8; shares of a large vocabulary are near that.
+# Half precision has no number below 6e-8; probabilities in a large vocabulary come close.
 HALF_PRECISION_SCALE = 1024.0
 
 
 class ChunkedHead(keras.Model):
-    """Trains and evaluates a model of word pieces, whose weights it shares, without all its logits.
+    """Trains and evaluates a model of word pieces without all its logits; shares its weights.
 
-    Its output is not the logits but what the loss is made of, so predict with the model itself.
+    Its output is the hidden states, not the logits: predict with the model itself.
 
     Example:
         >>> learner = chunked_masked_lm(model)
@@ -42,8 +42,8 @@ class ChunkedHead(keras.Model):
 
     Args:
         model: the model, whose logits are `hidden @ embeddings^T + bias`.
-        hidden: from the model's inputs to the states that the logits are computed from, of shape
-            (batch, predictions, width), by the model's own layers.
+        hidden: maps the model's inputs to the states before the logits, of shape (batch,
+            predictions, width), with the model's layers.
         embeddings: variable of shape (vocabulary size, width).
         bias: variable of shape (vocabulary size,), or None for none.
         transposed: whether `embeddings` has the shape (width, vocabulary size).
@@ -65,7 +65,7 @@ class ChunkedHead(keras.Model):
         self.transposed = transposed
 
     def compile(self, *args, loss=None, weighted_metrics=None, **kwargs) -> None:
-        """As `keras.Model.compile()`, for the loss and the metrics that the chunks give.
+        """Compiles like `keras.Model.compile()`, for the supported loss and metrics.
 
         Raises:
             ValueError: the loss is not `SparseCategoricalCrossentropy` of logits, or a metric
@@ -90,10 +90,9 @@ class ChunkedHead(keras.Model):
         self.whole.optimizer = self.optimizer  # Keras saves it beside the weights
 
     def call(self, inputs, training=None):
-        """Computes what the logits are made of: {"hidden": (batch, predictions, width)}.
+        """Computes the states before the logits: {"hidden": (batch, predictions, width)}.
 
-        `compute_loss` puts the scores beside it, for `compute_metrics`, so that the logits are
-        computed once.
+        `compute_loss` adds the scores for `compute_metrics`, so that the logits are computed once.
         """
         return {"hidden": self.hidden(inputs, training=training)}
 
@@ -105,7 +104,7 @@ class ChunkedHead(keras.Model):
         """
         weights = tf.ones_like(y) if sample_weight is None else sample_weight
         weights = tf.cast(weights, keras.config.floatx())
-        # Relative to the largest one: half precision has no room for small ones.
+        # Relative to the largest weight: half precision cannot represent small ones.
         relative = tf.math.divide_no_nan(weights, tf.reduce_max(weights))
         total, y_pred["scores"] = self._scores(y, y_pred, relative, gradients=training)
         mean = tf.math.divide_no_nan(total, tf.cast(tf.reduce_sum(relative), total.dtype))
@@ -116,7 +115,7 @@ class ChunkedHead(keras.Model):
         return mean * tf.cast(share, mean.dtype)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        """Brings the metrics up to date; returns all of them by name."""
+        """Updates the metrics; returns all of them by name."""
         scores = y_pred.get("scores")
         if scores is None:  # Keras builds the metrics before it has a loss
             _, scores = self._scores(y, y_pred, sample_weight, gradients=False)
@@ -142,7 +141,7 @@ class ChunkedHead(keras.Model):
         return total, tf.reshape(scores, tf.concat([tf.shape(y), [2]], axis=0))
 
     def save(self, *args, **kwargs) -> None:
-        """Saves the model, which is what predicts; `keras.saving.load_model` returns that."""
+        """Saves the model itself, which `keras.saving.load_model` returns."""
         self.whole.save(*args, **kwargs)
 
     def save_weights(self, *args, **kwargs) -> None:
@@ -165,14 +164,14 @@ def has_tied_logits(masked_lm: keras_nlp.models.MaskedLM) -> bool:
 
 
 def chunked_masked_lm(masked_lm: keras_nlp.models.MaskedLM) -> ChunkedHead:
-    """Returns what trains and evaluates a `MaskedLM` in chunks of its predictions.
+    """Returns a `ChunkedHead` that trains and evaluates a `MaskedLM`.
 
     Args:
         masked_lm: of any family, with `has_tied_logits()`.
     """
     head, inputs = masked_lm.masked_lm_head, masked_lm.input
     encoded = masked_lm.backbone({name: inputs[name] for name in masked_lm.backbone.input})
-    if isinstance(encoded, dict):  # beside it what a classifier reads
+    if isinstance(encoded, dict):  # next to the input of a classifier
         encoded = encoded["sequence_output"]
     positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
     hidden = keras.ops.take_along_axis(encoded, positions, axis=1)
@@ -195,12 +194,13 @@ def weighted_cross_entropy(
     weights: tf.Tensor,
     gradients: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The sum of weight x cross-entropy over all predictions, without a matrix of all logits.
+    """Computes the sum of weight x cross-entropy over all predictions, chunk by chunk.
 
     The logits are `hidden @ kernel^T + bias`. The gradient of their softmax's cross-entropy is
-    (softmax - one-hot); with e = exp(logits - max) and s = the sum of e, what goes back to `hidden`
-    is w (e @ kernel / s - kernel[label]), and to `kernel` e^T @ (hidden w / s) with w hidden taken
-    off the row of each label. So e is made once and read by two matrix products.
+    (softmax - one-hot); with e = exp(logits - max) and s = the sum of e, the gradient of `hidden`
+    is w (e @ kernel / s - kernel[label]), and that of `kernel` is e^T @ (hidden w / s) with
+    w hidden subtracted from each label's row. So e is computed once and read by two matrix
+    products.
 
     Args:
         hidden: of shape (predictions, width), in the precision of the matrix products.
@@ -208,7 +208,7 @@ def weighted_cross_entropy(
         bias: of shape (vocabulary size,); its dtype is that of all sums.
         labels: int32 of shape (predictions,).
         weights: of shape (predictions,), in the bias's dtype.
-        gradients: whether the sum will be differentiated; without, half of the work is left out.
+        gradients: whether the sum will be differentiated; if not, half of the work is skipped.
 
     Returns:
         The sum, scalar, which has gradients to `hidden`, `kernel` and `bias`; and, without
@@ -232,7 +232,7 @@ def weighted_cross_entropy(
 
 
 def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.Tensor]:
-    """Cross-entropies and hits, and with `grads` the sum's gradients to hidden, kernel and bias."""
+    """Computes cross-entropies and hits, and with `grads` the gradients of the sum."""
     vocabulary_size, width = kernel.shape
     kernel = tf.cast(kernel, hidden.dtype)
     count = tf.shape(hidden)[0]
@@ -286,7 +286,7 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.T
     ]
     if not grads:
         return found
-    # What the labels take off, for all chunks at once.
+    # The labels' part of the gradient, for all chunks at once.
     label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
     to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)

@@ -1,4 +1,4 @@
-"""Fine-tunes a model of any KerasNLP family: what trains, how fast each layer learns, averages.
+"""Fine-tunes a model of any KerasNLP family: frozen weights, adapters, rates by layer, averages.
 
 A recipe whose options are `training.options.FineTuningOptions` calls, in this order,
 
@@ -7,7 +7,7 @@ A recipe whose options are `training.options.FineTuningOptions` calls, in this o
     model.compile(fine_tuning.adamw(options, schedule, model), ...)
     fine_tuning.attach(model, options)              # after compile()
 
-An evaluated run leaves out `freeze()` and `attach()`: what it loads has no adapters left.
+An evaluated run skips `freeze()` and `attach()`: its saved model has no adapters.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ def freeze(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
     `--lora-rank` adds to each attention layer's query and value projections a product of two
-    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685). What is outside the
-    backbone, a classifier's head, trains in both cases.
+    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685). Weights outside the
+    backbone, such as a classifier's head, train in both cases.
 
     Args:
         model: a KerasNLP task, not yet compiled.
         options: with `freeze_backbone` and `lora_rank`.
 
     Raises:
-        DataError: the backbone has no attention that could be adapted.
+        DataError: the backbone has no attention to adapt.
     """
     if options.freeze_backbone:
         model.backbone.trainable = False
@@ -44,7 +44,7 @@ def freeze(model: keras.Model, options) -> None:
     keras_compat.enable_lora(model.backbone, options.lora_rank)
     adapters = False
     for weight in model.backbone.trainable_variables:
-        # KerasNLP lets the biases beside an adapter train, and leaves them out when it saves it.
+        # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.
         weight.trainable = "lora_kernel" in weight.path
         adapters = adapters or weight.trainable
     if not adapters:
@@ -79,7 +79,7 @@ def adamw(options, schedule, model: keras.Model | None = None, beta_2: float = 0
         use_ema=ema is not None,
         ema_momentum=ema or 0.0,
     )
-    # The patterns are matched against a variable's own name, not its path.
+    # The patterns are matched against a variable's name, not its path.
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
     layer_decay = getattr(options, "layer_decay", 1.0)
     if model is not None and layer_decay != 1.0:
@@ -89,7 +89,7 @@ def adamw(options, schedule, model: keras.Model | None = None, beta_2: float = 0
 
 
 def attach(model: keras.Model, options) -> None:
-    """Lets a compiled model be evaluated with averaged weights, and its checkpoints be small.
+    """Makes a compiled model evaluate averaged weights and save small checkpoints.
 
     Args:
         model: compiled with the optimizer of `adamw()`.
@@ -105,11 +105,11 @@ def attach(model: keras.Model, options) -> None:
 
 
 def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
-    """Returns what each weight's learning rate is multiplied by.
+    """Returns the factor of each weight's learning rate.
 
-    Weights outside the backbone and behind its last layer (head, pooler) keep the rate, the last
-    layer's is multiplied by `decay`, that of the layer below by its square, and so on; the
-    embeddings come last (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B).
+    Weights outside the backbone and after its last layer (head, pooler) have factor 1, the last
+    layer `decay`, the layer below its square, and so on down to the embeddings
+    (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B).
 
     Args:
         model: a KerasNLP task.
@@ -119,7 +119,7 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
         Factors by the path of the variable.
 
     Raises:
-        DataError: the backbone has no layers with numbers.
+        DataError: the backbone's layers are not numbered.
     """
     backbone = model.backbone
     numbered = re.compile(r"(.+)_(\d+)")
@@ -148,9 +148,9 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
 
 
 def _evaluate_the_average(model: keras.Model) -> None:
-    # Of the instance, so that `fit()` and every callback evaluate the average, and an evaluation
-    # that is given up leaves the weights as they were. keras.callbacks.SwapEMAWeights swaps by
-    # sums and differences, after which the weights differ by a rounding.
+    # Replaces the instance's method, so that `fit()` and every callback evaluate the average, and
+    # an interrupted evaluation restores the weights. keras.callbacks.SwapEMAWeights swaps by sums
+    # and differences, which changes the weights by rounding.
     stock = model.evaluate
 
     def evaluate(*args, **kwargs):
@@ -162,10 +162,10 @@ def _evaluate_the_average(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Puts the moving averages of the optimizer (`use_ema`) in the place of the weights.
+    """Replaces the weights by the optimizer's moving averages (`use_ema`) within this context.
 
     Args:
-        model: compiled; one without averages, or before its first step, stays as it is.
+        model: compiled; unchanged if it has no averages, or before its first step.
     """
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -190,7 +190,7 @@ def _number(variable) -> np.ndarray:
 
 
 def _save_what_trains(model: keras.Model) -> None:
-    # A frozen backbone comes from its preset again. Besides, Keras merges an adapter into its
+    # A frozen backbone is loaded from its preset again. Besides, Keras merges an adapter into its
     # layer's kernel when it saves weights, and then loads it as zeros (keras-hub#2701, open).
     trained = _Trained(model)
 
@@ -208,12 +208,12 @@ def _save_what_trains(model: keras.Model) -> None:
 
 
 class _Trained(keras.layers.Layer):
-    """Saves and loads what trains of a model, its optimizer, and a checksum of all the rest."""
+    """Saves and loads the trained weights of a model, its optimizer, and a checksum of the rest."""
 
     def __init__(self, model: keras.Model):
         super().__init__(name="trained")
         self.optimizer = model.optimizer
-        # In functions: as attributes they would be this layer's own.
+        # In functions: as attributes they would be tracked by this layer.
         self.variables_of = lambda: model.trainable_variables
         self.frozen_of = lambda: [
             weight for weight in model.weights if not weight.trainable and "seed" not in weight.path
@@ -223,7 +223,7 @@ class _Trained(keras.layers.Layer):
         self.built = True
 
     def frozen_sha256(self) -> bytes:
-        """Computes the checksum of the frozen weights; once, since they stay as they are."""
+        """Computes the checksum of the frozen weights once; they never change."""
         if self._frozen_sha256 is None:
             digest = hashlib.sha256()
             for weight in self.frozen_of():

@@ -1,4 +1,4 @@
-"""Finds the model and the weights that `--init-from` names."""
+"""Finds the model and the weights of `--init-from`."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 
 def preset_of(path: Path) -> str:
-    """Returns the preset that `--init-from` names, as `source_of` reads it.
+    """Returns the preset of `--init-from`, see `source_of`.
 
     Args:
         path: a finished run, its `best/`, one of its checkpoints, or a weights file of these.
@@ -55,7 +55,7 @@ def preset_of(path: Path) -> str:
 
 
 def source_of(preset: str) -> Source:
-    """Returns the preset, and the weights of a checkpoint where it stands for one."""
+    """Returns the preset, and the weights if the path is a checkpoint."""
     weights = _weights_in(Path(preset))
     run = _run_of(weights) if weights is not None else None
     return Source(preset, None) if run is None else Source(str(run / "model"), weights)
@@ -65,11 +65,11 @@ def load_checkpoint(model: keras.Model, weights: Path) -> None:
     """Loads a checkpoint's weights into a model of its run.
 
     Raises:
-        DataError: they are those of another model.
+        DataError: they belong to another model.
     """
     try:
         model.load_weights(weights)
-    except Exception as error:  # whatever HDF5, its names or the shapes give rise to
+    except Exception as error:  # whatever HDF5, missing names or wrong shapes raise
         raise DataError(f"{weights}: cannot be loaded ({first_line(error)})") from error
 
 
@@ -77,7 +77,7 @@ def load_encoder(backbone: keras.Model, source: Source) -> None:
     """Loads the encoder's weights of a checkpoint into a backbone of its run's preset.
 
     Raises:
-        DataError: they are those of another model.
+        DataError: they belong to another model.
     """
     if source.weights is None:
         return
@@ -89,7 +89,7 @@ def load_encoder(backbone: keras.Model, source: Source) -> None:
 
 
 def _weights_in(path: Path) -> Path | None:
-    """Returns the weights of a checkpoint's folder, or of a weights file; None of anything else."""
+    """Returns the weights file of a checkpoint's folder, or the weights file itself; else None."""
     if path.is_file() and path.name.endswith(".weights.h5"):
         return path
     is_checkpoint = (path / WEIGHTS).is_file() and (path / "state.json").is_file()

@@ -1,9 +1,9 @@
-"""Initial weights of a small BERT: heads with an eye on a neighbour, counts of words.
+"""Initialises a small BERT with local-attention heads and counts of words.
 
-With BERT's small random weights attention begins uniform, and a small model on little text stays a
-bag of words for thousands of steps before a head finds the word beside it. Here each head begins
-with its eye on one place: the word before, the word after, two before, and so on. All of it is
-trained from there.
+With BERT's small random weights attention starts uniform, and a small model on little text stays a
+bag of words for thousands of steps before a head attends to a neighbouring word. With these weights
+each head starts by attending to one relative position: one before, one after, two before, and so
+on. All of it is trained.
 """
 
 import keras
@@ -11,12 +11,12 @@ import keras_nlp
 import numpy as np
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
-BERTS = 0.02  # the standard deviation of BERT's initial weights
-SHARPNESS = 1.5  # of queries and keys: how much a head prefers its place to the others
-CONFIDENCE = 20.0  # what the logits make of a class's column
-EVIDENCE = 0.1  # what naive Bayes knows, beside a segment's vector of 10 BERTS
-MEAN = 4.0  # what the mean over the tokens weighs beside [CLS] itself
-POSITIONS = 2.0 * BERTS  # that of the position embeddings: above that of the word pieces
+BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
+SHARPNESS = 1.5  # of queries and keys: how much a head prefers its position to the others
+CONFIDENCE = 20.0  # weight of a class's column in the logits
+EVIDENCE = 0.1  # scale of naive Bayes evidence; a segment's vector has 10 BERT_STDDEV
+MEAN = 4.0  # weight of the mean over the tokens relative to [CLS]
+POSITIONS = 2.0 * BERT_STDDEV  # of the position embeddings: above that of the word pieces
 
 
 def init_local_attention(model, seed: int) -> None:
@@ -25,13 +25,13 @@ def init_local_attention(model, seed: int) -> None:
     Positions are sinusoids, p(t) = (cos wt, sin wt), as in "Attention Is All You Need" (arXiv
     1706.03762), but with frequencies w drawn uniformly from (0, pi), so that the product p(t) p(s)
     is large at t = s alone (random Fourier features, Rahimi and Recht, 2007). The heads of a layer
-    share out the frequencies: a head's key reads p(s), and its query p(t + offset), which is p(t)
+    divide the frequencies: a head's key reads p(s), and its query p(t + offset), which is p(t)
     rotated by w offset. Kernels are scaled to a variance of one over their inputs ("Efficient
-    BackProp", LeCun et al., 1998), so that what a head finds is heard.
+    BackProp", LeCun et al., 1998), so that the output of a head has an effect.
 
     Args:
         model: a `keras_nlp.models.BertMaskedLM` as Keras initialises it.
-        seed: decides the frequencies.
+        seed: the seed of the frequencies.
     """
     backbone = model.backbone
     weights = {weight.path: weight for weight in model.trainable_variables}
@@ -51,7 +51,7 @@ def init_local_attention(model, seed: int) -> None:
         attention = f"transformer_layer_{layer}/self_attention_layer"
         query, key = (weights[f"{attention}/{name}/kernel"] for name in ("query", "key"))
         # Shape (width, heads, columns of a head); a pair of columns for each frequency.
-        query_value, key_value = (BERTS * keras.ops.convert_to_numpy(w) for w in (query, key))
+        query_value, key_value = (BERT_STDDEV * keras.ops.convert_to_numpy(w) for w in (query, key))
         columns = query_value.shape[2]
         for head in range(heads):
             offset = OFFSETS[(layer * heads + head) % len(OFFSETS)]
@@ -67,10 +67,10 @@ def init_local_attention(model, seed: int) -> None:
 
 
 def init_unigram_bias(model, log_frequency: np.ndarray) -> None:
-    """Sets the output bias of a new `BertMaskedLM`: it begins as the unigram model.
+    """Initialises the output bias of a new `BertMaskedLM` as a unigram model.
 
-    Its first predictions are then the word pieces' shares in the training text, which it would
-    otherwise spend some hundred steps to learn.
+    Its first predictions are then the word pieces' shares in the training text, which would
+    otherwise take some hundred steps to learn.
 
     Args:
         model: a `keras_nlp.models.BertMaskedLM` as Keras initialises it.
@@ -81,15 +81,15 @@ def init_unigram_bias(model, log_frequency: np.ndarray) -> None:
 
 
 def init_naive_bayes(model, evidence: np.ndarray) -> None:
-    """Lets a new `BertTextClassifier` begin as the naive Bayes classifier of its training text.
+    """Initialises a new `BertTextClassifier` as a naive Bayes classifier of its training text.
 
     With BERT's small random weights the pooled [CLS] of a small model hardly depends on the words,
-    and on some thousand sentences it learns them by heart before it learns what they mean. Here the
-    first columns of a word piece's embedding, one a class, hold what naive Bayes knows of the
-    piece. Queries of zero let [CLS] look at all words alike, so that it holds the mean of their
-    evidence, and the columns lead on to the logits; the other columns are random, with kernels
-    scaled to a variance of one over their inputs ("Efficient BackProp", LeCun et al., 1998). All
-    of it is trained from there. Classes that a head has no column for begin without evidence.
+    and on some thousand sentences it memorises them before it generalises. With these weights the
+    first columns of a word piece's embedding, one per class, contain the naive Bayes evidence of
+    the piece. Queries of zero make [CLS] attend to all words equally, so that it contains the mean
+    of their evidence, and the columns are passed to the logits. The other columns are random, with
+    kernels scaled to a variance of one over their inputs ("Efficient BackProp", LeCun et al.,
+    1998). All of it is trained. Classes without a column in a head start without evidence.
 
     Args:
         model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it.
@@ -127,16 +127,16 @@ def init_naive_bayes(model, evidence: np.ndarray) -> None:
 
 
 def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.BertBackbone:
-    """Returns the backbone with one more layer, in which [CLS] begins as the mean of all tokens.
+    """Returns the backbone with one more layer, in which [CLS] starts as the mean of all tokens.
 
-    Masked language modelling never trains [CLS] to stand for its sentence, and few labels do not
-    either. The layer's queries are zero, so that each token looks at all alike, its values are what
-    it reads, and its feed-forward part adds nothing; the pooler standardises what it finds, since
-    the means of two sentences have most in common. All of it is trained from there.
+    Masked language modelling does not train [CLS] to represent its sentence, and neither do few
+    labels. The layer's queries are zero, so that each token attends to all equally; its values are
+    its inputs; its feed-forward part adds nothing. The pooler standardises the means, since those
+    of two sentences hardly differ. All of it is trained.
 
     Args:
-        backbone: a `keras_nlp.models.BertBackbone` with weights; it stays as it is.
-        inputs: what it takes, of some hundred sentences.
+        backbone: a `keras_nlp.models.BertBackbone` with weights; it is not changed.
+        inputs: its inputs for some hundred sentences.
     """
     config = backbone.get_config()
     last = f"transformer_layer_{config['num_layers']}"
@@ -167,4 +167,6 @@ def _scale_kernels(model) -> None:
     for weight in model.trainable_variables:
         if weight.path.endswith("/kernel"):
             inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
-            weight.assign(keras.ops.convert_to_numpy(weight) / (BERTS * np.sqrt(np.prod(inputs))))
+            weight.assign(
+                keras.ops.convert_to_numpy(weight) / (BERT_STDDEV * np.sqrt(np.prod(inputs)))
+            )

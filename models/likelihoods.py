@@ -1,4 +1,4 @@
-"""How likely texts are: to a masked language model, to a causal one, and to n-grams."""
+"""Computes the likelihood of texts under masked and causal language models and n-grams."""
 
 import collections
 import sys
@@ -15,20 +15,20 @@ from data.sequences import sequences_once
 from data.text import load_text
 from models import bert
 
-ROWS = 256  # of a batch, about; each has as many tokens
+ROWS = 256  # of a batch, about; all texts of a batch have the same length
 
 
 def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
-    """Sums the log-likelihoods of a text's word pieces, each of them masked.
+    """Sums the log-likelihoods of a text's word pieces, masked one at a time.
 
-    With a piece, the later pieces of its word are masked too: those would give it away
+    The later pieces of its word are masked too, since they would give the piece away
     (PLL-word-l2r; Kauf and Ivanova, arXiv 2305.10588).
 
     Args:
         model: a `BertMaskedLM`.
         tokenizer: its `BertTokenizer`.
         texts: the texts.
-        longest: tokens that the model takes, [CLS] and [SEP] counted.
+        longest: the model's largest number of tokens, including [CLS] and [SEP].
 
     Returns:
         Nats; equal word pieces give equal sums.
@@ -46,7 +46,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
         if not length:
             return [0.0] * len(batch)
         positions = np.arange(1, length + 1)
-        # Of each piece: the later ones up to the next piece that begins a word.
+        # For each piece the later ones, up to the next piece that begins a word.
         words = np.cumsum(~goes_on[batch[:, 1:-1]], axis=1)
         hidden = (words[:, :, None] == words[:, None, :]) & (positions >= positions[:, None])
         masked = np.repeat(batch[:, None], length, axis=1)
@@ -66,10 +66,10 @@ def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: 
     """Sums the log-likelihoods of a text's word pieces after [CLS] and [SEP].
 
     Args:
-        model: from token ids to the logits of each next token.
+        model: maps token ids to the logits of each next token.
         tokenizer: its `BertTokenizer`.
         texts: each begins a document.
-        longest: tokens that the model takes, [CLS] and [SEP] counted.
+        longest: the model's largest number of tokens, including [CLS] and [SEP].
 
     Returns:
         Nats; equal word pieces give equal sums.
@@ -88,14 +88,14 @@ def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: 
 
 
 def _encode(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """Returns the word pieces of each text, tokenised as training text is."""
-    found: list[list[int]] = []
+    """Returns the word pieces of each text, tokenised like training text."""
+    encoded: list[list[int]] = []
     for ids, lengths in word_pieces.tokenize(texts, tokenizer):
-        found += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-    for text, pieces in zip(texts, found, strict=True):
+        encoded += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    for text, pieces in zip(texts, encoded, strict=True):
         if len(pieces) + 2 > longest:
             raise DataError(f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}")
-    return found
+    return encoded
 
 
 def _by_length(
@@ -103,14 +103,14 @@ def _by_length(
     score: Callable[[np.ndarray], list[float]],
     batch_size: Callable[[int], int],
 ) -> list[float]:
-    """Scores texts in batches of equal length, which need no padding; equal ones once."""
+    """Scores texts in batches of equal length, without padding; each distinct text once."""
     texts = [tuple(ids) for ids in encoded]
-    found: dict[tuple[int, ...], float] = {}
+    scores: dict[tuple[int, ...], float] = {}
     with tqdm(total=len(set(texts)), desc="scoring texts", disable=None) as bar:
         for batch in _batches(texts, batch_size):
-            found.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
+            scores.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
             bar.update(len(batch))
-    return [found[text] for text in texts]
+    return [scores[text] for text in texts]
 
 
 def _batches(texts: Sequence[tuple[int, ...]], batch_size) -> Iterator[list[tuple[int, ...]]]:
@@ -136,13 +136,13 @@ def n_gram_log_likelihoods(
     """Computes the log-likelihoods of texts by n-grams of a dataset's training split.
 
     Args:
-        dataset: as `data.text.load_text` takes it.
+        dataset: argument of `data.text.load_text`.
         tokenizer: a `BertTokenizer`.
         texts: each begins a document.
-        cache_dir: where downloads and sequences are kept.
-        text_sha256: what the dataset's checksum must be: that of the run.
-        sequence_length: tokens of the packed sequences that are counted.
-        max_examples: how many of them, from the first one on; None for all.
+        cache_dir: the cache of downloads and sequences.
+        text_sha256: the run's checksum of the dataset, which must match.
+        sequence_length: tokens of a packed sequence.
+        max_examples: number of sequences to count, from the first one; None for all.
 
     Returns:
         Nats.

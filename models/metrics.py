@@ -1,13 +1,13 @@
-"""Metrics that Keras has no class for."""
+"""Metrics that Keras lacks."""
 
 import keras
 
 
 class ClassCounts(keras.metrics.Metric):
-    """Counts, by class, labels, predictions, and labels that were predicted; a base.
+    """Counts labels, predictions and correct predictions by class; a base class.
 
-    Keras's `F1Score` assigns what it has read and added up: where replicas share one copy of a
-    variable, they overwrite each other.
+    Keras's `F1Score` reads, adds and assigns: replicas that share one copy of a variable overwrite
+    each other.
 
     Args:
         num_classes: number of classes.
@@ -48,7 +48,7 @@ class ClassCounts(keras.metrics.Metric):
 class MacroF1(ClassCounts):
     """Computes the mean of the classes' F1 scores from integer labels.
 
-    A class that is neither there nor predicted has an F1 score of zero, as in scikit-learn.
+    A class that neither occurs nor is predicted has an F1 score of zero, as in scikit-learn.
     """
 
     def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
@@ -77,8 +77,9 @@ class LastClassF1(ClassCounts):
 class Matthews(ClassCounts):
     """Computes the Matthews correlation, as GLUE does for CoLA; for any number of classes.
 
-    With t and p the numbers of labels and predictions of each class, c those that agree and s all
-    of them: (c s - t.p) / sqrt((s^2 - p.p) (s^2 - t.t)) (Gorodkin, 2004), zero where that is 0/0.
+    With t and p the numbers of labels and predictions of each class, c the number of correct
+    predictions and s that of all: (c s - t.p) / sqrt((s^2 - p.p) (s^2 - t.t)) (Gorodkin, 2004),
+    zero where that is 0/0.
     """
 
     def __init__(self, num_classes: int, name: str = "matthews", dtype=None):
@@ -95,5 +96,5 @@ class Matthews(ClassCounts):
         return ops.divide_no_nan(covariance, ops.sqrt(of_predictions * of_labels))
 
 
-# By the names that `data.glue.Columns.metrics` has.
+# By their names in `data.glue.Columns.metrics`.
 GLUE_METRICS = {"f1": LastClassF1, "matthews": Matthews}

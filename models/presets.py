@@ -1,7 +1,7 @@
 """Finds, checks and loads presets of any family of KerasNLP: models, preprocessors, tokenizers.
 
-The family is the preset's own: `from_preset()` of a general class (`TextClassifier`, `MaskedLM`)
-chooses the subclass. Nothing here goes by the name of a family.
+`from_preset()` of a general class (`TextClassifier`, `MaskedLM`) chooses the preset's family. This
+module depends on no family's name.
 """
 
 import difflib
@@ -21,9 +21,9 @@ from data.errors import DataError, first_line
 from models import init_from
 
 TINY = "bert_tiny_en_uncased"
-# What only a new model reads.
+# Options of new models only.
 FROM_SCRATCH = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
-# An example of each task, for messages.
+# An example preset of each task, for messages.
 EXAMPLES = {
     "TextClassifier": "distil_bert_base_en_uncased",
     "MaskedLM": "bert_tiny_en_uncased",
@@ -33,7 +33,7 @@ TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
 def problems_of_presets(options) -> list[str]:
-    """Returns what is wrong with `--preset`, `--init-from` and sizes beside them, a line each.
+    """Lists problems of `--preset`, `--init-from` and sizes beside them, one per line.
 
     Args:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
@@ -56,7 +56,7 @@ def given_sizes(options) -> list[str]:
 def choose_preset(
     options, known: str | None, english_wikitext: bool = False
 ) -> tuple[str | None, str | None]:
-    """Chooses the preset: a run's, the named one; for `auto` the tiny one where it suits.
+    """Chooses the preset: the run's, the named one, or for `auto` the tiny one if it fits.
 
     Args:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
@@ -64,17 +64,17 @@ def choose_preset(
         english_wikitext: whether the text is what the tiny preset was trained on.
 
     Returns:
-        The preset, or None for a model from scratch; and a line that says what is used instead of
-        the first choice, and why, or None.
+        The preset, or None for a model from scratch; and a line that names a fallback and the
+        reason, or None.
 
     Raises:
-        DataError: `init_from` is not a finished run, nor of one.
+        DataError: `init_from` is neither a finished run nor part of one.
     """
-    asked = known or options.preset
+    preset = known or options.preset
     if known is None and options.init_from is not None:
-        asked = init_from.preset_of(options.init_from)
-    if asked != "auto":
-        return (None if asked == "scratch" else asked), None
+        preset = init_from.preset_of(options.init_from)
+    if preset != "auto":
+        return (None if preset == "scratch" else preset), None
     if not english_wikitext or given_sizes(options):
         return None, None
     reason = _unreachable(TINY)
@@ -84,7 +84,7 @@ def choose_preset(
 
 
 def _unreachable(name: str) -> str | None:
-    """Returns why a preset of Kaggle cannot be had, or None; gives up after some seconds."""
+    """Returns why a Kaggle preset is unavailable, or None; gives up after some seconds."""
     if no_network(name):
         return "no network"
     try:
@@ -95,10 +95,10 @@ def _unreachable(name: str) -> str | None:
 
 
 def no_network(preset: str) -> str | None:
-    """Returns the host that does not answer and that a preset would be downloaded from, or None.
+    """Returns the host of a preset's download if it does not answer, else None.
 
     Args:
-        preset: a name or a handle; one that was downloaded before needs no host.
+        preset: a name or a handle; a downloaded one needs no host.
     """
     known = keras_nlp.models.Backbone.presets
     handle = known[preset]["kaggle_handle"] if preset in known else preset
@@ -131,15 +131,15 @@ def load_task(
 ):
     """Loads a model of a task under the current dtype policy, without its preprocessor.
 
-    A preset that holds a backbone alone, or one of `TextClassifier` whose number of classes is
-    given in `changes`, gets a new head.
+    A preset with only a backbone, or a `TextClassifier` with a number of classes in `changes`, gets
+    a new head.
 
     Args:
         kind: a general class of KerasNLP, for instance `keras_nlp.models.TextClassifier`.
         preset: a name, a handle (`hf://`, `kaggle://`), or a folder.
         backbone_dropout: None keeps the preset's.
         sequence_length: tokens of the run's sequences, or None.
-        **changes: what the task's constructor takes.
+        **changes: arguments of the task's constructor.
 
     Raises:
         DataError: the preset cannot be loaded, is of another task, or has fewer positions.
@@ -174,10 +174,10 @@ def load_backbone(preset: str, dropout: float | None = None):
 
 
 def require_positions(backbone, preset: str, sequence_length: int | None) -> None:
-    """Refuses sequences that are longer than a backbone's positions.
+    """Rejects sequences that are longer than a backbone's positions.
 
     Raises:
-        DataError: says both numbers.
+        DataError: with both numbers.
     """
     longest = getattr(backbone, "max_sequence_length", None)
     if sequence_length is not None and longest is not None and sequence_length > longest:
@@ -196,20 +196,20 @@ def load_preprocessor(kind, preset: str, sequence_length: int):
         sequence_length: tokens of a packed sequence.
 
     Raises:
-        DataError: the preset has no tokenizer, or one that does not fit the task.
+        DataError: the preset has no tokenizer, or one of another task.
     """
     return load(kind, preset, sequence_length=sequence_length)
 
 
 def require_task(kind, preset: str) -> None:
-    """Refuses, before anything is loaded, a preset of another task or too large for memory.
+    """Rejects a preset of another task, or too large for memory, before anything is loaded.
 
     Args:
         kind: a general class of KerasNLP, for instance `keras_nlp.models.TextClassifier`.
         preset: a name, a handle, or a folder.
 
     Raises:
-        DataError: names the families that have the task, or the size and the memory.
+        DataError: with the families that have the task, or the size and the memory.
     """
     known = keras_nlp.models.Backbone.presets
     preset = init_from.source_of(preset).preset
@@ -223,7 +223,7 @@ def require_task(kind, preset: str) -> None:
         parameters = _read_json(folder / "metadata.json").get("parameter_count")
         task = _read_json(folder / "task.json").get("class_name")
         stored = getattr(keras_nlp.models, str(task), None)
-        # A classifier may grow from the encoder of a masked LM; a head of classes fills no masks.
+        # A classifier can use the encoder of a masked LM; a classifier's head cannot fill masks.
         if kind is keras_nlp.models.MaskedLM and stored and not issubclass(stored, kind):
             raise DataError(
                 f"preset {preset}: no masked LM, but a {task}; pass its encoder's preset"
@@ -248,12 +248,12 @@ def require_task(kind, preset: str) -> None:
 
 
 def require_memory(preset: str, parameters: int) -> None:
-    """Refuses a preset whose weights alone are larger than the memory of this machine.
+    """Rejects a preset whose weights alone exceed the memory of this machine.
 
     Raises:
-        DataError: says the sizes.
+        DataError: with both sizes.
     """
-    bytes_each = np.dtype(keras.config.floatx()).itemsize  # variables stay so under mixed policies
+    bytes_each = np.dtype(keras.config.floatx()).itemsize  # also under mixed policies
     size, memory = parameters * bytes_each, _memory()
     if memory is not None and size > memory:
         raise DataError(
@@ -266,15 +266,15 @@ def require_memory(preset: str, parameters: int) -> None:
 def _memory() -> int | None:
     """Returns the bytes of memory that this process may use, or None."""
     try:
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (ValueError, OSError):
         return None
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found.append(int(Path(limit).read_text()))
+            limits.append(int(Path(limit).read_text()))
         except (OSError, ValueError):  # "max": none
             continue
-    return min(found)
+    return min(limits)
 
 
 def _read_json(path: Path) -> dict:
@@ -285,18 +285,18 @@ def _read_json(path: Path) -> dict:
 
 
 def load(kind, preset: str, **changes):
-    """Calls `kind.from_preset(preset, **changes)`, whose errors become one line.
+    """Calls `kind.from_preset(preset, **changes)`; shortens its errors to one line.
 
     Args:
         kind: a class of KerasNLP, general or of a family.
         preset: a name of Kaggle or Hugging Face, or a folder.
-        **changes: what `from_preset()` takes.
+        **changes: arguments of `from_preset()`.
 
     Raises:
         DataError: the preset cannot be loaded, is of another task, lacks a tokenizer, or does not
             match its checksums.
     """
-    preset = init_from.source_of(preset).preset  # of a checkpoint: its run's model
+    preset = init_from.source_of(preset).preset  # of a checkpoint: name its run's model
     problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
     if problem:
         raise DataError(f"preset {preset}: damaged ({problem})")
@@ -332,20 +332,20 @@ def _no_task(kind, preset: str, family: str) -> str:
 
 
 def require_mask_token(tokenizer, preset: str, option: str) -> None:
-    """Refuses a tokenizer without a mask token.
+    """Rejects a tokenizer without a mask token.
 
     Raises:
-        DataError: names what needs it.
+        DataError: with the feature that needs it.
     """
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise DataError(f"preset {preset}: its tokenizer has no mask token, which {option} needs")
 
 
 def require_vocabulary(model, tokenizer, preset: str) -> None:
-    """Refuses a tokenizer with more pieces than the model has embeddings.
+    """Rejects a tokenizer with more pieces than the model has embeddings.
 
     Raises:
-        DataError: says both numbers.
+        DataError: with both numbers.
     """
     pieces, rows = tokenizer.vocabulary_size(), model.backbone.vocabulary_size
     if pieces > rows:

@@ -19,6 +19,7 @@ import numpy as np
 
 from callbacks.pictures import ImageSummaries
 from data import arrays
+from data.baselines import most_frequent_accuracy
 from data.images import load_images, read_image
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -94,7 +95,7 @@ def main(options: Options) -> dict:
         train_data = arrays.training_data(*splits["train"], seed=options.seed, **plan.batches)
         valid_data = arrays.evaluation_data(*splits["valid"], batch_size=batch_size)
         test_data = arrays.evaluation_data(*splits["test"], batch_size=batch_size)
-        most_frequent = np.bincount(splits["train"][1]).argmax()
+        class_counts = [np.bincount(splits[name][1], minlength=10) for name in ("train", "test")]
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = build_model(options)
@@ -121,7 +122,7 @@ def main(options: Options) -> dict:
         return run.finish(
             model,
             test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
-            baseline={"most_frequent_accuracy": float(np.mean(test_labels == most_frequent))},
+            baseline={"most_frequent_accuracy": most_frequent_accuracy(*class_counts)},
             metadata={"classes": images.classes},
         )
 

@@ -105,7 +105,7 @@ def test_cores(words, cores, gpus, expected, tmp_path, bare):
     bare.delenv("TF_NUM_INTEROP_THREADS", raising=False)
     options = read("--nproc-per-node=2", *words, tmp_path=tmp_path)
     tasks = launch.own_tasks(options)
-    assert [launch.share_of(options.cores, options, *task) for task in tasks] == expected
+    assert [launch.equal_share(options.cores, options, *task) for task in tasks] == expected
     environment = launch.environment_of(options, {}, "worker", 0)
     assert environment["OMP_NUM_THREADS"] == "7"  # what the user has set stays
     if expected[-1] == [2, 3]:

@@ -5,7 +5,7 @@ import pytest
 
 from data.text import load_text
 from models.initial_weights import (
-    BERTS,
+    BERT_STDDEV,
     OFFSETS,
     add_mean_layer,
     init_local_attention,
@@ -65,7 +65,7 @@ def test_any_width_and_number_of_heads(width, heads):
     for path, value in weights_of(make_model(width, heads)).items():
         assert np.isfinite(value).all(), path
         if path.endswith(("query/kernel", "key/kernel")):
-            assert np.sqrt((value**2).mean(axis=0)).min() > 0.3 * BERTS / np.sqrt(width), path
+            assert np.sqrt((value**2).mean(axis=0)).min() > 0.3 * BERT_STDDEV / np.sqrt(width), path
 
 
 class Built(Exception):

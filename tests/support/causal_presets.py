@@ -1,4 +1,4 @@
-"""Tiny random causal language models of KerasNLP, one for each family, with their tokenizers."""
+"""Makes tiny random causal language models of KerasNLP, one per family, with tokenizers."""
 
 import io
 
@@ -117,7 +117,7 @@ def make_task(family: str, **changes) -> keras_nlp.models.CausalLM:
     preprocessor = getattr(keras_nlp.models, f"{family}CausalLMPreprocessor")
     task = getattr(keras_nlp.models, f"{family}CausalLM")
     made = task(backbone=backbone, preprocessor=preprocessor(tokenizer, sequence_length=32))
-    for weight in made.weights:  # a new model answers all inputs alike
+    for weight in made.weights:  # a new model has the same output for all inputs
         if weight.path.endswith(("kernel", "embeddings")):
             weight.assign(8 * weight)
     return made

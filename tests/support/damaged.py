@@ -1,4 +1,4 @@
-"""What disks and people do to files."""
+"""Damages files."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Runs a function of a test in fresh processes, alone or as the workers of a cluster.
 
-Importing TensorFlow takes longer than most of what is run: it is done once, and each process is a
-fork of the one that did it, which has touched no device.
+Importing TensorFlow takes longer than most of these functions: it is imported once, and each
+process is a fork of the process that imported it, which has touched no device.
 """
 
 import inspect
@@ -22,26 +22,26 @@ _FORKS = multiprocessing.get_context(_METHOD)
 
 
 class KerasFails(AssertionError):
-    """What Keras was asked for went wrong (tests/upstream): it raised, or gave a wrong number."""
+    """Reports that Keras raised or computed a wrong number (tests/upstream)."""
 
 
 def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds: float = 120):
-    """Calls a function of a test file in processes of its own; all of them call it.
+    """Calls a function of a test file in each of several fresh processes.
 
     Args:
-        function: a function of a file's top level. It is found by file and name, and called without
-            its decorators.
-        arguments: what it gets.
-        workers: processes. Where there are several, TF_CONFIG makes them workers of a cluster.
+        function: a top-level function, looked up by file and name, and called without its
+            decorators.
+        arguments: its arguments.
+        workers: number of processes. TF_CONFIG makes several of them workers of a cluster.
         cpus: logical CPUs of each process.
         seconds: time after which the processes are stopped.
 
     Returns:
-        What it returned; where there are several workers, a list of what it returned in each.
+        The function's result; with several workers a list of their results.
 
     Raises:
-        AssertionError: it raised one (also of a subclass); with its text.
-        RuntimeError: it raised another error, or ended or hung without a word.
+        AssertionError: the function raised one (or a subclass); with its text.
+        RuntimeError: it raised another error, ended without a result, or hung.
     """
     _FORKS.set_forkserver_preload(["keras", "tensorflow"])
     name = inspect.unwrap(function).__name__
@@ -63,7 +63,7 @@ def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds
                 ours.append(pipe)
             results = _collect(ours, time.monotonic() + seconds, folder)
             for pipe in ours:
-                pipe.send("leave")  # who leaves first would cut the others off
+                pipe.send("leave")  # the first to leave would disconnect the others
             for process in processes:
                 process.join(20)
         finally:
@@ -74,7 +74,7 @@ def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds
 
 
 def _collect(pipes: list, end: float, folder: str) -> list:
-    """What each process returned; raises as soon as one of them has failed."""
+    """Returns the result of each process; raises as soon as one of them fails."""
     results = {}
     while len(results) < len(pipes):
         waiting = [pipe for index, pipe in enumerate(pipes) if index not in results]

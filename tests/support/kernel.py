@@ -1,4 +1,4 @@
-"""A real Jupyter kernel, in which a test runs cells."""
+"""Runs cells of tests in a real Jupyter kernel."""
 
 import os
 import queue
@@ -11,7 +11,7 @@ from tests.support.launched import ROOT
 
 
 class Cell:
-    """What a cell printed, and how it ended."""
+    """The output of a cell and how it ended."""
 
     def __init__(self):
         self.out = self.err = ""
@@ -19,7 +19,7 @@ class Cell:
         self.message = ""
 
     def lines(self):
-        """Its standard output as a person sees it: no bar, no colours."""
+        """Returns its visible standard output, without bars and colours."""
         return [line.split("\r")[-1].rstrip() for line in self.out.split("\n")]
 
 
@@ -27,16 +27,16 @@ class Kernel:
     """A kernel, and its client.
 
     Args:
-        folder: where it runs, and keeps IPython's own files.
-        words: further words of its command line.
-        cwd: where it runs instead.
-        environ: further variables of its environment.
+        folder: its working directory, also for IPython's files.
+        words: additional words of its command line.
+        cwd: another working directory.
+        environ: additional environment variables.
     """
 
     def __init__(self, folder, *words, cwd=None, **environ):
         self.folder = folder
         self.manager = jupyter_client.KernelManager()
-        # What this test run sets for itself is not set where a person opens a notebook.
+        # A user's notebook does not have the variables of this test run.
         inherited = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
         ours = {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
         self.manager.start_kernel(

@@ -5,7 +5,7 @@
 `kill.at` is one of "step" (after step `kill.step`, before anything is logged or saved of it),
 "before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
 "after" (of the save number `kill.save`, counted in this process), "downloading" or "tokenising"
-(which then would take a minute), "evaluating" (after the second batch of evaluation number
+(slowed down to a minute), "evaluating" (after the second batch of evaluation number
 `kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default. Other keys are options
 of the recipe.
 """
@@ -125,7 +125,7 @@ def _at_a_step(at_step: int, shoot) -> None:
     def flushed(stock):
         def on_record(self, record):
             stock(self, record)
-            self.flush()  # or the kill would leave nothing on disk that has to be cut off
+            self.flush()  # otherwise the kill would leave nothing on disk to truncate
 
         return on_record
 
@@ -159,7 +159,7 @@ def _at_a_save(at: str, number: int, shoot) -> None:
         return stock_sha(path)
 
     def replace(source, target):
-        # Where the target existed, it has another name meanwhile.
+        # An existing target has another name at this moment.
         if due and (at == "rename" or at == "replace" and glob.glob(f"{target.parent}/.*.old")):
             shoot()
         stock_replace(source, target)

@@ -1,4 +1,4 @@
-"""Launchers of small modules in place of recipes: no TensorFlow in these processes."""
+"""Launches small modules instead of recipes: no TensorFlow in these processes."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from launch import processes as launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What every module here begins with: it says that it is there, by a file named after its task
-# and its start (0, 1, ...), which holds its process id and its TF_CONFIG.
+# The beginning of every module: `ready()` writes a file named after its task and its start (0, 1,
+# ...) with its process id and its TF_CONFIG.
 PRELUDE = """
 import json, os, pathlib, signal, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -44,7 +44,7 @@ def ready():
 
 
 class Runs:
-    """Starts launchers and reads what their processes noted."""
+    """Starts launchers and reads the notes of their processes."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.notes, self.started = folder, folder / "notes", []
@@ -126,10 +126,10 @@ NEVER_GIVEN = iter(range(12000, 12400, 10))
 
 
 def find_ports(count: int) -> int:
-    """The first of so many free ports in a row, never the same ones twice.
+    """Returns the first of N free consecutive ports, never the same ones twice.
 
-    Every process of the tests has 400 ports of its own: between the question and the launcher that
-    listens there, another process could be given the same ones.
+    Every test process has 400 separate ports: otherwise another process could get the same ones
+    before the launcher listens on them.
     """
     own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
     for first in NEVER_GIVEN:
@@ -139,7 +139,7 @@ def find_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-# A module that notes the signals which it gets.
+# A module that notes the signals it receives.
 COUNTS_SIGNALS = """
 got = []
 def handler(number, frame):

@@ -1,10 +1,10 @@
-"""Two hosts on one machine: network namespaces joined by a virtual cable (Linux, root).
+"""Simulates two hosts: network namespaces joined by a virtual cable (Linux, root).
 
     def test_something(two_hosts):
         first, second = two_hosts
         process = first.start([sys.executable, "-m", "launch", ...])
 
-A test file makes the fixture known with `pytest_plugins = ["tests.support.namespaces"]`.
+A test file loads the fixture with `pytest_plugins = ["tests.support.namespaces"]`.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ class Host:
     address: str
 
     def start(self, command: list[str], **options) -> subprocess.Popen:
-        """Starts a command there; `options` are those of `subprocess.Popen`.
+        """Starts a command on the host; `options` are those of `subprocess.Popen`.
 
-        `ip` replaces itself by the command: signals reach the command itself.
+        `ip` replaces itself by the command, so signals reach the command.
         """
         return subprocess.Popen(["ip", "netns", "exec", self.name, *command], **options)
 
     def processes(self) -> list[int]:
-        """The processes that run there."""
+        """Returns the processes of the host."""
         found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
         return [int(pid) for pid in found.stdout.split()]
 
 
 @contextlib.contextmanager
 def joined_hosts() -> Iterator[tuple[Host, Host]]:
-    """Creates two hosts that reach each other and nothing else, and removes them afterwards.
+    """Creates two hosts that reach only each other, and removes them afterwards.
 
-    Names and addresses contain the process id, so that two test runs do not meet.
+    Names and addresses contain the process id, so that test runs do not collide.
     """
     pid = os.getpid()
     hosts = tuple(Host(f"recipes-{pid}-{i}", f"10.77.{pid % 256}.{i + 1}") for i in range(2))
@@ -71,7 +71,7 @@ def joined_hosts() -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts joined by a link. Where there can be none the test fails: it would go unnoticed."""
+    """Creates two joined hosts. Fails without namespaces: a skipped test would go unnoticed."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.fail(
             "namespaces need root and `ip`; without: make check-long ARGS='-k \"not hosts\"'"

@@ -1,11 +1,11 @@
-"""The custom training loop of TensorFlow's tutorials, which `fit()` is compared with.
+"""Trains with the custom loop of TensorFlow's tutorials, as a reference for `fit()`.
 
     python tests/support/oracle.py RUN,RUN,... OUTPUT_FOLDER REPLICAS
 
 Per-example losses, `tf.nn.compute_average_loss`, a sum over the replicas, `tf.clip_by_global_norm`;
 an accumulated step is one batch of all its examples. It shares the recipe's options, data and
-`build_model`, and nothing of what distributes: no `fit()`, no strategy, loss, order of a step,
-schedule or callback of ours. Writes the last weights to OUTPUT_FOLDER/RUN.weights.h5, and the
+`build_model`, but none of the distribution: no `fit()`, strategy, loss, order of a step, schedule
+or callback of this package. Writes the last weights to OUTPUT_FOLDER/RUN.weights.h5, and the
 losses and the gradients' norms to OUTPUT_FOLDER/RUN.npz.
 """
 
@@ -58,7 +58,7 @@ def train(strategy, model, optimizer, dataset, options, example_losses, warmup_s
             if model.losses:
                 loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        # tf.keras added up the gradients of an embedding's row in its optimizers; Keras 3 does not.
+        # tf.keras summed the gradients of an embedding's row in its optimizers; Keras 3 does not.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         replica = tf.distribute.get_replica_context()
         gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)

@@ -1,4 +1,4 @@
-"""Starting the processes of strategy tests, and comparing what they leave behind."""
+"""Starts the processes of strategy tests, and compares their results."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def start(*words: str, **environ: str) -> subprocess.Popen:
-    """A Python process in a session of its own, its output caught."""
+    """Starts a Python process in a new session, with captured output."""
     return subprocess.Popen(
         [sys.executable, *words],
         env={**os.environ, **ENVIRONMENT, **environ},
@@ -37,8 +37,8 @@ def start(*words: str, **environ: str) -> subprocess.Popen:
     )
 
 
-# Importing TensorFlow takes longer than most of these runs: it is done once, and each run is a fork
-# of that process, which has touched no device.
+# Importing TensorFlow takes longer than most of these runs: it is imported once, and each run is a
+# fork of that process, which has touched no device.
 # CUDA does not survive a fork (tests/gpu).
 METHOD = "forkserver" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1" else "spawn"
 FORKS = multiprocessing.get_context(METHOD)
@@ -58,10 +58,10 @@ def _run_forked(words: tuple[str, ...], cwd: str, environ: dict[str, str], outpu
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     sys.path[:0] = [cwd, str(SUPPORT), str(ROOT)]
-    # The folder may be a copy of the checkout: its own modules are to be imported.
+    # The folder may be a copy of the checkout: import the modules of the copy.
     for name in [name for name in sys.modules if name.startswith("tests.")]:
         del sys.modules[name]
-    # What it forks itself comes from the same server.
+    # Its own forks use the same server.
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     if words[0] == "-m":
         warnings.filterwarnings("ignore", message=".*found in sys.modules")
@@ -87,7 +87,7 @@ class Forked:
         return self.process.exitcode
 
     def communicate(self, timeout: float) -> tuple[str, None]:
-        """Waits for the end; returns what it has printed."""
+        """Waits for the end; returns the output."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired("a fork", timeout)
@@ -104,12 +104,12 @@ class Forked:
 
 
 def run_script(*words: str, status: int = 0) -> str:
-    """As `run`, for a script of this folder."""
+    """Runs a script of this folder like `run`."""
     return _ended(Forked(*words), status)
 
 
 def run(*words: str, status: int = 0, timeout: int = 1800, **environ: str) -> str:
-    """Runs a Python process to its end, looks at its status, and returns its output."""
+    """Runs a Python process to its end, checks its status, and returns its output."""
     return _ended(start(*words, **environ), status, timeout)
 
 
@@ -130,12 +130,12 @@ def launch(workers: int, *words: str, status: int = 0, logs: Path, options=(), *
 
 
 def tensors(run_dir: Path) -> dict[str, np.ndarray]:
-    """Weights and optimizer of a run's last checkpoint, by their names in Keras's file."""
+    """Returns weights and optimizer of a run's last checkpoint, by name in Keras's file."""
     return tensors_of(max((Path(run_dir) / "checkpoints").glob("step-*")) / "model.weights.h5")
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a weights file, by their names there."""
+    """Returns the tensors of a weights file by name."""
     found = {}
 
     def take(name, item):
@@ -152,7 +152,7 @@ def results(run_dir: Path) -> dict:
 
 
 def records(run_dir: Path, event: str | None = None) -> list[dict]:
-    """metrics.jsonl, or the lines of one event, without what measures time."""
+    """Returns metrics.jsonl, or the lines of one event, without measured times."""
     from callbacks.throughput import is_speed
 
     lines = map(json.loads, (Path(run_dir) / "metrics.jsonl").open())
@@ -164,7 +164,7 @@ def records(run_dir: Path, event: str | None = None) -> list[dict]:
 
 
 def events(run_dir: Path) -> list:
-    """What TensorBoard reads, sorted: tag, step and value, without what measures time."""
+    """Returns TensorBoard's sorted tags, steps and values, without measured times."""
     import tensorflow as tf
 
     from callbacks.throughput import is_speed
@@ -181,7 +181,7 @@ def events(run_dir: Path) -> list:
 
 
 def assert_equal_tensors(ours: Path, theirs: Path) -> None:
-    """The last checkpoints of two runs hold the same weights and optimizer, by `assert_equal`."""
+    """Checks that the last checkpoints of two runs are equal, by `assert_equal`."""
     a, b = tensors(ours), tensors(theirs)
     assert a.keys() == b.keys()
     for name, value in a.items():
@@ -189,7 +189,7 @@ def assert_equal_tensors(ours: Path, theirs: Path) -> None:
 
 
 def assert_equal(a: np.ndarray, b: np.ndarray, name: str) -> None:
-    """max|a - b| <= 1e-9 max(1, max|a|)."""
+    """Checks that max|a - b| <= 1e-9 max(1, max|a|)."""
     assert a.shape == b.shape, name
     if a.size:
         difference = np.abs(a - b).max()

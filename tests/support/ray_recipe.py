@@ -2,7 +2,7 @@
 
 python -m ray_recipe MODULE ARGUMENTS...
 
-RECIPES_TEST_STEP_SECONDS: how long each step takes at least. RECIPES_TEST_KILL_AT_SAVE: the chief
+RECIPES_TEST_STEP_SECONDS: the minimal seconds of a step. RECIPES_TEST_KILL_AT_SAVE: the chief
 kills itself at this checkpoint of its first process, before the checkpoint gets its name.
 """
 

@@ -1,4 +1,4 @@
-"""One model on one, two and three replicas of a process, in float64."""
+"""Trains one model on one, two and three replicas of a process, in float64."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from distribution import keras_compat, step, strategies
 
 
 def strategy_of(replicas: int) -> tf.distribute.Strategy:
-    """Over the first logical CPUs, or parts of the GPU; of one replica TensorFlow's default."""
+    """Returns a strategy over logical CPUs or GPU parts; TensorFlow's default for one replica."""
     if replicas == 1:
         return tf.distribute.get_strategy()
     if tf.config.list_physical_devices("GPU"):  # tests/gpu
@@ -19,7 +19,7 @@ def strategy_of(replicas: int) -> tf.distribute.Strategy:
 
 
 def dataset(examples: tuple, batch: int, drop_remainder: bool = True) -> tf.data.Dataset:
-    """Global batches in the order of the examples."""
+    """Returns global batches in the order of the examples."""
     data = tf.data.Dataset.from_tensor_slices(examples)
     return data.batch(batch, drop_remainder=drop_remainder)
 
@@ -39,9 +39,9 @@ def fit(
         replicas: logical CPUs.
         build: returns a compiled model; called under the strategy's scope.
         data: global batches.
-        epochs: how often they are trained on.
-        evaluated: what is evaluated afterwards, or None.
-        installed: more arguments of `step.install()`.
+        epochs: number of epochs.
+        evaluated: data to evaluate afterwards, or None.
+        installed: additional arguments of `step.install()`.
 
     Returns:
         The weights in one row, the loss and the weights after each execution, the metrics of the
@@ -84,6 +84,6 @@ def fit(
 
 
 def weights_of(model: keras.Model) -> list[float]:
-    """All trained weights in one row."""
+    """Returns all trained weights in one row."""
     parts = [keras.ops.convert_to_numpy(v).reshape(-1) for v in model.trainable_variables]
     return np.concatenate(parts).tolist()

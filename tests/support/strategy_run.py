@@ -1,4 +1,4 @@
-"""Runs recipes under one strategy, in a process of its own: the subject of the equality tests.
+"""Runs recipes under one strategy in a separate process: the subject of the equality tests.
 
     python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
@@ -76,7 +76,7 @@ PROGRAMS = {
         "kerasnlp_task",
     )
 }
-# A preset is fine-tuned: `preset` names it. The custom loop knows nothing of these.
+# Fine-tunes the preset of `preset`. The custom loop does not support these.
 TUNED = TINY_SENTENCES | dict(dropout=0.0, validate_every=6)
 for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
     del TUNED[name]
@@ -87,7 +87,7 @@ FINE_TUNED = {
 
 
 def write_text(path: Path) -> None:
-    """A small text in which words follow from each other, with some unknown words."""
+    """Writes a small text of predictable words, with some unknown ones."""
     words = "the loss of a step is the mean over all replicas and batches of tokens".split()
     lines = []
     for number in range(260):
@@ -102,7 +102,7 @@ def write_text(path: Path) -> None:
 
 
 def write_images(folder: Path, train: int = 101, test: int = 37) -> None:
-    """Four IDX files: a bright square whose place tells the class, in noise."""
+    """Writes four IDX files: a bright square in noise, whose position determines the class."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -119,7 +119,7 @@ def write_images(folder: Path, train: int = 101, test: int = 37) -> None:
 
 
 def write_molecules(path: Path, count: int = 130) -> None:
-    """A CSV of duplexes and hairpins whose temperatures follow from length and GC share."""
+    """Writes a CSV of duplexes and hairpins; length and GC share determine the temperatures."""
     import random
 
     rng = random.Random(0)
@@ -138,7 +138,7 @@ def write_molecules(path: Path, count: int = 130) -> None:
 
 
 def write_sentences(folder: Path, train: int = 101, other: int = 37) -> None:
-    """A folder of three TSV files: a word tells the class, most of the time."""
+    """Writes a folder of three TSV files: one word usually determines the class."""
     words = "the film was seen by many who said it is very long and the end comes late".split()
     folder.mkdir(parents=True, exist_ok=True)
     for place, (name, count) in enumerate((("train", train), ("dev", other), ("test", other))):
@@ -160,7 +160,7 @@ def write_data(folder: Path) -> None:
 
 
 def data_options(module: str, folder: Path) -> dict:
-    """Where a recipe's data lie in the folder that `write_data` filled."""
+    """Returns the options for a recipe's data in a folder of `write_data`."""
     names = {
         "bert_mlm": "text.txt",
         "causal_lm": "text.txt",
@@ -172,7 +172,7 @@ def data_options(module: str, folder: Path) -> dict:
 
 
 def signal_after(last: int, number: int) -> None:
-    """Makes this process send itself a signal when this step is done."""
+    """Makes this process send itself a signal after this step."""
     from callbacks.stopping import StopAtStep
 
     stock = StopAtStep.on_step_end

@@ -1,10 +1,10 @@
-"""What reaches the disk before it gets its name."""
+"""Records the order of syncs and renames."""
 
 import os
 
 
 def recorded(monkeypatch) -> list[tuple[str, str]]:
-    """A list that fills itself with ("sync", name) and ("rename", new name), as they happen."""
+    """Returns a list that records ("sync", name) and ("rename", new name) as they happen."""
     order, opened = [], {}
     stock_open, stock_sync = os.open, os.fsync
 

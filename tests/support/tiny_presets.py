@@ -1,4 +1,4 @@
-"""Tiny random presets of KerasNLP's families, as a user's own `save_to_preset()` makes them."""
+"""Makes tiny random presets of KerasNLP's families, like a user's `save_to_preset()`."""
 
 import io
 
@@ -8,7 +8,7 @@ import keras_nlp
 WORDS = "the loss of a step is mean over all replicas and batches not good film bad".split()
 FAMILIES = ("Bert", "DistilBert", "Roberta", "DebertaV3", "Albert", "XLMRoberta", "FNet")
 SIZES = dict(num_layers=1, hidden_dim=8, intermediate_dim=16, max_sequence_length=32)
-# What only some constructors take.
+# Arguments of some constructors only.
 MORE = {"Albert": dict(embedding_dim=8), "DebertaV3": dict(bucket_size=4)}
 
 
@@ -18,9 +18,9 @@ def save(family: str, task: str, folder, sequence_length: int = 12, **sizes) -> 
     Args:
         family: one of `FAMILIES`.
         task: "TextClassifier" (of two classes) or "MaskedLM".
-        folder: does not exist yet.
+        folder: must not exist.
         sequence_length: of the preprocessor.
-        **sizes: of the backbone, in the place of `SIZES`.
+        **sizes: of the backbone, instead of `SIZES`.
     """
     keras.utils.set_random_seed(7)
     made = tokenizer(family)

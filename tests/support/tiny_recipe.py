@@ -1,4 +1,4 @@
-"""A recipe that takes about a second, and gives everything that a run has to look after.
+"""A recipe of about a second that uses every feature of a run.
 
 A dense network with dropout on numbers: 72 examples make 9 steps an epoch, of which there are two.
 """
@@ -35,7 +35,7 @@ class Options(SharedOptions):
 
 
 class Counter(StepCallback):
-    """A callback of the recipe's own, with state: how often it was called, over all processes."""
+    """A stateful callback of the recipe: counts its calls over all processes."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class Counter(StepCallback):
 
 
 def splits(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Six numbers an example; the class tells whether their sum is positive."""
+    """Returns splits of six numbers per example; the class is the sign of their sum."""
     rng = np.random.default_rng(seed)
     made = {}
     for name, count in (("train", 72), ("valid", 20), ("test", 30)):
@@ -65,7 +65,7 @@ def build_model(options: Options) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((6,)),
-            # Not relu, which on some processors makes 0 of what is no number.
+            # Not relu, which turns NaN into 0 on some processors.
             keras.layers.Dense(8, activation="tanh"),
             keras.layers.Dropout(options.dropout),
             keras.layers.Dense(2, dtype=keras.config.floatx()),
@@ -74,7 +74,7 @@ def build_model(options: Options) -> keras.Model:
 
 
 def compile_arguments(options: Options, learning_rate) -> dict:
-    """What `compile()` gets, apart from what the run adds."""
+    """Returns the arguments of `compile()`, without those that the run adds."""
     optimizer = keras.optimizers.Adam(
         keras.optimizers.schedules.PolynomialDecay(learning_rate, 100, 0.0),
         global_clipnorm=options.clip_norm,
@@ -103,11 +103,11 @@ def main(
     Args:
         options: the options.
         data: examples by split; the usual ones by default.
-        arguments: makes what `compile()` gets.
-        extra: further callbacks.
+        arguments: returns the arguments of `compile()`.
+        extra: additional callbacks.
         inside: called with the run and the model before `fit()`.
-        build: makes the model of the options.
-        pipeline: makes the training batches, as `arrays.training_data`.
+        build: returns the model for the options.
+        pipeline: returns the training batches, like `arrays.training_data`.
     """
     with start_run(NAME, options) as run:
         if run.finished:

@@ -482,8 +482,8 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
 
     asked = []
 
-    def any_worker(self, wish):
-        asked.append(wish)
+    def any_worker(self, flag):
+        asked.append(flag)
         return len(asked) == 6  # another worker's; the first is asked before training
 
     monkeypatch.setattr(Agreement, "any_worker", any_worker)
