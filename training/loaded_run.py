@@ -211,20 +211,20 @@ def _is_in_a_run(place: Path, folder: Path) -> bool:
     )
 
 
-def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:
-    """Returns the likeliest names with their probabilities, the likeliest first.
+def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[dict]:
+    """Returns the `k` most likely names with their probabilities, in descending order.
 
     Args:
-        probabilities: of shape (names,).
+        probabilities: float of shape (names,).
         names: in the order of the probabilities.
-        most: how many.
+        k: number of names.
 
     Raises:
         RunError: there are more or fewer names than probabilities.
     """
     if len(names) != len(probabilities):
         raise RunError(f"{len(names)} names for the {len(probabilities)} outputs of the model")
-    best = np.argsort(-probabilities, kind="stable")[:most]
+    best = np.argsort(-probabilities, kind="stable")[:k]
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 
 
