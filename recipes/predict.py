@@ -17,7 +17,7 @@ import re
 import typing
 from pathlib import Path
 
-from training.command_line import TakesMore, command_line, how_given
+from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import RunError
 from training.options import RunOptions, check, flag, option
 
@@ -50,7 +50,7 @@ class Options(TakesMore, RunOptions):
                     flag(name),
                     default=parameter.default,
                     help=about[1].replace("%", "%%") if about else "An option of the recipe.",
-                    **how_given(hints.get(name, type(parameter.default))),
+                    **value_arguments(hints.get(name, type(parameter.default))),
                 )
         return True
 
