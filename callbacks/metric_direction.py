@@ -1,4 +1,4 @@
-"""Decides which way a metric improves; used by `--keep-best`, `--early-stopping` and the verdict."""
+"""Decides which way a metric improves; used by `--keep-best`, early stopping and the verdict."""
 
 import keras
 
