@@ -292,9 +292,8 @@ class Checkpoint(StepCallback):
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }
         with saving(self.folder):
-            self.folder.mkdir(
-                exist_ok=True
-            )  # not its parents: the run's folder may have been removed
+            # Not its parents: the run's folder may have been removed.
+            self.folder.mkdir(exist_ok=True)
         # The best one first: a run that is killed between the two writes both again.
         if is_best:
             write(self.folder.parent / "best", state, self.model.save_weights)
