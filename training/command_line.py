@@ -128,7 +128,7 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
 
 
 class TakesMore:
-    """Options of a program whose command line takes arguments that depend on the others.
+    """Adds further arguments to a command line, which depend on the other options.
 
     Attributes:
         more: their values by name, where a command line was parsed.
@@ -152,9 +152,9 @@ class TakesMore:
 
 def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
     """Returns the options with names similar to unknown ones, as the end of a message."""
-    known = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
+    names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    near = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+    near = [match for word in words for match in difflib.get_close_matches(word, names, n=1)]
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 

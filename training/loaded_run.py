@@ -21,7 +21,7 @@ from training.options import SharedOptions, all_problems, from_json
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-    """A finished run.
+    """Represents a finished run.
 
     Attributes:
         folder: the run's folder.
@@ -227,7 +227,7 @@ def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[d
 
 
 def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None) -> dict:
-    """Evaluates a run's model on the test split of its own dataset, or of another one.
+    """Evaluates a run's model on the test split of its dataset, or of another one.
 
     Args:
         trained: the run.

@@ -247,7 +247,7 @@ class SharedOptions(ProgramOptions):
     )
     keep_best_mode: Literal["auto", "min", "max"] = _saving(
         "auto",
-        "Whether a smaller (min) or larger (max) --keep-best is better; auto decides by its name.",
+        "Direction in which --keep-best improves; auto knows Keras's metrics and common names.",
     )
     profile: str | None = _saving(None, "Profile the steps START:STOP of the run, for TensorBoard.")
     log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
