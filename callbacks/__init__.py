@@ -1,1 +1,1 @@
-"""Keras callbacks, one a file."""
+"""Keras callbacks, one topic per file."""

@@ -1,18 +1,18 @@
-"""Saves checkpoints and resumes from them: at the very next batch, as if nothing had happened.
+"""Saves checkpoints and resumes from them, bit for bit, at the next batch.
 
-A checkpoint is a folder, `step-00000500`. It holds
+A checkpoint is a folder, `step-00000500`. It contains
 
 - `model.weights.h5`, as Keras writes it: the weights; the optimizer with its moments, its step
   counter and, in half precision, the loss scale and the scale's own step counter;
 - `state.json`:
-  - `step`, `epochs_done`, `steps_into_epoch`, `finished`: how far the run is;
-  - `dropout_seeds`: the states of the seed generators, which Keras's file does not hold;
-  - `metrics`: the sums of the epoch's metrics, replica by replica, from before the validation;
-  - `best`, `best_epoch`, `best_metric`: of `--keep-best`;
-  - `fingerprint`: what a run that resumes is compared with;
-  - `callbacks`: what `get_state()` of each callback returned, such as the history and how long
-    `metrics.jsonl` and TensorBoard's files are;
-- `SHA256SUMS` of both, by which a damaged checkpoint is recognised.
+  - `step`, `epochs_done`, `steps_into_epoch`, `finished`: the progress of the run;
+  - `dropout_seeds`: the states of the seed generators, which Keras's file lacks;
+  - `metrics`: the sums of the epoch's metrics per replica, before the validation;
+  - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
+  - `fingerprint`: weight shapes and first batch, compared when the run resumes;
+  - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
+    `metrics.jsonl` and TensorBoard's files;
+- `SHA256SUMS`: checksums of both, which reveal a damaged checkpoint.
 
 It is written under another name, synced, and renamed. The data need no state: a batch is a function
 of seed and step.
@@ -43,14 +43,14 @@ WEIGHTS, STATE = "model.weights.h5", "state.json"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint on disk whose checksums were right.
+    """Describes a checkpoint on disk.
 
     Attributes:
         folder: its folder.
-        step: updates of the weights that are done.
-        epochs_done: epochs that are done, validation included.
-        steps_into_epoch: updates of the weights of the epoch that is not done.
-        state: everything of `state.json`.
+        step: updates of the weights so far.
+        epochs_done: completed epochs, validation included.
+        steps_into_epoch: updates of the weights in the current epoch.
+        state: the content of `state.json`.
     """
 
     folder: Path
@@ -69,17 +69,17 @@ def read(folder: Path) -> CheckpointInfo:
 
 
 def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
-    """Returns the newest undamaged checkpoint; damaged ones are named and set aside.
+    """Returns the newest undamaged checkpoint; logs and sets aside damaged ones.
 
     Args:
         folder: a run's `checkpoints` folder, which need not exist.
-        set_aside: renames the damaged ones to `damaged-...`, so that they never count again. Only
-            one process of a run may.
+        set_aside: rename damaged checkpoints to `damaged-...`, so that they are never read again.
+            Only one process of a run may do so.
     """
     if set_aside:
         # A kill between the two renames that replace a checkpoint leaves the old one aside.
         for old in folder.glob(".step-*.old"):
-            with contextlib.suppress(OSError):  # the new one is there
+            with contextlib.suppress(OSError):  # the new one exists
                 old.rename(folder / old.stem[1:])
     for candidate in reversed(_all(folder)):
         error = files.damage(candidate, (WEIGHTS, STATE))
@@ -96,8 +96,8 @@ def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
 
 def newest_name(folder: Path) -> str | None:
     """Returns the path of the newest checkpoint, or None."""
-    found = _all(folder)
-    return str(found[-1]) if found else None
+    paths = _all(folder)
+    return str(paths[-1]) if paths else None
 
 
 def _all(folder: Path) -> list[Path]:
@@ -105,9 +105,9 @@ def _all(folder: Path) -> list[Path]:
 
 
 def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
-    """Returns the last checkpoint of a finished run as one that more steps follow.
+    """Returns the last checkpoint of a finished run as one from which training continues.
 
-    The run may have ended within an epoch, which then continues, and is logged when it is whole.
+    The run may have ended within an epoch, which then continues and is logged when it is complete.
     """
     epochs_done, into = divmod(info.step, steps_per_epoch)
     if into:
@@ -117,10 +117,10 @@ def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
 
 
 def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> None:
-    """Writes a checkpoint: afterwards it is whole on the disk, or the old one is unchanged.
+    """Writes a checkpoint atomically: on an error, the old one is unchanged.
 
     Args:
-        target: its folder, in a folder that exists.
+        target: the checkpoint's folder, whose parent exists.
         state: JSON values, `step` among them.
         save_weights: writes the weights to a path.
 
@@ -129,7 +129,7 @@ def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> No
     """
     last = newest_name(target.parent) or "not there"
     with saving(f"the checkpoint {target}", f"; the last good one is {last}"):
-        for left in target.parent.glob(".step-*"):  # by a process that was killed
+        for left in target.parent.glob(".step-*"):  # left by a process that was killed
             files.remove(left)
         with files.atomic(target) as temporary:
             temporary.mkdir()
@@ -146,24 +146,24 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
 class Checkpoint(StepCallback):
     """Saves every N steps, at each epoch's end, and when the run is asked to stop.
 
-    Comes last among the callbacks, so that it saves what the others have logged.
+    Comes last among the callbacks, so that it saves the state of the others.
 
     Args:
-        folder: the run's `checkpoints` folder; the best checkpoint is `best`, beside it.
+        folder: the run's `checkpoints` folder; the best checkpoint is `../best`.
         every: steps between two checkpoints.
-        keep: how many are kept; older ones are removed.
+        keep: number of checkpoints to keep; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
-        asked_to_stop: tells, equally on all workers, whether the run should stop.
-        stateful_callbacks: callbacks whose `get_state()` belongs into a checkpoint, by name.
-        best: metric of the validation split by which the best checkpoint is kept too, or None.
-        best_mode: "min" or "max", or "auto" where the metric tells which is better.
-        patience: epochs without a better one after which the run ends, or None. Where it is given,
-            the model has the best weights when `fit()` returns.
-        fingerprint: what a run that resumes is compared with; JSON values.
+        asked_to_stop: returns, equally on all workers, whether the run should stop.
+        stateful_callbacks: callbacks whose `get_state()` is saved, by name.
+        best: validation metric whose best checkpoint is also kept, or None.
+        best_mode: "min" or "max", or "auto" to decide by the metric.
+        patience: epochs without an improvement after which the run ends, or None. If set, the model
+            has the best weights when `fit()` returns.
+        fingerprint: values that a resumed run is compared with, JSON.
         restored: the checkpoint that this run resumes from, or None.
 
     Attributes:
-        weights_step: the step whose weights the model has after `fit()`, where it is not the last.
+        weights_step: the step of the model's weights after `fit()`, if it is not the last one.
     """
 
     def __init__(
@@ -202,12 +202,12 @@ class Checkpoint(StepCallback):
         self.saved_step = restored.step if restored else 0
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Forgets the metrics of the epoch before; a run may resume after an epoch's last step."""
+        """Clears the metrics of the last epoch; a run may resume after an epoch's last step."""
         super().on_epoch_begin(epoch)
         self._note_the_end_of_an_epoch()
 
     def on_step_end(self, step, logs):
-        """Saves where it is due; the last step of an epoch waits for the validation."""
+        """Saves if it is due; the last step of an epoch is saved after the validation."""
         self._note_the_end_of_an_epoch()
         if self.asked_to_stop():
             raise Stopped
@@ -216,7 +216,7 @@ class Checkpoint(StepCallback):
 
     def _note_the_end_of_an_epoch(self) -> None:
         ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
-        # The validation puts its own numbers into the metrics.
+        # The validation overwrites the metrics.
         self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
 
     def save_stopped(self) -> None:
@@ -245,7 +245,7 @@ class Checkpoint(StepCallback):
         return False
 
     def on_train_end(self, logs=None):
-        """Puts the best weights back where the run may end early: they are tested and saved."""
+        """Restores the best weights if `patience` is set: they are tested and saved."""
         if self.patience is None or self.best_value is None:
             return
         best = self.folder.parent / "best"
@@ -265,16 +265,16 @@ class Checkpoint(StepCallback):
         )
 
     def save(self, finished: bool = False, is_best: bool = False) -> None:
-        """Writes a checkpoint of this very moment.
+        """Writes a checkpoint of the current step.
 
         Args:
-            finished: no step will follow.
-            is_best: writes it to `best` too.
+            finished: whether this is the last step.
+            is_best: write it to `best` too.
 
         Raises:
             CannotSave: the disk is full or the folder not writable.
         """
-        # Metrics are read by all workers together.
+        # A collective read: all workers take part.
         metrics = self._epoch_metrics or MetricStates.of(self.model).read()
         seeds = [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(self.model)]
         self.saved_step = self.step
@@ -294,8 +294,9 @@ class Checkpoint(StepCallback):
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }
         with saving(self.folder):
-            self.folder.mkdir(exist_ok=True)  # not its parents: a run's folder may be removed
-        # The best one first: a run that is killed between the two comes here again.
+            # Not its parents: the run's folder may have been removed.
+            self.folder.mkdir(exist_ok=True)
+        # The best one first: a run that is killed between the two writes both again.
         if is_best:
             write(self.folder.parent / "best", state, self.model.save_weights)
         write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights)
@@ -304,14 +305,14 @@ class Checkpoint(StepCallback):
 
 
 class Restore(StepCallback):
-    """Puts a checkpoint back when `fit()` begins. Comes first among the callbacks.
+    """Restores a checkpoint when `fit()` begins. Comes first among the callbacks.
 
-    `fit()` gets `initial_epoch=info.epochs_done`, data that begin at the next batch, and a model
+    `fit()` needs `initial_epoch=info.epochs_done`, data that start at the next batch, and a model
     that `keras_compat.build` has built.
 
     Args:
-        info: the checkpoint, or None: then nothing is done.
-        stateful_callbacks: the callbacks that `Checkpoint` was given under this name.
+        info: the checkpoint, or None to do nothing.
+        stateful_callbacks: the argument of `Checkpoint` with this name.
     """
 
     def __init__(self, info: CheckpointInfo | None, stateful_callbacks: dict[str, StepCallback]):
@@ -330,11 +331,11 @@ class Restore(StepCallback):
             variable.assign(value)
         states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
-            if name in states:  # a callback that is new has none
+            if name in states:  # a new callback has no state
                 callback.set_state(states[name])
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Puts back the metrics of the epoch that was under way, and where it stood."""
+        """Restores the metrics and the position of an unfinished epoch."""
         super().on_epoch_begin(epoch)
         info = self.info
         self._epoch_logs = {}
@@ -343,13 +344,13 @@ class Restore(StepCallback):
         MetricStates.of(self.model).write(info.state["metrics"])
         done = info.steps_into_epoch
         if info.step >= self.last_step_of_epoch():
-            # The validation alone is left; Keras then has no metrics to log.
+            # Only the validation is left; Keras then has no metrics to log.
             results = self.model.get_metrics_result()
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             done = self.steps_per_epoch  # also where the run ends in mid-epoch
         keras_compat.start_in_mid_epoch(done)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Gives the epoch its metrics where it was stopped after its last step."""
+        """Adds the metrics of an epoch that was stopped after its last step."""
         for name, value in self._epoch_logs.items():
             logs.setdefault(name, value)

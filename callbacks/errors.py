@@ -1,4 +1,4 @@
-"""Exceptions that end a run early; each message is for a person."""
+"""Exceptions that end a run early, and the conversion of disk errors."""
 
 import contextlib
 import os
@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and ends after the batch in which it noticed."""
+    """Raised after the batch in which the run was asked to stop."""
 
 
 class CannotSave(Exception):
-    """Something of the run could not be written; what was written before is unchanged."""
+    """Raised if a file of the run cannot be written; earlier files are unchanged."""
 
 
 class BadLoss(Exception):
-    """A number is not finite; the message names step, learning rate and last good checkpoint."""
+    """Raised for a loss or metric that is not finite; names step, rate and last good checkpoint."""
 
 
 @contextlib.contextmanager
 def saving(what: object, hint: str = "", *others: type[Exception]) -> Iterator[None]:
-    """Turns an error of the disk into `CannotSave`.
+    """Converts an error of the disk to `CannotSave`.
 
     Args:
-        what: what is written, for the message.
+        what: the file or folder, for the message.
         hint: appended to the message.
-        *others: exceptions that mean the same as `OSError`.
+        *others: exceptions that are treated as `OSError`.
     """
     caught: tuple[type[Exception], ...] = (OSError, *others)
     try:

@@ -1,4 +1,4 @@
-"""Tells which way a metric improves; `--keep-best`, `--early-stopping` and the verdict ask here."""
+"""Decides which way a metric improves; used by `--keep-best`, early stopping and the verdict."""
 
 import keras
 
@@ -14,14 +14,13 @@ def direction(name: str, model: keras.Model | None = None, mode: str = "auto") -
     """Returns whether a metric should be small ("min") or large ("max").
 
     Args:
-        name: of the metric, also with `val_` before it.
-        model: compiled with the metric: Keras marks the direction of its own metrics. Where there
-            is no mark, the last word of the name that is known decides: `val_accuracy_loss` is a
-            loss.
-        mode: "min" or "max" where a person has said it, otherwise "auto".
+        name: the metric's name, with or without `val_`.
+        model: compiled with the metric: Keras marks the direction of its own metrics. For other
+            metrics the last known word of the name decides: `val_accuracy_loss` is a loss.
+        mode: "min" or "max" is returned as it is; "auto" decides.
 
     Returns:
-        None where it is not known.
+        "min", "max", or None if it is unknown.
     """
     if mode in ("min", "max"):
         return mode

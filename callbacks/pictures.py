@@ -1,4 +1,4 @@
-"""Shows in TensorBoard, after each epoch, what a model predicts, as pictures."""
+"""Shows a model's predictions in TensorBoard after each epoch, as pictures."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ import tensorflow as tf
 from callbacks.predictions import Predictions
 from callbacks.tensorboard import TensorBoard
 
-IMAGES = 20  # that are shown, the first of the split
-POINTS = 2000  # likewise
-CLASSES = 50  # of more no confusion matrix is drawn
+IMAGES = 20  # the first images of the split are shown
+POINTS = 2000  # the first examples of the split are drawn
+CLASSES = 50  # at most, for a confusion matrix
 RIGHT, WRONG = "tab:blue", "tab:red"
 
 
@@ -19,7 +19,7 @@ class ImageSummaries(Predictions):
     """Shows a few images with true and predicted class, and the confusion matrix, each epoch.
 
     Args:
-        tensorboard: where the summaries go.
+        tensorboard: writes the summaries.
         images: all images of the split, float of shape (n, height, width, channels) in [0, 1].
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
@@ -61,7 +61,7 @@ class ImageSummaries(Predictions):
         inches = 3 + 0.4 * len(self.classes)
         figure = _figure(inches, inches)
         axes = figure.add_subplot()
-        # The root, because a good model's mistakes are a few percent: they would be invisible.
+        # Square root: a good model's few mistakes would otherwise be invisible.
         drawn = ConfusionMatrixDisplay.from_predictions(
             self.labels,
             predicted,
@@ -75,7 +75,7 @@ class ImageSummaries(Predictions):
             xticks_rotation="vertical",
             colorbar=False,
         )
-        for count in drawn.text_.flat:  # mistakes that never occur would hide the others
+        for count in drawn.text_.flat:  # zeros would hide the other counts
             if count.get_text() == "0":
                 count.set_text("")
         axes.tick_params(labelsize=11)
@@ -87,11 +87,11 @@ class RegressionSummaries(Predictions):
     """Draws predicted against true values, each epoch.
 
     Args:
-        tensorboard: where the pictures go.
-        inputs: what the model takes, an array or several by name, the examples first; the first
-            2,000 are shown.
+        tensorboard: writes the pictures.
+        inputs: the model's inputs, an array or a dict of arrays, of shape (n, ...); the first
+            2,000 examples are shown.
         truth: the true values, float of shape (n, 1).
-        unit: of the values, for the axes.
+        unit: unit of the values, for the axes.
     """
 
     def __init__(self, tensorboard: TensorBoard, inputs, truth: np.ndarray, unit: str):
@@ -106,7 +106,7 @@ class RegressionSummaries(Predictions):
         figure = _figure(5, 5)
         axes = figure.add_subplot()
         axes.scatter(self.truth, predicted, s=6, alpha=0.4)
-        # All points would be on this line if the model knew everything.
+        # A perfect model's points are on this line.
         axes.axline((self.truth[0], self.truth[0]), slope=1, color="gray")
         axes.set(xlabel=f"true, {self.unit}", ylabel=f"predicted, {self.unit}")
         axes.set_title(
@@ -123,7 +123,7 @@ def _figure(width: float, height: float):
 
 
 def _pixels(figure) -> np.ndarray:
-    """Returns a figure as TensorBoard takes it: uint8 of shape (1, height, width, 3)."""
+    """Returns the pixels of a figure: uint8 of shape (1, height, width, 3)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)

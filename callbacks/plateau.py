@@ -19,7 +19,7 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         schedule: the schedule, or a constant rate.
-        factor: the first factor.
+        factor: the initial factor.
 
     Attributes:
         factor: scalar variable in Keras's float type.
@@ -44,7 +44,7 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config):
-        """Makes the schedule from what `get_config()` returned."""
+        """Builds the schedule from the return value of `get_config()`."""
         schedule = keras.saving.deserialize_keras_object(config["schedule"])
         return cls(schedule, config["factor"])
 
@@ -52,19 +52,18 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
 class ReduceOnPlateau(StepCallback):
     """Multiplies the learning rate after epochs without a better value of a metric.
 
-    The schedule of the optimizer goes on; the factor is applied to what it gives. Keras's
-    `ReduceLROnPlateau` sets the rate of optimizers without a schedule, and no checkpoint keeps what
-    it has seen.
+    The optimizer's schedule continues; the factor multiplies its rate. Keras's `ReduceLROnPlateau`
+    only works without a schedule, and no checkpoint keeps its state.
 
-    Make it after `compile()` and before the model is built, under the strategy. Comes before
+    Create it after `compile()` and before the model is built, under the strategy. Comes before
     `Checkpoint` among the callbacks.
 
     Args:
         model: compiled; its optimizer gets a `ScaledSchedule`.
-        patience: epochs without a better value, after which the rate is lowered.
-        metric: of the validation split, for instance "val_loss".
-        factor: what the rate is multiplied by, below 1.
-        mode: "min" or "max", or "auto" where the metric tells which is better.
+        patience: epochs without an improvement after which the rate is lowered.
+        metric: validation metric, for instance "val_loss".
+        factor: multiplies the rate, in (0, 1).
+        mode: "min" or "max", or "auto" to decide by the metric.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class ReduceOnPlateau(StepCallback):
             optimizer.learning_rate = self._schedule
 
     def on_epoch_end(self, epoch, logs=None):
-        """Compares the metric with the best one, and lowers the rate where it is due."""
+        """Compares the metric with the best value, and lowers the rate if it is due."""
         value = float(logs[self.metric])
         highest = direction(self.metric, self.model, self.mode) == "max"
         if self.best is None or (value > self.best if highest else value < self.best):
@@ -109,10 +108,10 @@ class ReduceOnPlateau(StepCallback):
         return keras.ops.convert_to_numpy(self._schedule.factor).item()
 
     def get_state(self) -> dict:
-        """Returns the factor, the best value and the epochs without a better one."""
+        """Returns the factor, the best value and the epochs since then."""
         return {"factor": self._factor(), "best": self.best, "waited": self.waited}
 
     def set_state(self, state: dict) -> None:
-        """Takes them back."""
+        """Restores the state."""
         self.best, self.waited = state["best"], state["waited"]
         self._schedule.factor.assign(state["factor"])

@@ -1,4 +1,4 @@
-"""Shows in TensorBoard, after each epoch, what a model predicts for a few examples, as text."""
+"""Shows a model's predictions for a few examples in TensorBoard after each epoch, as text."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,23 @@ import tensorflow as tf
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import TensorBoard, escape
 
-BATCH = 250  # examples of one call of the model
-MASKED = 4  # sentences that are shown, the first of the split
-FILLS = 3  # of a mask, the likeliest ones
-CLASSIFIED = 10  # sentences that are shown, the first of the split
-LONGEST = 300  # characters of one of them
+BATCH = 250  # examples per call of the model
+MASKED = 4  # the first sentences of the split are shown
+FILLS = 3  # most likely word pieces per mask
+CLASSIFIED = 10  # the first sentences of the split are shown
+LONGEST = 300  # characters per sentence
 NOT_SHOWN = ("[CLS]", "[SEP]", "[PAD]")
 
 
 class Predictions(StepCallback):
-    """Predicts the same examples after each epoch; a base.
+    """Base class: predicts fixed examples after each epoch.
 
     Subclasses implement `show(outputs)`, which writes summaries at the step of the run. It is
-    called on the chief; the other workers predict nothing.
+    called only on the chief; the other workers predict nothing.
 
     Args:
-        tensorboard: where the summaries go.
-        inputs: what the model takes, an array or a dict of arrays, the examples first.
+        tensorboard: writes the summaries.
+        inputs: the model's inputs, an array or a dict of arrays, of shape (n, ...).
         predictor: the model that predicts; the one that `fit()` trains by default.
     """
 
@@ -47,36 +47,35 @@ class Predictions(StepCallback):
         """Writes summaries with `tf.summary`.
 
         Args:
-            outputs: what the model predicts for all examples, float, the examples first.
+            outputs: the model's predictions for all examples, float of shape (n, ...).
         """
         raise NotImplementedError
 
     def outputs(self) -> np.ndarray:
-        """Returns what the model predicts for all examples with the weights of this moment."""
-        # `predict()` hands each worker its part of the examples and then expects all of them. A
-        # plain call of the model reads this worker's own copy of the weights, under any strategy,
-        # and nothing is traced.
+        """Returns the model's predictions for all examples with its current weights."""
+        # `predict()` splits the examples over the workers and then expects all of them. Calling the
+        # model reads this worker's copy of the weights, under any strategy, and traces nothing.
         model = call = self.predictor or self.model
         if model.compute_dtype != model.variable_dtype:
-            # KerasHub's head adds its float32 bias to half precision, which only a graph takes.
+            # KerasHub's head adds its float32 bias to half precision, which only works in a graph.
             call = tf.function(model)
-        found = []
+        parts = []
         for start in range(0, len(keras.tree.flatten(self.inputs)[0]), BATCH):
             part = slice(start, start + BATCH)
             batch = keras.tree.map_structure(
                 lambda array, part=part: keras.ops.convert_to_tensor(array[part]), self.inputs
             )
-            found.append(keras.ops.convert_to_numpy(call(batch, training=False)))
-        return np.concatenate(found)
+            parts.append(keras.ops.convert_to_numpy(call(batch, training=False)))
+        return np.concatenate(parts)
 
 
 class MaskedSamples(Predictions):
-    """Writes sentences, their masked words and the likeliest fills, each epoch.
+    """Writes sentences, their masked words and the most likely fills, each epoch.
 
     Args:
-        tensorboard: where the texts go.
-        data: batches of a split as `data.masked_lm.mask_batch` makes them; the first four sentences
-            are taken.
+        tensorboard: writes the texts.
+        data: batches of a split as returned by `data.masked_lm.mask_batch`; the first four
+            sentences are shown.
         vocabulary: the word pieces, in the order of their ids.
         predictor: the `BertMaskedLM` that predicts; the model that `fit()` trains by default.
     """
@@ -94,13 +93,13 @@ class MaskedSamples(Predictions):
         self.vocabulary = vocabulary
 
     def show(self, outputs):
-        """Writes a text for each sentence, so that its epochs stand below each other."""
+        """Writes one text per sentence, so that TensorBoard lists its epochs together."""
         every = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
         for number, shares in enumerate(every):
             tf.summary.text(f"filled_masks/sentence_{number + 1}", self._format(number, shares))
 
     def _format(self, number: int, shares: np.ndarray) -> str:
-        """Returns the sentence with its masked words in bold, and a row for each of them."""
+        """Returns the sentence with its masked words in bold, and one table row per masked word."""
         pieces = [self.vocabulary[i] for i in self.inputs["token_ids"][number]]
         positions, masked = self.inputs["mask_positions"][number], set()
         rows = ["| word | the model sees | fills |", "| --- | --- | --- |"]
@@ -125,11 +124,11 @@ class MaskedSamples(Predictions):
 
 
 class ClassifiedSentences(Predictions):
-    """Writes sentences, their classes and the likeliest prediction, each epoch.
+    """Writes sentences, their classes and the most likely class, each epoch.
 
     Args:
-        tensorboard: where the text goes.
-        inputs: what the model takes of a split, a dict of arrays; the first ten are taken.
+        tensorboard: writes the text.
+        inputs: the model's inputs for a split, a dict of arrays; the first ten examples are shown.
         sentences: the same sentences as text.
         labels: their classes, integers of shape (n,).
         classes: the names of the classes.
@@ -149,7 +148,7 @@ class ClassifiedSentences(Predictions):
         self.classes = list(map(str, classes))
 
     def show(self, outputs):
-        """Writes a table; the predicted class is bold where it is right."""
+        """Writes a table; correct predictions are bold."""
         shares = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
         rows = ["| sentence | class | predicted |", "| --- | --- | --- |"]
         for sentence, label, share in zip(self.sentences, self.labels, shares, strict=True):
@@ -165,5 +164,5 @@ class ClassifiedSentences(Predictions):
 
 
 def bold_if(condition: bool, text: str) -> str:
-    """Returns a text as Markdown."""
+    """Escapes a text for Markdown; makes it bold on a condition."""
     return f"**{escape(text)}**" if condition else escape(text)

@@ -1,4 +1,4 @@
-"""Profiles some steps of a run, for TensorBoard's page Profile."""
+"""Profiles some steps of a run for TensorBoard's Profile page."""
 
 import logging
 from pathlib import Path
@@ -12,10 +12,10 @@ log = logging.getLogger("recipes")
 
 
 class Profile(StepCallback):
-    """Records what host and devices do from one step to another.
+    """Profiles host and devices from one step to another.
 
     Args:
-        folder: the run's; the profile is stored in its folder `plugins/profile`.
+        folder: the run's folder; the profile is stored in its `plugins/profile`.
         window: first and last step of the run, counted from 1; None for no profile.
     """
 
@@ -42,7 +42,7 @@ class Profile(StepCallback):
             self.close()
 
     def on_train_end(self, logs=None):
-        """Ends where the run is shorter than the window."""
+        """Ends the profile if the run is shorter than the window."""
         self.close()
 
     def close(self) -> None:

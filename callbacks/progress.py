@@ -1,4 +1,4 @@
-"""Shows on a terminal, in one live line, which step the run is at."""
+"""Shows the progress of a run in one live line on a terminal."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from callbacks.terminal_log import format_seconds, speed_of
 from callbacks.throughput import Throughput
 from data.live_line import Waiting, is_shown, live_line
 
-REDRAW_SECONDS = 0.1  # at most that often
+REDRAW_SECONDS = 0.1  # shortest interval
 LINE = "{bar:8} {desc}"  # 80 columns, unless a number is extreme
 
 
 class EvaluationProgress(StepCallback):
-    """Shows how many batches of an evaluation are done; on a terminal only."""
+    """Shows the number of evaluated batches; on a terminal only."""
 
     def __init__(self):
         super().__init__()
@@ -36,17 +36,17 @@ class EvaluationProgress(StepCallback):
 
 
 class Progress(EvaluationProgress):
-    """Shows step, loss, learning rate, speed and the time that is left; on a terminal only.
+    """Shows step, loss, learning rate, speed and remaining time; on a terminal only.
 
     The first step traces and compiles the model, which may take minutes: the line says so and
-    counts the seconds. Later it is drawn again after each step. The loss is the mean since the last
-    line of the log. Evaluations within `fit()` are shown in the same line.
+    counts the seconds. After that it is redrawn after each step. The loss is the mean since the
+    last line of the log. Evaluations within `fit()` are shown in the same line.
 
-    Comes after `records` among the callbacks of `fit()`; `evaluate()` takes it too.
+    Comes after `records` among the callbacks of `fit()`; also a callback of `evaluate()`.
 
     Args:
-        throughput: tells how fast the run is.
-        records: tells the loss.
+        throughput: source of the speed.
+        records: source of the loss.
     """
 
     def __init__(self, throughput: Throughput, records: Records):
@@ -93,7 +93,7 @@ class Progress(EvaluationProgress):
         return f"step {self.step}/{self.total_steps}"
 
     def on_test_begin(self, logs=None):
-        """Shows that an evaluation begins; the first one compiles."""
+        """Shows that an evaluation begins; the first one has to compile."""
         self._draw(lambda: f"{self._place()}  evaluating", at_once=True)
 
     def on_test_batch_end(self, batch, logs=None):

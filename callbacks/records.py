@@ -1,4 +1,4 @@
-"""Records steps, epochs and evaluations, in metrics.jsonl and for whoever shows them."""
+"""Records steps, epochs and evaluations, in metrics.jsonl and for the callbacks that show them."""
 
 import contextlib
 import json
@@ -21,19 +21,19 @@ class Records(StepCallback):
     """Makes a record of every N steps, of each epoch and of each evaluation.
 
     A record is a dict with `event` ("step", "epoch" or "evaluation"), `step` (of the run), `epoch`
-    (counted from 1) and numbers. It is a line of metrics.jsonl, of which a resumed run keeps the
-    valid part, and each listener's `on_record(record)` is called with it.
+    (counted from 1) and numbers. It is written as one line of metrics.jsonl, of which a resumed run
+    keeps the valid part, and passed to each listener's `on_record(record)`.
 
     Args:
-        path: the file; None where this process writes nothing (it is not the chief).
-        listeners: what shows the records: `TensorBoard`, `TerminalLog`.
+        path: the file; None in processes that are not the chief.
+        listeners: show the records: `TensorBoard`, `TerminalLog`.
         throughput: measures the speed; comes before this among the callbacks.
         log_every: steps between two records.
-        workers: the processes that train together now.
+        workers: current number of processes that train together.
 
     Attributes:
-        perplexity_of: name of a cross-entropy whose exponential is recorded beside it, or None.
-        history: one list per metric, a number an epoch.
+        perplexity_of: name of a cross-entropy whose exponential is also recorded, or None.
+        history: one list per metric, one number per epoch.
         workers_by_step: `{"from_step": 41, "workers": 1}` for each change of their number.
     """
 
@@ -58,11 +58,11 @@ class Records(StepCallback):
 
     @property
     def loss_now(self) -> float:
-        """Returns the mean loss of the steps since the last record; that of the record before."""
+        """Returns the mean loss since the last record; right after a record, the record's loss."""
         return self._loss.so_far()
 
     def get_state(self) -> dict:
-        """Returns the history, the losses since the last record, and how long the file is."""
+        """Returns the history, the losses since the last record, and the length of the file."""
         return {
             "bytes": self.path.stat().st_size if self.path and self.path.exists() else 0,
             "history": self.history,
@@ -71,7 +71,7 @@ class Records(StepCallback):
         }
 
     def set_state(self, state: dict) -> None:
-        """Takes them back, and cuts off what was written after the checkpoint."""
+        """Restores the state, and truncates the file to its length at the checkpoint."""
         self.history = state["history"]
         vars(self._loss).update(state["loss"])
         self.workers_by_step = state["workers_by_step"]
@@ -80,7 +80,7 @@ class Records(StepCallback):
                 os.truncate(self.path, state["bytes"])
 
     def on_step_end(self, step, logs):
-        """Records a step where it is due."""
+        """Records a step if it is due."""
         if not self.workers_by_step or self.workers_by_step[-1]["workers"] != self.workers:
             part = {"from_step": self._previous + 1, "workers": self.workers}
             self.workers_by_step.append(part)
@@ -125,7 +125,7 @@ class Records(StepCallback):
     def _write(self, path: Path, record: dict) -> None:
         # JSON has no NaN and no infinity: they become text.
         finite = json.loads(json.dumps(record), parse_constant=str)
-        # In one write: a reader never sees half a line while the process lives.
+        # In one write: a reader never sees half a line while the process runs.
         with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
 
@@ -133,17 +133,17 @@ class Records(StepCallback):
 class StepLoss:
     """Computes the mean loss of the steps since the last record, from the running means of Keras.
 
-    Keras tells the mean over the epoch so far, in which each step counts the same: `n` steps of
+    Keras reports the mean over the epoch so far, in which each step counts the same: `n` steps of
     mean `m` have the sum `n * m`, and a step adds the difference of two such sums. A step whose
-    loss is not finite (half precision skipped it, and `StopOnBadLoss` began the epoch's metrics
-    again) counts in no mean.
+    loss is not finite (half precision skipped it, and `StopOnBadLoss` reset the epoch's metrics)
+    counts in no mean.
     """
 
     def __init__(self):
         self.total, self.steps = 0.0, 0  # since the last record
-        self.epoch = self.begin = self.done = 0  # where the running mean begins, and is
+        self.epoch = self.begin = self.done = 0  # first and last step of the running mean
         self.sum = 0.0  # of the losses from `begin` to `done`
-        self.last = 0.0  # what `since_last()` returned
+        self.last = 0.0  # last value of `since_last()`
 
     def add(self, epoch: int, done: int, mean: float) -> None:
         """Adds the steps of an execution.
@@ -177,14 +177,14 @@ class StepLoss:
 class EvaluateEvery(StepCallback):
     """Evaluates on a split every N steps, without disturbing the epoch's own metrics.
 
-    A run that is asked to stop meanwhile ends the evaluation, and repeats it when it resumes.
+    If the run is asked to stop meanwhile, the evaluation ends; the resumed run repeats it.
 
     Args:
-        records: where the numbers go, under the split's name.
+        records: records the metrics, under the split's name.
         data: batches of the split.
         split: "validation" or "test".
-        every: steps between two evaluations; None for never.
-        callbacks: for `evaluate()`; one of them raises `Stopped` where the run should stop.
+        every: steps between two evaluations; None for no evaluation.
+        callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
     """
 
     def __init__(
@@ -204,20 +204,20 @@ class EvaluateEvery(StepCallback):
         self._owed = False
 
     def get_state(self) -> dict:
-        """Returns whether the evaluation of this step was given up."""
+        """Returns whether the evaluation of this step was interrupted."""
         return {"owed": self._owed}
 
     def set_state(self, state: dict) -> None:
-        """Takes it back."""
+        """Restores the state."""
         self._owed = state["owed"]
 
     def on_train_begin(self, logs=None):
-        """Repeats the evaluation that the run was stopped in, with the weights of that step."""
+        """Repeats an interrupted evaluation, with the weights of its step."""
         if self._owed:
             self._evaluate()
 
     def on_step_end(self, step, logs):
-        """Evaluates where it is due; `Checkpoint`, which comes later, stops the run."""
+        """Evaluates if it is due; `Checkpoint`, which comes later, stops the run."""
         if self.is_due(self.every):
             with contextlib.suppress(Stopped):
                 self._evaluate()
@@ -238,7 +238,7 @@ class EvaluateEvery(StepCallback):
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the rate of the optimizer's last update; under a schedule that of the step before."""
+    """Returns the learning rate of the optimizer's last update."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     schedule = keras_compat.learning_rate_of(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
@@ -248,13 +248,13 @@ def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
 
 
 def with_perplexity(logs: dict[str, float], cross_entropy: str | None) -> dict[str, float]:
-    """Adds `perplexity` and `val_perplexity`, the exponentials of a metric (None: of none)."""
-    found = dict(logs)
+    """Adds `perplexity` and `val_perplexity`, exponentials of a cross-entropy (None: neither)."""
+    metrics = dict(logs)
     for prefix in ("", "val_"):
         name = f"{prefix}{cross_entropy}"
         if name in logs:
             try:
-                found[f"{prefix}perplexity"] = math.exp(logs[name])
+                metrics[f"{prefix}perplexity"] = math.exp(logs[name])
             except OverflowError:
-                found[f"{prefix}perplexity"] = math.inf
-    return found
+                metrics[f"{prefix}perplexity"] = math.inf
+    return metrics

@@ -1,20 +1,20 @@
-"""Counts steps, which are updates of the weights; the base of every callback here."""
+"""Counts steps, which are updates of the weights; the base class of the run's callbacks."""
 
 import keras
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that is told the step of the run, counted from 1 over all epochs.
+    """Calls `on_step_end` with the step of the run, counted from 1 over all epochs.
 
     Subclasses implement `on_step_end(step, logs)`, which is called after each execution (with
-    `steps_per_execution` above 1, after its last step). What must survive a stop is
-    returned by `get_state()`, kept in checkpoints, and handed to `set_state()` when a run resumes.
+    `steps_per_execution` above 1, after its last step). State that must survive a stop is returned
+    by `get_state()`, stored in checkpoints, and passed to `set_state()` when a run resumes.
 
     Attributes:
-        steps_per_epoch: updates of the weights in an epoch. The run sets it before `fit()`.
-        total_steps: updates of the weights in the run, beyond which no execution goes; likewise.
-        epoch: the epoch under way, counted from 0.
-        step: steps of the run that are done.
+        steps_per_epoch: updates of the weights per epoch. The run sets it before `fit()`.
+        total_steps: updates of the weights in the whole run. The run sets it before `fit()`.
+        epoch: the current epoch, counted from 0.
+        step: completed steps of the run.
 
     Example:
         class Shout(StepCallback):
@@ -33,7 +33,7 @@ class StepCallback(keras.callbacks.Callback):
     def count_steps(
         self, steps_per_epoch: int, total_steps: int, steps_done: int = 0
     ) -> "StepCallback":
-        """Tells the callback how long an epoch and the run are; returns the callback."""
+        """Sets the lengths of an epoch and of the run; returns the callback."""
         self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
         self.step = steps_done
         # The epoch of that step: after the run's last one no epoch begins.
@@ -41,17 +41,17 @@ class StepCallback(keras.callbacks.Callback):
         return self
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Remembers the epoch."""
+        """Stores the epoch."""
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        """Turns the batch of the epoch into the step of the run."""
+        """Converts the batch of the epoch to the step of the run."""
         step = self.epoch * self.steps_per_epoch + min(batch + 1, self.steps_per_epoch)
         self._previous, self.step = self.step, min(step, self.total_steps)
         self.on_step_end(self.step, logs or {})
 
     def on_step_end(self, step: int, logs: dict) -> None:
-        """Called after a step with the step of the run and the running means of its epoch."""
+        """Handles the end of a step; `logs` are the running means of its epoch."""
 
     def last_step_of_epoch(self) -> int:
         """Returns the step of the run that ends the epoch; the run may end within it."""
@@ -62,8 +62,8 @@ class StepCallback(keras.callbacks.Callback):
         return every is not None and self.step // every > self._previous // every
 
     def get_state(self) -> dict:
-        """Returns what a checkpoint must hold of this callback; JSON values."""
+        """Returns the state to store in a checkpoint; JSON values."""
         return {}
 
     def set_state(self, state: dict) -> None:
-        """Takes back what `get_state()` returned."""
+        """Restores the return value of `get_state()`."""

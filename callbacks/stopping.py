@@ -16,7 +16,7 @@ log = logging.getLogger("recipes")
 
 
 class StopAtStep(StepCallback):
-    """Ends `fit()` after the run's last step, which `--max-steps` may put into mid-epoch."""
+    """Ends `fit()` after the run's last step, which `--max-steps` may move into mid-epoch."""
 
     def on_step_end(self, step, logs):
         """Ends the epoch at the last step."""
@@ -25,10 +25,10 @@ class StopAtStep(StepCallback):
 
 
 class StopEvaluation(keras.callbacks.Callback):
-    """Gives up an evaluation when the run is asked to stop; a run that resumes repeats it.
+    """Interrupts an evaluation when the run is asked to stop; the resumed run repeats it.
 
     Args:
-        asked_to_stop: tells, equally on all workers, whether the run should stop.
+        asked_to_stop: returns, equally on all workers, whether the run should stop.
     """
 
     def __init__(self, asked_to_stop: Callable[[], bool]):
@@ -44,8 +44,8 @@ class StopEvaluation(keras.callbacks.Callback):
 class StopOnBadLoss(StepCallback):
     """Raises `BadLoss` when the loss, or a metric of the validation split, is not finite.
 
-    A step that `LossScaleOptimizer` skipped (it lowered its scale) is no bad loss: the weights did
-    not change. If the loss itself was not finite then, the epoch's metrics begin again.
+    A step that `LossScaleOptimizer` skipped (it lowered its scale) is not a bad loss: the weights
+    did not change. If the loss itself was not finite in that step, the epoch's metrics are reset.
 
     Args:
         checkpoints: the run's folder of checkpoints.
@@ -57,7 +57,7 @@ class StopOnBadLoss(StepCallback):
         self._scale = 0.0
 
     def on_train_begin(self, logs=None):
-        """Remembers the loss scale."""
+        """Stores the loss scale."""
         self._scale = self._loss_scale()
 
     def _loss_scale(self) -> float:
@@ -65,7 +65,7 @@ class StopOnBadLoss(StepCallback):
         return 0.0 if scale is None else float(keras.ops.convert_to_numpy(scale))
 
     def on_step_end(self, step, logs):
-        """Checks the running mean, which stays bad once it is."""
+        """Checks the running mean, which stays non-finite after one such loss."""
         before, self._scale = self._scale, self._loss_scale()
         if math.isfinite(float(logs["loss"])):
             return
@@ -79,7 +79,7 @@ class StopOnBadLoss(StepCallback):
         self.model.reset_metrics()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Checks the validation: the last step may have spoiled the weights."""
+        """Checks the validation metrics: the last step may have broken the weights."""
         for name, value in logs.items():
             if name.startswith("val_") and not math.isfinite(float(value)):
                 self._raise(name, value)

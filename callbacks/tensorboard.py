@@ -1,4 +1,4 @@
-"""Shows a run in TensorBoard, as one entry: its records, options and what callbacks draw."""
+"""Shows a run in TensorBoard as one entry: records, options, and summaries of callbacks."""
 
 import contextlib
 import os
@@ -18,12 +18,11 @@ FILES = "events.out.tfevents*"
 class TensorBoard(StepCallback):
     """Writes each record's numbers as scalars, named by metric and split: `loss/train`.
 
-    Keras's own class counts steps within one process. Here the step is that of the run, and a
-    resumed run cuts off what was written after its checkpoint: no gap, no double.
+    Keras's class counts steps within one process. This one uses the step of the run, and a resumed
+    run truncates the files to their lengths at its checkpoint: no gap, no duplicate.
 
     Args:
-        folder: where the files go: the run's folder, whose name TensorBoard then shows. None where
-            this process writes nothing.
+        folder: the run's folder, whose name TensorBoard shows. None if this process writes nothing.
     """
 
     def __init__(self, folder: Path | None):
@@ -33,7 +32,7 @@ class TensorBoard(StepCallback):
 
     @contextlib.contextmanager
     def writing(self, step: int):
-        """Makes `tf.summary` write to the run's files at a step.
+        """Directs `tf.summary` to the run's files at a step.
 
         Example:
             with tensorboard.writing(step):
@@ -52,7 +51,7 @@ class TensorBoard(StepCallback):
                 yield
 
     def _saving(self):
-        # TensorFlow says of a full disk that a resource is exhausted, as of memory.
+        # On a full disk TensorFlow raises ResourceExhaustedError, as for memory.
         return saving(f"TensorBoard's files in {self.folder}", "", tf.errors.OpError)
 
     def on_record(self, record: dict) -> None:
@@ -67,7 +66,7 @@ class TensorBoard(StepCallback):
         """Shows the options on the page Text, as a table, at step 0.
 
         Args:
-            options: by name; those that are None are left out.
+            options: values by name; None is left out.
         """
         rows = [
             f"| {escape(name)} | {escape(value)} |"
@@ -100,14 +99,14 @@ class TensorBoard(StepCallback):
             tf.summary.experimental.write_raw_pb(layout.SerializeToString())
 
     def show_hparams(self, step: int, hparams: dict) -> None:
-        """Shows options by which finished runs can be sorted, beside their last scalars.
+        """Shows options in HParams, where finished runs are sorted by options and last scalars.
 
-        TensorBoard takes the first that it finds, so they are written once, after the last
-        checkpoint: a run that is extended cuts them off and writes new ones.
+        TensorBoard reads the first entry only, so it is written once, after the last checkpoint:
+        an extended run truncates it and writes a new one.
 
         Args:
             step: the last step of the run.
-            hparams: by name; those that are None are left out.
+            hparams: values by name; None is left out.
         """
         from tensorboard.plugins.hparams import api
 
@@ -119,12 +118,12 @@ class TensorBoard(StepCallback):
             api.hparams(shown, trial_id=str(self.folder))
 
     def get_state(self) -> dict:
-        """Returns how long each file is; all of it is on disk then."""
+        """Flushes the files and returns their lengths."""
         self.flush()
         return {"files": {path.name: path.stat().st_size for path in self._files()}}
 
     def set_state(self, state: dict) -> None:
-        """Cuts off what was written after the checkpoint."""
+        """Truncates the files to their lengths at the checkpoint."""
         with self._saving():
             for path in self._files():
                 size = state["files"].get(path.name, 0)
@@ -135,14 +134,14 @@ class TensorBoard(StepCallback):
         return sorted(self.folder.glob(FILES)) if self.folder is not None else []
 
     def flush(self) -> None:
-        """Puts everything on disk; a checkpoint does so before it is written."""
+        """Writes everything to disk; called before each checkpoint."""
         if self._writer is not None:
             with self._saving():
                 self._writer.flush()
 
 
 def _tag(record: dict, name: str) -> str | None:
-    """Returns the tag of a number; TensorBoard groups charts by what is before the slash."""
+    """Returns the tag of a number; TensorBoard groups charts by the part before the slash."""
     in_charts_of_steps = is_speed(name) or name in ("loss", "learning_rate")
     no_chart = name in ("event", "step", "epoch", "split")
     if no_chart or (record["event"] == "epoch" and in_charts_of_steps):
@@ -157,6 +156,6 @@ def _tag(record: dict, name: str) -> str | None:
 
 
 def escape(text: object) -> str:
-    """Returns a text in which TensorBoard takes nothing for Markdown or HTML."""
+    """Escapes a text so that TensorBoard shows it without interpreting Markdown or HTML."""
     words = " ".join(str(text).split())
     return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in words)

@@ -1,4 +1,4 @@
-"""Shows the run's records to a person, as lines of a log."""
+"""Logs the run's records as readable lines."""
 
 import logging
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ SPACE = "  "  # between two numbers
 
 
 class TerminalLog(StepCallback):
-    """Logs each record in a line.
+    """Logs each record in one line, an epoch in one or more.
 
     Args:
-        throughput: tells how long the steps that are left will take.
+        throughput: estimates the remaining time.
     """
 
     def __init__(self, throughput: Throughput):
@@ -28,12 +28,12 @@ class TerminalLog(StepCallback):
         self._trained = False  # an evaluation after the training is a result
 
     def on_train_begin(self, logs=None):
-        """Says what is in an epoch's line."""
+        """Logs the format of an epoch's line."""
         if self.step < self.total_steps:
             log.info("after each epoch: training | validation")
 
     def on_record(self, record: dict) -> None:
-        """Logs one line."""
+        """Logs a record."""
         step = record["step"]
         if record["event"] == "step":
             parts = [
@@ -57,12 +57,12 @@ class TerminalLog(StepCallback):
             log.log(level, "step %d  %s  %s", step, record["split"], line)
 
     def on_train_end(self, logs=None):
-        """Remembers that what follows are results."""
+        """Marks all further records as results."""
         self._trained = True
 
 
 def speed_of(numbers: dict) -> list[str]:
-    """Returns tokens a second, or examples where no tokens are counted; empty before both."""
+    """Returns tokens per second, or examples per second without tokens; empty if not measured."""
     for unit in ("tokens", "examples"):
         if f"{unit}_per_second" in numbers:
             return [f"{numbers[f'{unit}_per_second']:,.0f} {unit}/s"]
@@ -75,7 +75,7 @@ def loss_first(names: Iterable[str]) -> list[str]:
 
 
 def format_epoch(record: dict) -> list[str]:
-    """Returns an epoch's metrics, training | validation, and the rate: lines of 80 columns."""
+    """Returns an epoch's metrics, training | validation, and its rate, as lines of 80 columns."""
     train, valid = metrics_of(record), metrics_of(record, "val_")
     epoch = f"epoch {record['epoch']}"
     parts = []
@@ -93,31 +93,31 @@ def format_epoch(record: dict) -> list[str]:
 
 
 def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
-    """Returns the metrics of a record by name, those with a prefix.
+    """Returns the metrics of a record that have a prefix, by name without it.
 
-    The loss is left out beside a cross-entropy, which it equals but for penalties of weights and
-    the way in which Keras takes the mean over batches.
+    The loss is left out if there is a cross-entropy: both are equal up to weight penalties and the
+    way in which Keras averages over batches.
     """
-    no_metric = ["learning_rate"]
+    not_metrics = ["learning_rate"]
     if "cross_entropy" in record:
-        no_metric.append(f"{prefix}loss")
+        not_metrics.append(f"{prefix}loss")
     return {
         name.removeprefix(prefix): value
         for name, value in record.items()
         if isinstance(value, float)
         and name.startswith("val_") == bool(prefix)
-        and name not in no_metric
+        and name not in not_metrics
         and not is_speed(name)
     }
 
 
 def format_number(value: float | None) -> str:
-    """Returns four decimals, two where the number is large; a dash where there is none."""
+    """Formats a number with four decimals, two if it is large; None as a dash."""
     if value is None:
         return "-"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns seconds below two minutes, minutes above."""
+    """Formats a duration: seconds below two minutes, minutes above."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

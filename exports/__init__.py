@@ -1,1 +1,1 @@
-"""A trained model for other programs: what Keras writes, texts in a SavedModel, Hugging Face."""
+"""Exports of trained models: Keras's formats, SavedModels for texts, Hugging Face."""

@@ -6,17 +6,17 @@ from typing import Any
 import keras
 import numpy as np
 
-# Other programs add up in another order: the largest difference that this explains, relative to the
-# largest output where that is above 1.
+# Largest difference that another order of summation explains, relative to the largest output where
+# that is above 1.
 TOLERANCE = 1e-3
 
 
 class Differs(Exception):
-    """An export does not give the model's numbers; the message says by how much."""
+    """Raised if an export's outputs differ from the model's; the message says by how much."""
 
 
 def symbolic_inputs(model: keras.Model) -> Any:
-    """Returns the structure of a model's inputs; None where it does not say what they are."""
+    """Returns the structure of a model's inputs; None if the model does not declare them."""
     if isinstance(model, keras.Sequential):
         return getattr(model, "inputs", [None])[0]
     return getattr(model, "input", None)
@@ -27,12 +27,12 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
 
     Args:
         model: one whose `symbolic_inputs` are known.
-        seed: of the numbers.
+        seed: seed of the random numbers.
 
     Returns:
-        Arrays: floats from a standard normal distribution; 0 and 1 where integers are meant, token
-        ids from the vocabulary of a KerasNLP task. A dimension that is free has size 2 (batch) or
-        8, the first column is never 0: it may be a mask.
+        Arrays: floats from a standard normal distribution, integers 0 and 1, or token ids from the
+        vocabulary of a KerasNLP task. Free dimensions have size 2 (batch) or 8. In the first
+        column integers are 1, since it may be a mask.
     """
     rng = np.random.default_rng(seed)
     vocabulary_size = getattr(getattr(model, "backbone", None), "vocabulary_size", 2)
@@ -51,25 +51,25 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
     return keras.tree.map_structure(make, symbolic_inputs(model))
 
 
-def require_equal(found: Sequence, expected: Any) -> float:
-    """Returns the largest difference between outputs.
+def require_equal(exported: Sequence, expected: Any) -> float:
+    """Compares outputs and returns their largest difference.
 
     Args:
-        found: the export's outputs, in the order of the model's.
+        exported: the export's outputs, in the order of the model's.
         expected: the model's outputs, in any structure.
 
     Raises:
-        Differs: it is too large, or there are other outputs.
+        Differs: it is too large, or the number or shapes of the outputs differ.
     """
     pairs = [
         (np.asarray(ours, np.float64), np.asarray(keras.ops.convert_to_numpy(theirs), np.float64))
-        for ours, theirs in zip(found, keras.tree.flatten(expected), strict=False)
+        for ours, theirs in zip(exported, keras.tree.flatten(expected), strict=False)
     ]
     shapes = [[ours.shape for ours, _ in pairs], [theirs.shape for _, theirs in pairs]]
     count = len(keras.tree.flatten(expected))
-    if len(found) != count or shapes[0] != shapes[1]:
+    if len(exported) != count or shapes[0] != shapes[1]:
         raise Differs(
-            f"it has {len(found)} outputs of shapes {shapes[0]}, the Keras model {count} of "
+            f"it has {len(exported)} outputs of shapes {shapes[0]}, the Keras model {count} of "
             f"{shapes[1]}"
         )
     largest = max(float(np.abs(ours - theirs).max(initial=0.0)) for ours, theirs in pairs)

@@ -1,10 +1,10 @@
-"""A folder for Hugging Face's `transformers`: a BERT, or a causal language model.
+"""Exports a BERT or a causal language model to Hugging Face's `transformers`.
 
 KerasHub's masked language model has tanh GELU and an epsilon of 1e-12 in the encoder, but exact
-GELU and an epsilon of 1e-5 in the head; a `config.json` has one of each. The encoder's are written,
-so the logits differ by about 1e-3 until the head is set by hand (`SET_THE_HEAD`). A classifier has
-no such head. Causal language models are written by KerasHub's own exporter, for the families that
-it has.
+GELU and an epsilon of 1e-5 in the head; a `config.json` has one of each. The export has those of
+the encoder, so the logits differ by about 1e-3 until the head is set by hand (`SET_THE_HEAD`). A
+classifier has no such head. Causal language models are written by KerasHub's exporter, for the
+families that it supports.
 """
 
 import json
@@ -25,7 +25,7 @@ transform = model.cls.predictions.transform
 transform.transform_act_fn = torch.nn.GELU()  # exact, as in the Keras model's head
 transform.LayerNorm.eps = 1e-5"""
 
-# Keras's names, and those of `transformers`: within a layer of the encoder, and of the others.
+# Names in Keras and in `transformers`: within an encoder layer, then of the other layers.
 ENCODER_LAYER = {
     "self_attention_layer/query": "attention.self.query",
     "self_attention_layer/key": "attention.self.key",
@@ -56,7 +56,7 @@ PARAMETERS = {
     "output_bias": "bias",
 }
 
-# What ends a word, and what is a word by itself, in KerasHub's WordPieceTokenizer.
+# Separators of words, and characters that are words, in KerasHub's WordPieceTokenizer.
 BETWEEN_WORDS = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
 PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
 IDEOGRAPHS = (
@@ -121,9 +121,9 @@ def compare(model: keras.Model, folder: Path) -> float:
 
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
     kind = "BertForMaskedLM" if is_masked_lm else "BertForSequenceClassification"
-    there = getattr(transformers, kind).from_pretrained(folder).eval()
+    exported = getattr(transformers, kind).from_pretrained(folder).eval()
     if is_masked_lm:  # as SET_THE_HEAD
-        transform = there.cls.predictions.transform
+        transform = exported.cls.predictions.transform
         transform.transform_act_fn = torch.nn.GELU()
         transform.LayerNorm.eps = 1e-5
     inputs = random_inputs(model)
@@ -133,8 +133,8 @@ def compare(model: keras.Model, folder: Path) -> float:
         "token_type_ids": "segment_ids",
     }
     with torch.no_grad():
-        given = {name: torch.tensor(inputs[ours]).long() for name, ours in names.items()}
-        logits = there(**given).logits.numpy()
+        tensors = {name: torch.tensor(inputs[ours]).long() for name, ours in names.items()}
+        logits = exported(**tensors).logits.numpy()
     if is_masked_lm:
         logits = np.take_along_axis(logits, inputs["mask_positions"][:, :, np.newaxis], axis=1)
     return require_equal([logits], model(inputs, training=False))
@@ -187,22 +187,22 @@ def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
     import torch
     import transformers
 
-    there = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    exported = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.backbone.vocabulary_size, (2, 8)).astype("int32")
     with torch.no_grad():
-        logits = there(input_ids=torch.tensor(tokens).long()).logits.numpy()
+        logits = exported(input_ids=torch.tensor(tokens).long()).logits.numpy()
     inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
     return require_equal([logits], model(inputs, training=False))
 
 
 def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
-    """Returns the weights under the names and in the shapes of `transformers`, float32.
+    """Returns the weights with the names and shapes of `transformers`, float32.
 
-    Logits are made with the matrix of the word embeddings, which is not written twice. A masked
-    language model's pooler, which `BertForMaskedLM` lacks, is written for readers of the encoder.
+    The matrix of the word embeddings, which also computes the logits, is written once. A masked
+    language model's pooler, which `BertForMaskedLM` lacks, is written for users of the encoder.
     """
-    found = {}
+    tensors = {}
     for weight in model.weights:
         value = np.asarray(keras.ops.convert_to_numpy(weight), np.float32)
         owner, name = weight.path.rsplit("/", 1)
@@ -212,20 +212,20 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
         else:
             module = OTHERS[owner]
         if name == "kernel":
-            # (width, heads, columns) of queries, (heads, columns, width) of the output: a matrix
-            # of (out, in) there.
+            # (width, heads, columns) of queries or (heads, columns, width) of the output becomes
+            # a matrix (out, in).
             inputs = 2 if owner.endswith("attention_output") else 1
             value = value.reshape(int(np.prod(value.shape[:inputs])), -1).T
         elif name == "bias":
             value = value.reshape(-1)
-        found[f"{module}.{PARAMETERS[name]}"] = np.ascontiguousarray(value)
-    return found
+        tensors[f"{module}.{PARAMETERS[name]}"] = np.ascontiguousarray(value)
+    return tensors
 
 
 def config(model: keras.Model, classes: Sequence[str]) -> dict:
     """Returns the content of `config.json`."""
     backbone = model.backbone
-    found = {
+    values = {
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
         "vocab_size": backbone.vocabulary_size,
@@ -243,17 +243,17 @@ def config(model: keras.Model, classes: Sequence[str]) -> dict:
         "dtype": "float32",
     }
     if isinstance(model, keras_nlp.models.BertTextClassifier):
-        found["architectures"] = ["BertForSequenceClassification"]
-        found["classifier_dropout"] = model.dropout
-        found["id2label"] = {str(number): name for number, name in enumerate(classes)}
-        found["label2id"] = {name: number for number, name in enumerate(classes)}
-    return found
+        values["architectures"] = ["BertForSequenceClassification"]
+        values["classifier_dropout"] = model.dropout
+        values["id2label"] = {str(number): name for number, name in enumerate(classes)}
+        values["label2id"] = {name: number for number, name in enumerate(classes)}
+    return values
 
 
 def tokenizer_json(tokenizer) -> str:
-    """Returns Keras's BERT tokenizer as the JSON of the `tokenizers` package.
+    """Converts Keras's BERT tokenizer to the JSON of the `tokenizers` package.
 
-    Keras splits words and folds them then, `tokenizers` folds first: a character whose fold holds
+    Keras splits words before it folds case, `tokenizers` folds first: a character whose fold holds
     several words ("…") may get other pieces.
 
     Args:
@@ -269,7 +269,7 @@ def tokenizer_json(tokenizer) -> str:
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if tokenizer.lowercase:
         steps += [normalizers.NFKC(), normalizers.Lowercase()]
-        # Lower case is not all of a case fold.
+        # Case folding changes more than lower case.
         steps += [normalizers.Replace("ß", "ss"), normalizers.Replace("ς", "σ")]
     made.normalizer = normalizers.Sequence(steps)
     alone = f"{PUNCTUATION}|{IDEOGRAPHS}" if tokenizer.split_on_cjk else PUNCTUATION

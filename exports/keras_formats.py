@@ -1,4 +1,4 @@
-"""SavedModel, ONNX and LiteRT, as Keras writes them: the model's inputs and outputs."""
+"""Exports SavedModel, ONNX and LiteRT with Keras's writers."""
 
 import functools
 import warnings
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from exports.comparison import random_inputs, require_equal
 
-# The format's name in `keras.Model.export`, the file, further arguments.
+# Per format: its name in `keras.Model.export`, the file, further arguments.
 FORMATS = {
     "saved_model": ("tf_saved_model", "", {}),
     "onnx": ("onnx", "model.onnx", {"opset_version": 18}),
@@ -26,11 +26,11 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
         name: one of `FORMATS`.
 
     Returns:
-        A line that says what it takes.
+        One line that describes its inputs and outputs.
     """
     kind, file, arguments = FORMATS[name]
     if hasattr(model, "input"):
-        model(model.input)  # ONNX takes no model that was never called
+        model(model.input)  # ONNX requires a model that was called
     folder.mkdir()
     stock = tf.nn.gelu
     tf.nn.gelu = functools.partial(_gelu, stock)
@@ -38,29 +38,29 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
         model.export(str(folder / file), format=kind, verbose=False, **arguments)
     finally:
         tf.nn.gelu = stock
-    return "takes and gives what the Keras model does"
+    return "same inputs and outputs as the Keras model"
 
 
 def compare(model: keras.Model, folder: Path, name: str) -> float:
     """Runs an export and returns its largest difference from the Keras model, on random inputs.
 
     Args:
-        model: what was written.
-        folder: where it was written.
+        model: the exported model.
+        folder: the export.
         name: one of `FORMATS`.
 
     Raises:
-        Differs: it gives other numbers.
+        Differs: the outputs differ.
     """
     inputs = random_inputs(model)
     return require_equal(run(folder, name, inputs), model(inputs, training=False))
 
 
 def run(folder: Path, name: str, inputs) -> list:
-    """Returns the outputs of an export, by the program that the format is for.
+    """Returns the outputs of an export, run by the program of its format.
 
     Args:
-        folder: where it was written.
+        folder: the export.
         name: one of `FORMATS`.
         inputs: arrays in the structure of the model's inputs.
     """
@@ -76,7 +76,7 @@ def run(folder: Path, name: str, inputs) -> list:
         return session.run(None, dict(zip(names, arrays, strict=True)))
     plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its reader will move to a package of its own
+        warnings.simplefilter("ignore")  # its interpreter will move to another package
         reader = tf.lite.Interpreter(path, experimental_op_resolver_type=plain)
     runner = reader.get_signature_runner()
     names = runner.get_input_details()

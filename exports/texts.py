@@ -1,4 +1,4 @@
-"""A SavedModel that takes texts: fills of a BERT masked language model, classes of a classifier."""
+"""Exports a BERT as a SavedModel whose inputs are texts: masked language model or classifier."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ TEXTS = [tf.TensorSpec([None], tf.string, name="texts")]
 def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str]) -> str:
     """Writes the SavedModel; its signature `serving_default` takes `texts`, strings of (batch,).
 
-    A `BertMaskedLM` gives `fills`, strings, and `scores`, float32, both of shape (batch, masks, 5),
-    the likeliest first; "" and 0 where a text has fewer masks. A `BertTextClassifier` gives
+    A `BertMaskedLM` returns `fills`, strings, and `scores`, float32, both of shape (batch, masks,
+    5), in descending order; "" and 0 where a text has fewer masks. A `BertTextClassifier` returns
     `classes`, strings, and `probabilities`, float32, both of shape (batch, classes).
 
     Args:
@@ -30,7 +30,7 @@ def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str])
         classes: names in the order of the logits; not read for a `BertMaskedLM`.
 
     Returns:
-        A line that says what it takes.
+        One line that describes its inputs.
     """
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
     serve = _fills(model, preset) if is_masked_lm else _classes(model, classes)
@@ -45,12 +45,12 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
     """Runs the SavedModel on two texts; returns its largest difference from the Keras model.
 
     Args:
-        model: what was written.
-        folder: where it was written.
+        model: the exported model.
+        folder: the export.
         preset: the model's own preset, for its tokenizer.
 
     Raises:
-        Differs: it gives other numbers.
+        Differs: the outputs differ.
     """
     tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset, special_tokens_in_strings=True)
     words = [piece for piece in tokenizer.get_vocabulary() if piece.isalpha()][:3] or [""]
@@ -58,7 +58,7 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
     text = " ".join([*words, tokenizer.mask_token] if is_masked_lm else words)
     outputs = {name: value.numpy() for name, value in serve(texts=tf.constant([text])).items()}
-    # Without padding and one text at a time, other than in the graph that was written.
+    # Without padding and one text at a time, unlike the exported graph.
     ids = np.array([[tokenizer.cls_token_id, *tokenizer(text), tokenizer.sep_token_id]], np.int32)
     ids = ids[:, : model.preprocessor.sequence_length]
     inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
@@ -75,7 +75,7 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
 def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
     tokenizer = keras_nlp.models.BertTokenizer.from_preset(preset, special_tokens_in_strings=True)
     length = model.preprocessor.sequence_length
-    # Room for one token more tells a text that fills the model from one that is too long for it.
+    # One extra position distinguishes a text that fits exactly from one that is too long.
     packer = keras_nlp.layers.StartEndPacker(
         length + 1, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
     )

@@ -1,4 +1,4 @@
-"""Training recipes: one file, one story. Keras runs on TensorFlow here."""
+"""Training recipes, one per file, and programs that use their runs; Keras runs on TensorFlow."""
 
 import os
 

@@ -1,16 +1,17 @@
-"""Fill in masked words: BERT and its relatives, trained on WikiText or on text of yours.
+"""Fill in masked words: BERT and its relatives, trained on WikiText or your own text.
 
     python -m recipes.bert_mlm
     python -m recipes.bert_mlm --dataset my_text.txt --vocabulary vocab.txt --epochs 3
     python -m recipes.bert_mlm --preset roberta_base_en --dataset my_text.txt --whole-word-masking
     python -m recipes.bert_mlm --strategy mirrored --replicas 2
 
-Downloads WikiText-2, or takes the prose of the installed packages' docstrings where there is no
-network, learns a WordPiece vocabulary, packs the text into full sequences, and trains
+Downloads WikiText-2 (without a network: uses the prose of the installed packages' docstrings),
+learns a WordPiece vocabulary, packs the text into full sequences, and trains
 `keras_nlp.models.BertMaskedLM`, or continues the pretraining of any family's `MaskedLM`, with
 `model.fit()`: AdamW, linear warm-up, PolynomialDecay to zero.
 
-What came out, in what time and on what machine: the table in README.md, which `make results` wrote.
+On the docstrings: test cross-entropy 3.69, accuracy 38.3 %, perplexity 39.9 (unigram model:
+cross-entropy 6.21) in 3.6 minutes on 2 CPU cores.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from models import bert, fine_tuning, likelihoods, presets
 from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
-from training.loaded_run import LoadedRun, likeliest
+from training.loaded_run import LoadedRun, top_k
 from training.options import TextOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
@@ -56,11 +57,11 @@ class Options(TextOptions):
     )
     init_from: Path | None = option(
         None,
-        "A finished run (or its best/, a checkpoint, a weights file), whose word pieces, sizes and "
-        "weights are used, with a new schedule.",
+        "Start from the word pieces, sizes and weights of a finished run (or its best/, a "
+        "checkpoint, a weights file), with a new schedule.",
     )
     dropout: float | None = option(
-        None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
+        None, "Dropout (default: 0 from scratch, otherwise the preset's).", within="[0, 1)"
     )
     text_mode: Literal["packed", "lines"] = option(
         "packed", "Full sequences, or one line per example with padding."
@@ -68,8 +69,8 @@ class Options(TextOptions):
     sequence_length: int = option(128, "Tokens of a sequence, including [CLS].", within="[4, 512]")
     head: Literal["chunked", "stock"] = option(
         "chunked",
-        "Compute predictions in chunks where the logits are hidden states times embeddings plus a "
-        "bias, or all at once; the numbers are equal.",
+        "chunked computes the predictions in chunks, where the logits are hidden states times "
+        "embeddings plus a bias; stock computes all at once. The numbers are equal.",
     )
     whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
@@ -97,10 +98,10 @@ def build_model(
         vocabulary_size: number of word pieces.
         preset: a name, handle or folder of any family with a `MaskedLM`; None for a new
             `BertMaskedLM`.
-        log_frequency: what a new model predicts at first (`masked_lm.log_frequency`), or None.
+        log_frequency: initial output bias of a new model (`masked_lm.log_frequency`), or None.
 
     Returns:
-        A model whose inputs are token ids. The pooler, which the masked words do not need, is
+        A model whose inputs are token ids. The pooler, which masked words do not use, is
         frozen.
     """
     if preset is not None:
@@ -126,7 +127,7 @@ def main(options: Options) -> dict:
     with start_run("bert_mlm", options) as run:
         if run.finished:
             return run.results
-        # Text: word pieces by split, and the sequences that are cut from them.
+        # Text, its word pieces, and fixed-length sequences by split.
         text = load_text(run.dataset, run.cache_dir)
         preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
@@ -178,7 +179,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-        # Training and test; TensorBoard shows what the model fills in.
+        # Training and test; TensorBoard shows the model's predictions.
         samples = MaskedSamples(
             run.tensorboard, valid_data, word_pieces.pieces_of(tokenizer), predictor=network
         )
@@ -209,7 +210,7 @@ def main(options: Options) -> dict:
 
 
 def make_preprocessor(options: Options, preset: str | None, tokenizer):
-    """Loads a preset's preprocessor, or makes BERT's; it masks as this recipe does."""
+    """Loads a preset's preprocessor, or builds BERT's, with the recipe's masking options."""
     room = masked_lm.most_predictions(options.mlm_probability, options.sequence_length)
     settings = dict(
         sequence_length=options.sequence_length,
@@ -222,24 +223,24 @@ def make_preprocessor(options: Options, preset: str | None, tokenizer):
 
 
 def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
-    """Returns the likeliest word pieces for each [MASK] of texts.
+    """Returns the most likely word pieces for each [MASK] of texts.
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts with one [MASK] or more. Special tokens are no fills.
+        inputs: texts with one [MASK] or more. Special tokens are never predicted.
     """
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
     pieces = word_pieces.pieces_of(tokenizer)
-    its_mask = pieces[tokenizer.mask_token_id]
+    mask_token = pieces[tokenizer.mask_token_id]
     pieces = [word_pieces.as_text(piece) for piece in pieces]
-    longest = model.preprocessor.sequence_length  # beyond that of the training, positions are noise
+    max_length = model.preprocessor.sequence_length  # later positions were not trained
     answers = []
     for text in inputs:
-        text = text.replace(its_mask, bert.MASK)
+        text = text.replace(mask_token, bert.MASK)
         if bert.MASK not in text:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
-        token_ids = bert.encode(tokenizer, text, longest)
+        token_ids = bert.encode(tokenizer, text, max_length)
         probabilities = bert.fill_masks(model, tokenizer, token_ids)
         answers.append(fills(text, probabilities, pieces))
     return answers
@@ -252,12 +253,12 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
 
     Args:
         run: a finished run of this recipe.
-        texts: as many tokens as a sequence of the run has, at most.
+        texts: each of at most as many tokens as a sequence of the run.
     """
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
-    longest = model.preprocessor.sequence_length
-    return likelihoods.pseudo_log_likelihoods(model, tokenizer, texts, longest)
+    max_length = model.preprocessor.sequence_length
+    return likelihoods.pseudo_log_likelihoods(model, tokenizer, texts, max_length)
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:
@@ -278,40 +279,41 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
 
 
 def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]:
-    """Returns the five likeliest pieces for each [MASK] of a text, and the text with each of them.
+    """Returns the five most likely pieces for each [MASK] of a text, and the text with each.
 
     Args:
-        text: with as many [MASK]s as `probabilities` has rows; the other ones stay.
+        text: contains one [MASK] per row of `probabilities`. Each is filled alone; the others
+            stay.
         probabilities: of shape (masks, word pieces).
         pieces: the vocabulary.
     """
     parts = text.split(bert.MASK)
-    found = []
+    answers = []
     for mask, row in enumerate(probabilities):
         before, after = bert.MASK.join(parts[: mask + 1]), bert.MASK.join(parts[mask + 1 :])
-        for answer in likeliest(row, pieces, most=5):
-            piece = answer["class"]
-            # A piece of byte-level BPE brings the space before it along.
+        for candidate in top_k(row, pieces, k=5):
+            piece = candidate["class"]
+            # A piece of byte-level BPE includes the space before it.
             shown = piece.lstrip() if not before or before.endswith(" ") else piece
             filled = {"piece": piece, "text": before + shown + after}
-            found.append({"probability": answer["probability"]} | filled)
-    return found
+            answers.append({"probability": candidate["probability"]} | filled)
+    return answers
 
 
 def make_sequences(
     options: Options, text, tokenizer, cache_dir: Path, inputs: tuple[str, ...] | None = None
 ):
-    """Token ids of all splits, and how they are masked.
+    """Returns the token ids of all splits, and how they are masked.
 
     Args:
         options: lengths, shares, and the seed.
         text: a `data.text.Text`.
         tokenizer: of KerasNLP.
-        cache_dir: where sequences are kept.
-        inputs: the names of what the model takes; None for BERT's.
+        cache_dir: folder in which sequences are cached.
+        inputs: names of the model's inputs; None for BERT's.
 
     Returns:
-        sequences by split, of shape (sequences, length), and a `masked_lm.Masking`.
+        Sequences by split, int of shape (sequences, length), and a `masked_lm.Masking`.
     """
     sequences = sequences_once(
         text,

@@ -59,7 +59,7 @@ class Options(FineTuningOptions, TextOptions):
     architecture: Literal["gpt2", "llama"] = option(
         "gpt2",
         "A new model's; llama: rotary positions, RMSNorm, SwiGLU of 8/3 of the width.",
-        unless=("preset",),
+        overridden_by=("preset",),
     )
     vocabulary: Path | None = option(
         None, "Merges of a byte-level BPE, as GPT-2's merges.txt (default: learned from the text)."
@@ -68,7 +68,7 @@ class Options(FineTuningOptions, TextOptions):
         8192,
         "Tokens to learn, the 256 bytes included; a small text has fewer.",
         within="[264, 1e6]",
-        unless=("vocabulary", "preset"),
+        overridden_by=("vocabulary", "preset"),
     )
     template: str = option(
         "{prompt}\n{response}", "How a prompt and its response make a text; {response} is learned."

@@ -1,13 +1,13 @@
-"""Compare finished runs: the options in which they differ, and what came out.
+"""Compare finished runs: the options in which they differ, and their results.
 
     python -m recipes.compare runs/bert_mlm
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
-A folder that is not a run means all runs in it. Prints a table for each recipe and dataset, with a
-column for each run: the options that differ, the metrics of the test split, the baselines, speed
-and time. Runs that differ only in their seed share a column: mean ± standard deviation (n runs).
-Copies of one run, whose weights are equal, count once ("a = b"). `--png` plots the training loss
-and the validation metrics.
+A folder that is not a run stands for all runs in it. Prints one table per recipe and dataset, one
+column per run: the options that differ, the test metrics, the baselines, speed and time. Runs that
+differ only in their seed share a column: mean ± standard deviation (n runs). Copies of one run,
+whose weights are equal, count once ("a = b"). `--png` plots the training loss and the validation
+metrics.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.options import ProgramOptions, check, option
 
-# What the options came to, and what one option does not tell: --max-steps ends --epochs early.
+# Resolved values that the options alone do not give: --max-steps ends --epochs early.
 PLANNED = ("global_batch_size", "total_steps", "epochs", "preset")
 RECORD = {"event": run_files.TEXT, "step": run_files.COUNT}
 
@@ -34,7 +34,7 @@ class Options(ProgramOptions):
     """Options of `recipes.compare`."""
 
     run_dirs: tuple[Path, ...] = option(
-        help="Folders of finished runs, or folders that contain such.", positional=True
+        help="Folders of finished runs, or folders that contain finished runs.", positional=True
     )
     png: Path | None = option(None, "Plot the curves into this file (.png, .pdf or .svg).")
 
@@ -77,8 +77,8 @@ def runs_in(folder: Path) -> Iterator[Path]:
 def read_run(folder: Path) -> dict:
     """Returns a finished run's results, with `folder`, `table`, `settings` and `checksums`.
 
-    The settings are whatever changes the training, but for the seed; the checksums are those of
-    data, which may follow from the seed.
+    The settings are all values that change the training, except the seed. The checksums are those
+    of the data, which may depend on the seed.
 
     Raises:
         RunError: the folder contains no finished run, or a damaged one.
@@ -104,10 +104,10 @@ def read_run(folder: Path) -> dict:
 
 
 def tell_data_apart(runs: list[dict]) -> None:
-    """Adds the data's checksums to the settings of runs of one seed that were not trained alike.
+    """Adds the data's checksums to the settings of runs of one seed that were trained differently.
 
-    Runs of several seeds may have drawn their data by the seed: then other data are no other
-    setting.
+    Runs of several seeds may have drawn their data by the seed: then a difference in the data is
+    not a difference in the settings.
     """
     by_seed: dict[str, list[dict]] = {}
     for run in runs:
@@ -121,7 +121,7 @@ def tell_data_apart(runs: list[dict]) -> None:
 
 
 def without_copies(runs: list[dict]) -> dict[str, dict]:
-    """Returns runs of other weights by name; copies of one run share it: "a = b"."""
+    """Returns the runs with distinct weights by name; copies of one run share a name: "a = b"."""
     by_weights: dict[object, list[dict]] = {}
     for number, run in enumerate(runs):
         by_weights.setdefault(run.get("weights_sha256", number), []).append(run)
@@ -129,7 +129,7 @@ def without_copies(runs: list[dict]) -> dict[str, dict]:
 
 
 def cells_of(runs: list[dict]) -> list[dict[str, str]]:
-    """Returns a row for runs that differ in nothing but their seed: text by column."""
+    """Returns one row per group of runs that differ only in their seed: text by column."""
     tell_data_apart(runs)
     groups: dict[str, list[dict]] = {}
     for run in runs:
@@ -162,7 +162,7 @@ def average(values: list, form: str = "{:.4f}") -> str:
 
 
 def format_table(rows: list[dict[str, str]]) -> str:
-    """Returns a line for each column of the rows, which is as wide as there are runs."""
+    """Returns the transposed table: one line per column of the rows, one cell per run."""
     lines = [[name, *(row[name] for row in rows)] for name in rows[0]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = [[f"{c:{width}}" for c, width in zip(line, widths, strict=True)] for line in lines]
@@ -170,7 +170,7 @@ def format_table(rows: list[dict[str, str]]) -> str:
 
 
 def read_curves(folder: Path) -> dict[str, dict[int, float]]:
-    """Returns values by step of the training loss and the validation metrics, by name.
+    """Returns the training loss and the validation metrics by name: values by step.
 
     `val_loss` is left out where a metric has the same values: without penalties it is that metric.
 
@@ -194,19 +194,19 @@ def read_curves(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def _equal(curve: dict[int, float], other: dict[int, float]) -> bool:
-    """Tells whether two curves look the same in a chart: at their common steps, at least one."""
+    """Returns whether two curves look the same in a chart: at their common steps, at least one."""
     steps = curve.keys() & other.keys()
     return bool(steps) and all(math.isclose(curve[s], other[s], rel_tol=1e-3) for s in steps)
 
 
 def plot(runs: list[dict], path: Path) -> list[str]:
-    """Plots a chart for each table and metric.
+    """Plots one chart per table and metric.
 
     Returns:
-        A line for each run whose curves cannot be read.
+        One line per run whose curves cannot be read.
 
     Raises:
-        OptionsError: matplotlib is not installed, or does not know the kind of file.
+        OptionsError: matplotlib is not installed, or cannot write this kind of file.
     """
     try:
         from matplotlib.figure import Figure  # an extra, and slow to import

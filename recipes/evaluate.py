@@ -5,14 +5,17 @@
     python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --json
     python -m recipes.evaluate RUN_DIR --on blimp:FOLDER
 
-RUN_DIR is the folder of a finished run. Calls the recipe's own `main` with the run's options, the
-run's weights, and no steps. So the run's own dataset, the default, gives the numbers of its
-`results.json` again; of another dataset the test split is evaluated, and the baseline is that of
-its training split. `--on blimp:FOLDER` scores minimal pairs, `*.jsonl` files with `sentence_good`
-and `sentence_bad` as BLiMP's (arXiv 1912.00582), all files of the folder: the accuracy is the share
-of pairs of which the recipe's `log_likelihoods()` finds the good one likelier. A tie is wrong, so
-chance is 50 %. Beside it is what n-grams of the run's training text reach; `--png FILE` plots both
-by phenomenon.
+RUN_DIR is the folder of a finished run. Calls the recipe's `main` with the run's options and
+weights, and no steps. The run's own dataset, the default, reproduces the numbers of its
+`results.json`; for another dataset the test split is evaluated, and the baseline comes from its
+training split.
+
+`--on blimp:FOLDER` scores the minimal pairs of all `*.jsonl` files of the folder, which have the
+fields `sentence_good` and `sentence_bad` of BLiMP (arXiv 1912.00582). The accuracy is the share of
+pairs whose good sentence is more likely by the recipe's `log_likelihoods()`. A tie is wrong, so
+chance is 50 %. The n-grams of the run's training text are the baseline; `--png FILE` plots both by
+phenomenon.
+
 Runs on one device and writes nothing into the run's folder.
 """
 
@@ -35,9 +38,9 @@ class Options(RunOptions):
     """Options of `recipes.evaluate`."""
 
     dataset: str | None = option(
-        None, "A dataset as the recipe takes it; its test split (default: the run's own)."
+        None, "Evaluate on the test split of this dataset of the recipe (default: the run's own)."
     )
-    on: str | None = option(None, "blimp:FOLDER: minimal pairs instead of a dataset.")
+    on: str | None = option(None, "Evaluate on minimal pairs, blimp:FOLDER, instead of a dataset.")
     png: Path | None = option(
         None, "Plot minimal pairs by phenomenon into this file (.png, .pdf or .svg)."
     )
@@ -50,80 +53,80 @@ class Options(RunOptions):
     json: bool = option(False, "Print the numbers as one JSON object.")
 
     def problems(self) -> list[str]:
-        """Returns a line for what `--on` cannot be, or be combined with."""
-        found = []
+        """Returns one line per invalid value or combination of `--on`, `--dataset` and `--png`."""
+        problems = []
         if self.on is not None and not self.on.startswith("blimp:"):
-            found.append(f"--on {self.on[:80]}: must be blimp:FOLDER")
+            problems.append(f"--on {self.on[:80]}: must be blimp:FOLDER")
         if self.on is not None and self.dataset is not None:
-            found.append("--on and --dataset: pass only one of them")
+            problems.append("--on and --dataset: pass only one of them")
         if self.png is not None and self.on is None:
-            found.append("--png: needs --on")
+            problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
-            found.append(f"--png {self.png}: must end in .png, .pdf or .svg")
-        return found
+            problems.append(f"--png {self.png}: must end in .png, .pdf or .svg")
+        return problems
 
 
 def main(options: Options) -> dict:
-    """Evaluates a run's model, prints the metrics and returns what `--json` prints."""
+    """Evaluates a run's model, prints the metrics and returns the object that `--json` prints."""
     check(options)
     run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     if options.on is not None:
         folder = Path(options.on.removeprefix("blimp:"))
-        found = evaluate_pairs(run, folder, options.cache_dir)
+        results = evaluate_pairs(run, folder, options.cache_dir)
         if options.png is not None:
-            plot_pairs(found["scores"], options.png)
+            plot_pairs(results["scores"], options.png)
     else:
-        found = evaluate(
+        results = evaluate(
             run, dataset=options.dataset, batch_size=options.batch_size, cache_dir=options.cache_dir
         )
     if options.json:
-        print(json.dumps(found))
-        return found
-    for note in found["notes"]:
+        print(json.dumps(results))
+        return results
+    for note in results["notes"]:
         print(note)
-    print(f"{'run':24} {found['run_dir']}, {found['steps']:,} steps")
+    print(f"{'run':24} {results['run_dir']}, {results['steps']:,} steps")
     part = "minimal pairs" if options.on is not None else "test split"
-    print(f"{'data':24} {found['dataset']}, {part}")
+    print(f"{'data':24} {results['dataset']}, {part}")
     if options.on is not None:
-        columns = [name for name in (MODEL, N_GRAMS) if name in found["scores"][-1]]
+        columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]
         print("accuracy in % ± standard error; a tie is wrong, chance is 50 %\n")
-        print(minimal_pairs.format_table(found["scores"], columns))
+        print(minimal_pairs.format_table(results["scores"], columns))
         if options.png is not None:
             print(f"\nwrote {options.png}")
-        return found
-    for title, numbers in (("", found["test"]), ("baseline: ", found["baseline"])):
+        return results
+    for title, numbers in (("", results["test"]), ("baseline: ", results["baseline"])):
         for name, value in numbers.items():
             print(f"{title + name:24} {value:.4f}")
-    return found
+    return results
 
 
 def evaluate_pairs(run: LoadedRun, folder: Path, cache_dir: Path | None = None) -> dict:
-    """Measures in how many minimal pairs the good sentence is likelier, for a model and n-grams.
+    """Scores minimal pairs with a model and with n-grams of its training text.
 
     Args:
         run: a finished run whose recipe has `log_likelihoods()`.
-        folder: the pairs, see `data.minimal_pairs`.
-        cache_dir: downloads and tokens; None for the usual folder.
+        folder: contains the pairs, see `data.minimal_pairs`.
+        cache_dir: folder of downloads and tokens; None for the default.
 
     Returns:
-        What `training.loaded_run.evaluate()` returns, with `scores`: see `minimal_pairs.score`.
+        The dict of `training.loaded_run.evaluate()`, and `scores`: see `minimal_pairs.score`.
 
     Raises:
         RunError: the recipe has no `log_likelihoods()`.
-        DataError: a file is not what it should be.
+        DataError: a file does not contain minimal pairs.
     """
     if not hasattr(run.module, "log_likelihoods"):
         raise RunError(f"{run.folder}: its recipe, {run.module.__name__}, has no log_likelihoods()")
     sets, notes = minimal_pairs.read_pairs(folder), []
     sentences = minimal_pairs.sentences(sets)
-    found = {MODEL: run.module.log_likelihoods(run, sentences)}
+    likelihoods = {MODEL: run.module.log_likelihoods(run, sentences)}
     if hasattr(run.module, "n_gram_log_likelihoods"):
         try:
             cache_dir = cache_dir or files.default_cache_dir()
-            found[N_GRAMS] = run.module.n_gram_log_likelihoods(run, sentences, cache_dir)
+            likelihoods[N_GRAMS] = run.module.n_gram_log_likelihoods(run, sentences, cache_dir)
         except DataError as error:
             notes.append(f"no n-grams to compare with: {error}")
-    scores = minimal_pairs.score(sets, found)
+    scores = minimal_pairs.score(sets, likelihoods)
 
     def accuracies(column: str) -> dict[str, float]:
         return {
@@ -167,7 +170,7 @@ def plot_pairs(scores: list[dict], path: Path) -> None:
             axis.errorbar(shares, range(len(rows)), xerr=errors, fmt=marker, label=column)
     axis.axvline(50, color="grey", linewidth=0.8, linestyle="--")
     axis.set_yticks(range(len(rows)), [row["name"].replace("_", " ") for row in rows])
-    axis.set(xlabel="pairs of which the good sentence is likelier (%)", xlim=(0, 100))
+    axis.set(xlabel="accuracy (%)", xlim=(0, 100))
     figure.legend(loc="outside upper center", ncols=2, fontsize="small")
     try:
         figure.savefig(path, dpi=120)

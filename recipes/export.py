@@ -3,11 +3,10 @@
     python -m recipes.export RUN_DIR --to saved_model
     python -m recipes.export RUN_DIR --to huggingface --folder my-bert
 
-RUN_DIR is the folder of a finished run of any recipe. `saved_model` of a BERT takes texts, as
-strings; `huggingface` is for BERTs and for causal language models of some families; everything
-else takes and gives what the Keras model does. What was written is run and compared with the Keras
-model (`--no-check` skips that); if its outputs differ, nothing is kept. The formats:
-docs/export.md.
+RUN_DIR is the folder of a finished run of any recipe. The `saved_model` of a BERT takes texts, as
+strings. `huggingface` supports BERTs and causal language models of some families. All other exports
+have the inputs and outputs of the Keras model. The export is run and compared with the Keras model
+(`--no-check` skips that); if its outputs differ, nothing is kept. The formats: docs/export.md.
 """
 
 import dataclasses
@@ -26,9 +25,9 @@ from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
 from training.options import RunOptions, check, option
 
-# What a format needs that this package does not; all of it is in the extra.
+# Packages that a format needs beyond this package's own; all of them are in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
-# What the comparison needs beside that.
+# Further packages that the comparison needs.
 COMPARED_WITH = {"huggingface": ("transformers", "torch")}
 
 
@@ -36,12 +35,14 @@ COMPARED_WITH = {"huggingface": ("transformers", "torch")}
 class Options(RunOptions):
     """Options of `recipes.export`."""
 
-    to: Literal["saved_model", "onnx", "litert", "huggingface"] = option(help="The format.")
+    to: Literal["saved_model", "onnx", "litert", "huggingface"] = option(
+        help="Format of the export."
+    )
     folder: Path | None = option(
         None, "A new folder for the export (default: exports/<format> in the run's folder)."
     )
     check: bool = option(
-        True, "Run the export and compare its outputs with the Keras model's; keep it if equal."
+        True, "Run the export, and keep it only if its outputs equal the Keras model's."
     )
 
 
@@ -96,16 +97,16 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
     """Compares an export with the Keras model.
 
     Args:
-        model: what was written.
-        folder: where it was written.
-        options: the format, and whether it is compared.
-        preset: that of a BERT, or None.
+        model: the exported model.
+        folder: the export.
+        options: the format, and whether to compare.
+        preset: the preset of a BERT, or None.
 
     Returns:
-        A line that says how they differ, or why they were not compared.
+        One line: the largest difference, or why they were not compared.
 
     Raises:
-        Differs: the export gives other numbers.
+        Differs: the export's outputs differ.
     """
     missing = not_installed(COMPARED_WITH.get(options.to, ()))
     if not options.check:

@@ -1,12 +1,12 @@
-"""Query a trained model of any recipe: texts, image files, sequences, whatever it takes.
+"""Query a trained model of any recipe: with texts, image files or sequences.
 
     python -m recipes.predict runs/bert_mlm/first "the loss is [MASK] over the batch"
     python -m recipes.predict runs/text_classification/first "a small miracle of a film"
     python -m recipes.predict runs/mnist/first digit.png photo.jpg
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
 
-RUN_DIR is the folder of a finished run. The answers are those of the recipe's own `predict()`,
-whose keyword arguments are options here: `python -m recipes.predict RUN_DIR --help` lists them.
+RUN_DIR is the folder of a finished run. Calls the recipe's `predict()`, whose keyword
+arguments are options of this program: `python -m recipes.predict RUN_DIR --help` lists them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import re
 import typing
 from pathlib import Path
 
-from training.command_line import TakesMore, command_line, how_given
+from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import RunError
 from training.options import RunOptions, check, flag, option
 
@@ -27,13 +27,13 @@ class Options(TakesMore, RunOptions):
     """Options of `recipes.predict`."""
 
     inputs: tuple[str, ...] = option(
-        help="Inputs as the recipe takes them; texts in quotation marks.", positional=True
+        help="Inputs of the recipe's predict(); quote texts.", positional=True
     )
     json: bool = option(False, "Print the answers as one JSON array.")
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
-        """Adds the keyword arguments of the recipe's own `predict()`, where a run is named."""
+        """Adds the keyword arguments of the recipe's `predict()`, where a run is named."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("run_dir", nargs="?", type=Path)
         first.add_argument("--trust-module")
@@ -49,21 +49,21 @@ class Options(TakesMore, RunOptions):
                 group.add_argument(
                     flag(name),
                     default=parameter.default,
-                    help=about[1].replace("%", "%%") if about else "Of the recipe.",
-                    **how_given(hints.get(name, type(parameter.default))),
+                    help=about[1].replace("%", "%%") if about else "An option of the recipe.",
+                    **value_arguments(hints.get(name, type(parameter.default))),
                 )
         return True
 
 
 def main(options: Options, **more) -> list[list[dict]]:
-    """Prints what the model answers to each input and returns it.
+    """Prints the model's answers to each input and returns them.
 
     Args:
         options: the options.
-        **more: keyword arguments of the recipe's own `predict()`.
+        **more: extra arguments, passed to the recipe's `predict()`.
 
     Returns:
-        For each input a list of answers; an answer is a dict of texts and numbers by name.
+        One list of answers per input; an answer is a dict of texts and numbers by name.
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
@@ -71,9 +71,9 @@ def main(options: Options, **more) -> list[list[dict]]:
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
-    for given, found in zip(options.inputs, answers, strict=True):
-        print(given)
-        for answer in found:
+    for text, answers_to_it in zip(options.inputs, answers, strict=True):
+        print(text)
+        for answer in answers_to_it:
             print("  " + "  ".join(format_value(name, value) for name, value in answer.items()))
     return answers
 
@@ -88,7 +88,7 @@ def _load(folder: Path, **options):
 
 
 def format_value(name: str, value) -> str:
-    """Returns a value of an answer as text: probabilities in percent, word pieces in quotes."""
+    """Formats a value of an answer: probabilities in percent, word pieces in quotes."""
     if name == "probability":
         return f"{value:6.1%}"
     if name == "piece":

@@ -1,15 +1,16 @@
-"""Sort sentences into classes: from a BERT of yours, from a preset, or from scratch.
+"""Classify sentences: from your own BERT, a preset, or scratch.
 
     python -m recipes.text_classification --dataset folder_with_train_dev_test_tsv
     python -m recipes.text_classification --dataset reviews.csv --init-from runs/bert_mlm/first
     python -m recipes.text_classification --strategy mirrored --replicas 2
 
-Reads sentences and labels (or, where no dataset is named, asks which of the installed packages a
-docstring's paragraph is from), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
-AdamW, linear warm-up, PolynomialDecay to zero. From scratch the model begins as naive Bayes, and
-half of the word pieces are hidden in training, others in each epoch.
+Reads sentences and labels (without --dataset: paragraphs of the installed packages' docstrings, to
+be classified by package), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
+AdamW, linear warm-up, PolynomialDecay to zero. A new model is initialised as a naive Bayes
+classifier; token dropout masks half of the word pieces, redrawn every epoch.
 
-What came out, in what time and on what machine: the table in README.md, which `make results` wrote.
+From scratch on the docstrings: test accuracy 89.3 %, macro F1 76.2 % (most frequent class: accuracy
+71.5 %) in 75 seconds on 2 CPU cores; SST-2 in README.md.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import GLUE_METRICS, MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
-from training.loaded_run import LoadedRun, likeliest
+from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, TextOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
@@ -60,20 +61,20 @@ class Options(FineTuningOptions, TextOptions):
     )
     init_from: Path | None = option(
         None,
-        "A finished run of bert_mlm (or its best/, a checkpoint, a weights file), whose word "
-        "pieces and encoder are used.",
+        "Start from the word pieces and the encoder of a finished run of bert_mlm (or its best/, a "
+        "checkpoint, a weights file).",
     )
     num_layers: int = 1
     hidden_dim: int = 64
     dropout: float | None = option(
         None,
         "Dropout in the encoder and before the last layer (default: 0.3 from scratch or from a "
-        "run, otherwise the preset's own).",
+        "run, otherwise the preset's).",
         within="[0, 1)",
     )
     token_dropout: float | None = option(
         None,
-        "Share of a training sentence's tokens to replace by the mask token, others in each epoch "
+        "Share of a training sentence's tokens to replace by the mask token, redrawn every epoch "
         "(default: 0.5 from scratch or from a run, otherwise 0).",
         within="[0, 1)",
     )
@@ -90,11 +91,13 @@ class Options(FineTuningOptions, TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems() + presets.problems_of_presets(self)
+        problems = super().problems() + presets.problems_of_presets(self)
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
-                found.append(f"{flag(name)}: needs a trained encoder: pass --preset or --init-from")
-        return found
+                problems.append(
+                    f"{flag(name)}: needs a trained encoder: pass --preset or --init-from"
+                )
+        return problems
 
 
 def build_model(
@@ -112,13 +115,13 @@ def build_model(
         num_classes: number of classes.
         preset: a name, handle or folder of any family with a `TextClassifier`; None for a new
             `BertTextClassifier`.
-        evidence: for a new model: what it knows of the word pieces at first, float of shape (word
-            pieces, classes); see `sentences.naive_bayes_evidence`.
-        sample: inputs of some hundred training sentences, for a BERT of a run, whose [CLS] is
-            untrained.
+        evidence: for a new model: its initial logits per word piece, float of shape (word pieces,
+            classes); see `sentences.naive_bayes_evidence`.
+        sample: for a BERT of a run, whose [CLS] is untrained: inputs of several hundred training
+            sentences.
 
     Returns:
-        A model from token ids to logits.
+        A model whose inputs are token ids and whose outputs are logits of shape (batch, classes).
     """
     dropout = options.dropout
     if dropout is None and (preset is None or options.init_from is not None):
@@ -152,7 +155,7 @@ def main(options: Options) -> dict:
     with start_run("text_classification", options) as run:
         if run.finished:
             return run.results
-        # Sentences as word pieces, and their labels, by split.
+        # Word pieces and labels by split.
         data = sentences.load_sentences(
             run.dataset,
             run.cache_dir,
@@ -161,7 +164,7 @@ def main(options: Options) -> dict:
             second_text_column=options.second_text_column,
             label_column=options.label_column,
         )
-        if run.metadata:  # a trained run is evaluated: its classes, in its order
+        if run.metadata:  # evaluates a trained run: in the order of its classes
             data = data.with_classes(run.metadata["classes"])
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
@@ -172,7 +175,7 @@ def main(options: Options) -> dict:
         inputs = {
             name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
         }
-        labels = {n: found for n, (_, found) in splits.items()}
+        labels = {name: numbers for name, (_, numbers) in splits.items()}
         base_learning_rate = 5e-5 if preset else 5e-4
         if options.init_from is not None:
             base_learning_rate = 1e-3
@@ -258,7 +261,7 @@ def main(options: Options) -> dict:
 
 
 def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):
-    """Loads a preset's preprocessor, or makes BERT's with a given or learned vocabulary."""
+    """Loads a preset's preprocessor, or builds BERT's with a vocabulary from a file or learned."""
     kind = keras_nlp.models.TextClassifierPreprocessor
     if preset is not None:
         presets.require_task(keras_nlp.models.TextClassifier, preset)
@@ -268,19 +271,19 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
 
 
 def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
-    """Returns the likeliest classes of texts.
+    """Returns the most likely classes of texts.
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts; a long one is cut as in training. The two sentences of a pair are separated
-            by "|||".
+        inputs: texts; long ones are truncated as in training. The two sentences of a pair are
+            separated by "|||".
     """
     if run.metadata.get("pairs"):
         inputs = [_pair(text) for text in inputs]
     model = run.load_model("float32")
     logits = model(sentences.encode(inputs, model.preprocessor))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
-    return [likeliest(row, run.metadata["classes"]) for row in probabilities]
+    return [top_k(row, run.metadata["classes"]) for row in probabilities]
 
 
 def _pair(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Runs recipes, ours and yours: options, plan, callbacks, run folder, results."""
+"""Code that all recipes share: options, plan, callbacks, run folder, results."""

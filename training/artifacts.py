@@ -19,7 +19,7 @@ from training.errors import RunError
 
 KERAS_FILE = "model.keras"
 ADAPTER = "adapter.lora.h5"
-METADATA = "recipe.json"  # beside the model, under its checksums
+METADATA = "recipe.json"  # stored with the model, covered by its checksums
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
 
@@ -34,10 +34,10 @@ def weights_sha256(model: keras.Model) -> str:
 
 
 def data_sha256(splits: dict[str, tuple]) -> str:
-    """Computes a checksum over all examples; a run that resumes must find the same ones.
+    """Computes a checksum over all examples; it must stay the same when a run resumes.
 
     Args:
-        splits: by name, a tuple of NumPy arrays or lists of text.
+        splits: a tuple of NumPy arrays or lists of texts per split name.
     """
     digest = hashlib.sha256()
     for parts in splits.values():
@@ -52,25 +52,25 @@ def data_sha256(splits: dict[str, tuple]) -> str:
 def save_model(
     model: keras.Model, folder: Path, *, metadata: dict, preprocessor=None, card: str = ""
 ) -> None:
-    """Writes a model so that it loads without this package; whole or not at all.
+    """Writes a model, atomically, so that it loads without this package.
 
-    A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`), with low-rank
-    adapters merged into their layers and, beside it, alone (`backbone.load_lora_weights()`);
-    anything else `folder/model.keras` (`keras.saving.load_model`). `SHA256SUMS` names the checksum
+    A KerasNLP task with a preprocessor becomes a preset (`from_preset(folder)`). Low-rank adapters
+    are merged into their layers, and also stored alone (`backbone.load_lora_weights()`). Any other
+    model becomes `folder/model.keras` (`keras.saving.load_model`). `SHA256SUMS` holds the checksum
     of each file.
 
     Args:
         model: the trained model.
         folder: a run's `model` folder.
-        metadata: what is needed to read the model's inputs and outputs, as JSON values.
+        metadata: values that the model's inputs and outputs need, JSON.
         preprocessor: a KerasNLP preprocessor, or None.
         card: the text of `README.md`; "" for none.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: it cannot be written; nothing is left behind.
     """
-    # Without its preprocessor in training, or `fit()` would tokenise. Uncompiled here: a reader
-    # would have to import our loss, and the optimizer's state is twice the size of the weights.
+    # In training it has no preprocessor, or `fit()` would tokenise. It is saved uncompiled: loading
+    # would need our loss, and the optimizer's state is twice the size of the weights.
     optimizer, compiled = getattr(model, "optimizer", None), model.compiled
     model.optimizer, model.compiled = None, False
     try:
@@ -81,7 +81,7 @@ def save_model(
                 model.save_to_preset(str(temporary))
                 model.preprocessor = None
                 if any("lora_kernel" in weight.path for weight in model.trainable_variables):
-                    # The preset holds the sum; this is what was trained of the backbone.
+                    # The preset holds the sum; these are the trained weights of the backbone.
                     model.backbone.save_lora_weights(str(temporary / ADAPTER))
             else:
                 model.save(temporary / KERAS_FILE)
@@ -94,15 +94,15 @@ def save_model(
 
 
 def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
-    """Saves and loads a model that has not been trained, to learn before training whether one can.
+    """Saves and loads the model before training, to fail early if it cannot be saved.
 
     Args:
         model: the model. KerasNLP's own tasks are not tried.
-        folder: where there is space; nothing is left there.
+        folder: for temporary files, which are removed.
         options: the recipe's `Options`, whose module's layers may be in the model.
 
     Raises:
-        RunError: says what the model lacks.
+        RunError: the model cannot be saved or loaded.
     """
     if hasattr(model, "save_to_preset"):
         return
@@ -112,7 +112,7 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
             load_model(Path(trial) / "model", None, sys.modules[options.__module__])
         except OSError:
             raise
-        except Exception as error:  # whatever the model's own get_config() or from_config() raise
+        except Exception as error:  # any that get_config() or from_config() of the model raise
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: "
                 f"{first_line(error)}; a class of your own needs get_config() with all arguments "
@@ -121,11 +121,11 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
 
 
 def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> keras.Model:
-    """Loads the model that `save_model` wrote, never compiled.
+    """Loads the model that `save_model` wrote, uncompiled.
 
     Args:
         folder: a run's `model` folder.
-        dtype: a dtype policy; None for that of the training.
+        dtype: a dtype policy; None for the training's.
         module: the recipe, whose layers may be in the model.
 
     Raises:
@@ -143,7 +143,7 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
                 return kind.from_preset(str(folder), compile=False, **changes)
             model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
             return model if dtype is None else _with_dtype(model, dtype)
-    except Exception as error:  # whatever the archive, its JSON or its weights give rise to
+    except Exception as error:  # any that a damaged archive, JSON or weights raise
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 
 
@@ -155,18 +155,18 @@ def load_weights(model: keras.Model, path: Path) -> None:
         path: `model.weights.h5` of one of its checkpoints.
 
     Raises:
-        RunError: they are those of another model.
+        RunError: they belong to another model.
     """
     try:
         model.load_weights(path)
-    except Exception as error:  # whatever HDF5, its names or the shapes give rise to
+    except Exception as error:  # any that HDF5, names or shapes raise
         raise RunError(
             f"{path}: cannot be loaded into {type(model).__name__} ({first_line(error)})"
         ) from error
 
 
 def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
-    config = json.dumps(model.get_config())  # each layer has a policy of its own
+    config = json.dumps(model.get_config())  # each layer has its own policy
     for name in ("float32", "float64", "mixed_float16", "mixed_bfloat16"):
         config = config.replace(f'"{name}"', f'"{dtype}"')
     copy = type(model).from_config(json.loads(config))
@@ -175,6 +175,6 @@ def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide the numbers."""
-    found = {name: importlib.metadata.version(name) for name in VERSIONS_OF}
-    return {"python": sys.version.split()[0], **found}
+    """Returns the versions of Python and of the packages that affect the numbers."""
+    packages = {name: importlib.metadata.version(name) for name in VERSIONS_OF}
+    return {"python": sys.version.split()[0], **packages}

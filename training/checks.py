@@ -1,4 +1,4 @@
-"""Refuses, before a run begins, what would fail later or make its numbers silently wrong."""
+"""Rejects, before training, whatever would fail later or make the numbers silently wrong."""
 
 import contextlib
 import hashlib
@@ -17,11 +17,11 @@ from training.errors import OptionsError, RunError
 from training.options import SharedOptions
 from training.plan import Plan
 
-# Examples of a batch from which two batches are not the same by chance.
-SURELY_DIFFERENT = 4
+# Smallest batch whose examples identify it; smaller batches may be equal by chance.
+MIN_FINGERPRINT_BATCH = 4
 
-# They hold numbers that no checkpoint of ours keeps, so a resumed run would train differently.
-KEEPS_STATE_OF_ITS_OWN = (
+# No checkpoint keeps their state, so a resumed run would train differently.
+STATEFUL_KERAS_CALLBACKS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.EarlyStopping,
     keras.callbacks.ModelCheckpoint,
@@ -36,7 +36,7 @@ GPU_JIT_MIN_STEPS = 1000
 
 @contextlib.contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Sets dtype policy and float type, and puts them back."""
+    """Sets dtype policy and float type, and restores them at the end."""
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64" if name == "float64" else "float32")
     keras.config.set_dtype_policy(name)
@@ -48,7 +48,7 @@ def precision(name: str) -> Iterator[None]:
 
 
 def refuse_other_options(recipe: str, options) -> None:
-    """Refuses what is no options of this recipe, as a notebook may pass it to `main`.
+    """Rejects the options of another recipe, which a notebook may pass to `main`.
 
     Raises:
         OptionsError: names the recipe.
@@ -60,68 +60,68 @@ def refuse_other_options(recipe: str, options) -> None:
 
 
 def refuse_pairs(options: SharedOptions) -> None:
-    """Refuses options that do not go together on these devices, before anything is loaded.
+    """Rejects options that are incompatible with the devices, before anything is loaded.
 
     Raises:
-        OptionsError: with a line for each.
+        OptionsError: one line per problem.
     """
     name = strategies.resolve(options.strategy, options.replicas)
-    found = strategies.problems(name, options.replicas)
+    problems = strategies.problems(name, options.replicas)
     if options.jit == "on" and name in SHARED_WEIGHTS:
-        found.append(f"--jit on: XLA cannot compile the shared weights of {name}; use auto")
+        problems.append(f"--jit on: XLA cannot compile the shared weights of {name}; use auto")
     if name == "parameter_server" and options.accumulate_steps > 1:
-        found.append(
-            "--accumulate-steps does not go with parameter servers, whose workers do not "
-            "wait for each other"
+        problems.append(
+            "--accumulate-steps does not work with parameter servers, whose workers do not wait "
+            "for each other"
         )
     if name in SHARED_WEIGHTS and options.precision == "mixed_float16":
-        found.append(
+        problems.append(
             f"--precision mixed_float16 does not go with {name}, where replicas would share one "
             "loss scale; mixed_bfloat16 needs none"
         )
-    if found:
-        raise OptionsError("\n".join(found))
+    if problems:
+        raise OptionsError("\n".join(problems))
 
 
 def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps: int) -> bool | str:
     """Decides whether XLA compiles the step: `--jit auto`.
 
-    CPUs: the recipe has measured from how many steps on it pays; two replicas on two cores trained
-    at 36,000 instead of 29,000 tokens/s (BERT-tiny) and took 6 seconds more to begin. Several
-    replicas on GPUs, or accumulated batches: on an H100 split in two, compiling each replica's
-    forward and backward pass made 485,000 instead of 173,000 tokens/s (6 layers of 768, bfloat16)
-    and took about a minute. On one GPU Keras decides.
+    On CPUs it compiles from `JIT_MIN_STEPS` steps, measured per recipe: two replicas on two cores
+    trained at 36,000 instead of 29,000 tokens/s (BERT-tiny) and started 6 seconds later. With
+    several replicas on GPUs, or accumulated batches, it compiles from `GPU_JIT_MIN_STEPS` steps: on
+    an H100 split in two, compiling each replica's forward and backward pass gave 485,000 instead of
+    173,000 tokens/s (6 layers of 768, bfloat16) and took about a minute. On one GPU Keras decides.
 
     Args:
-        options: `--jit`, and what XLA cannot do or must not change.
+        options: `--jit`, and the options that XLA does not support or would change.
         strategy: XLA cannot compile where all replicas share one copy of the weights.
-        steps: of the run.
+        steps: steps of the run.
 
     Returns:
-        Whether to compile, or "auto", which leaves it to Keras: it compiles on one GPU.
+        True or False, or "auto" to leave it to Keras, which compiles on one GPU.
     """
     if options.jit != "auto":
         return options.jit == "on"
     name, replicas = strategies.name_of(strategy), strategies.replicas(strategy)
     if options.precision == "float64" or options.deterministic or name in SHARED_WEIGHTS:
         return "auto"
-    least = options.JIT_MIN_STEPS
+    min_steps = options.JIT_MIN_STEPS
     if tf.config.list_logical_devices("GPU"):
         if replicas == 1 and options.accumulate_steps == 1:
             return "auto"
-        least = GPU_JIT_MIN_STEPS
-    return (least is not None and steps >= least) or "auto"
+        min_steps = GPU_JIT_MIN_STEPS
+    return (min_steps is not None and steps >= min_steps) or "auto"
 
 
 def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
-    """Refuses executions of several steps that would run over the end of an epoch or the run.
+    """Rejects `--steps-per-execution` that would run past the end of an epoch or the run.
 
     Args:
-        steps: steps of an execution.
-        plan: what the run does; a resumed one is perhaps within an epoch.
+        steps: steps per execution.
+        plan: the plan; a resumed run may start within an epoch.
 
     Raises:
-        OptionsError: says which numbers would fit.
+        OptionsError: names the number that it must divide.
     """
     numbers = (min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done)
     common = math.gcd(*numbers)
@@ -133,14 +133,14 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
 
 
 def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto") -> None:
-    """Refuses a `--keep-best` that the model does not measure, or whose direction is not known.
+    """Rejects a `--keep-best` that the model does not measure, or whose direction is unknown.
 
     Raises:
-        OptionsError: names the metrics that there are, or the option that tells the direction.
+        OptionsError: names the model's metrics, or the option that sets the direction.
     """
     if keep_best is None:
         return
-    # Not `model.metrics`, where one container stands for those that `compile()` was given.
+    # Not `model.metrics`, in which one container stands for all metrics of `compile()`.
     measured = [f"val_{name}" for name in model.get_metrics_result()]
     if keep_best not in measured:
         raise OptionsError(f"--keep-best {keep_best}: must be one of {', '.join(measured)}")
@@ -152,7 +152,7 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
 
 
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
-    """Refuses a model whose test metrics are no numbers.
+    """Rejects a model whose test metrics are not finite.
 
     Raises:
         BadLoss: names the metric.
@@ -174,18 +174,18 @@ def stateful(
     """Returns the callbacks whose state a checkpoint keeps, by name.
 
     Args:
-        ours: those of every run.
-        extra: the recipe's own; their name is that of the class.
+        ours: the callbacks of every run.
+        extra: the recipe's callbacks, named by their class.
         info: the checkpoint that the run resumes from, or None.
 
     Raises:
-        RunError: one holds state that no checkpoint keeps, two have the same name, or the
-            checkpoint holds the state of one that is not there.
+        RunError: a callback has state that no checkpoint keeps, two have the same name, or one
+            whose state the checkpoint holds is missing.
     """
-    found = dict(ours)
+    callbacks = dict(ours)
     for callback in extra:
         name = type(callback).__name__
-        if isinstance(callback, KEEPS_STATE_OF_ITS_OWN):
+        if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
             raise RunError(
                 f"keras.callbacks.{name} holds state that no checkpoint keeps, a resumed run "
                 "would train differently: take --keep-best, --early-stopping and "
@@ -194,25 +194,25 @@ def stateful(
             )
         if not isinstance(callback, StepCallback):
             continue
-        if name in found:
+        if name in callbacks:
             raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
-        found[name] = callback
+        callbacks[name] = callback
     if info is None:
-        return found
-    missing = sorted(info.state["callbacks"].keys() - found.keys())
+        return callbacks
+    missing = sorted(info.state["callbacks"].keys() - callbacks.keys())
     if missing:
         raise RunError(
             f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
             "to run.prepare(extra=[...]) as the run began with"
         )
-    return found
+    return callbacks
 
 
 def require_compiled(model: keras.Model, train_data) -> None:
-    """Refuses a model without `compile()`, and data that are not batches of a `tf.data.Dataset`.
+    """Rejects a model without `compile()`, and data that are not a `tf.data.Dataset`.
 
     Raises:
-        RunError: says what to write.
+        RunError: one line per problem, with the remedy.
     """
     problems = []
     if not model.compiled:
@@ -227,12 +227,12 @@ def require_compiled(model: keras.Model, train_data) -> None:
 
 
 def first_batch_sha256(train_data: tf.data.Dataset) -> str:
-    """Returns the checksum of the first batch; refuses data that begin differently each time.
+    """Returns the checksum of the first batch; rejects data that begin differently each time.
 
     Raises:
-        RunError: says what to write.
+        RunError: names the functions whose batches repeat.
     """
-    # What `data.batches` made is a function of the step; anything else is looked at twice.
+    # Batches of `data.batches` are a function of the step; any other pipeline is read twice.
     times = 1 if hasattr(train_data, "part_of_worker") else 2
     seen = set()
     for _ in range(times):
@@ -252,19 +252,19 @@ def first_batch_sha256(train_data: tf.data.Dataset) -> str:
 def require_same(
     info: CheckpointInfo | None, model: keras.Model, first_batch: str, global_batch_size: int
 ) -> dict:
-    """Refuses to resume with another model, or with data that begin at the run's first batch.
+    """Rejects another model than the checkpoint's, and data that begin at the run's first batch.
 
     Args:
         info: the checkpoint, or None.
-        model: that would be trained, built.
-        first_batch: checksum of the first batch of the data that it would be trained on.
-        global_batch_size: tiny batches may be the same ones by chance.
+        model: the model to train, built.
+        first_batch: checksum of the first batch of the training data.
+        global_batch_size: small batches may be equal by chance.
 
     Returns:
-        What the run's checkpoints keep for this comparison.
+        The fingerprint that the run's checkpoints keep: JSON values.
 
     Raises:
-        RunError: says what has changed.
+        RunError: the model or the data do not match.
     """
     weights = [list(weight.shape) for weight in model.weights]
     if info is None:
@@ -275,7 +275,7 @@ def require_same(
             f"{info.folder}: cannot resume: the model has changed since, its weights have other "
             "shapes; restore build_model() and its options, or take another --run-dir"
         )
-    if before["first_batch"] == first_batch and global_batch_size >= SURELY_DIFFERENT:
+    if before["first_batch"] == first_batch and global_batch_size >= MIN_FINGERPRINT_BATCH:
         raise RunError(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
             "whole run; hand **plan.batches to the pipeline, whose first_batch is the next one"

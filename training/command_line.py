@@ -29,12 +29,12 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 
 
 def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentParser:
-    """Makes the command line of a dataclass of options, in the groups that its metadata names.
+    """Builds the argument parser of a dataclass of options, with the groups of its metadata.
 
     Args:
         kind: the dataclass.
         prog: the command that `--help` shows.
-        description: text that `--help` begins with.
+        description: first paragraph of `--help`.
     """
     hints = typing.get_type_hints(kind)
     parser = argparse.ArgumentParser(
@@ -49,29 +49,29 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
     for field in dataclasses.fields(kind):
         about = metadata(kind, field.name)
         required = field.default is dataclasses.MISSING
-        # What is not given is left to the dataclass; --help shows the defaults that say something.
-        told = not required and field.default not in (None, ()) and field.default is not False
-        given = how_given(hints[field.name]) | {
+        # The dataclass fills in missing options; --help shows the defaults that are informative.
+        shown = not required and field.default not in (None, ()) and field.default is not False
+        arguments = value_arguments(hints[field.name]) | {
             "help": about["help"].replace("%", "%%"),
-            "default": field.default if told else argparse.SUPPRESS,
+            "default": field.default if shown else argparse.SUPPRESS,
         }
         if about["positional"]:
-            given["metavar"] = field.name.upper()
-            parser.usage += " " + given["metavar"]
-            if required and "nargs" in given:
-                given["nargs"] = "+"
-            parser.add_argument(field.name, **given)
+            arguments["metavar"] = field.name.upper()
+            parser.usage += " " + arguments["metavar"]
+            if required and "nargs" in arguments:
+                arguments["nargs"] = "+"
+            parser.add_argument(field.name, **arguments)
             continue
         if about["group"] not in groups:
             groups[about["group"]] = parser.add_argument_group(about["group"])
         names = [flag(field.name), *_alias(kind, field.name)]
-        groups[about["group"]].add_argument(*names, dest=field.name, required=required, **given)
+        groups[about["group"]].add_argument(*names, dest=field.name, required=required, **arguments)
     parser.usage += " [options]"
     return parser
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
+    """Shows defaults, and the description with its line breaks."""
 
 
 def _alias(kind: type, name: str) -> list[str]:
@@ -81,14 +81,14 @@ def _alias(kind: type, name: str) -> list[str]:
     return [flag(alias)] if alias is not None and alias not in taken else []
 
 
-def how_given(hint) -> dict:
-    """Returns how argparse reads a value of a type; the options themselves make paths of texts."""
+def value_arguments(hint) -> dict:
+    """Returns the arguments of `add_argument()` for a type; the options convert texts to paths."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return {"choices": arguments}
     if origin is tuple:
         return {"nargs": "*"}
-    kind = arguments[0] if arguments else hint  # X | None is given as an X
+    kind = arguments[0] if arguments else hint  # X | None is parsed as an X
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if kind in (int, float):
@@ -97,16 +97,16 @@ def how_given(hint) -> dict:
 
 
 def parse(kind: type, prog: str, description: str = "", arguments: list[str] | None = None):
-    """Returns the options of a command line, of which only the types are checked.
+    """Parses a command line into options; checks only their types.
 
     Args:
         kind: a dataclass, for instance a recipe's `Options`.
         prog: the command that `--help` shows.
-        description: text that `--help` begins with.
+        description: first paragraph of `--help`.
         arguments: the command line; the process's own by default.
 
     Raises:
-        OptionsError, RunError: `--options` names a file that has no options of this kind.
+        OptionsError, RunError: the file of `--options` does not hold options of this kind.
         SystemExit: `--help`, `--version`, or a command line that does not parse (status 2).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -128,7 +128,7 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
 
 
 class TakesMore:
-    """Options of a program whose command line takes arguments that depend on the others.
+    """Adds further arguments to a command line, which depend on the other options.
 
     Attributes:
         more: their values by name, where a command line was parsed.
@@ -138,58 +138,57 @@ class TakesMore:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
-        """Adds them to the parser.
+        """Adds the further arguments to the parser.
 
         Args:
-            parser: of the other options.
+            parser: has the other options.
             arguments: the command line.
 
         Returns:
-            Whether they are known: otherwise `main` will say what is wrong with the others.
+            False where they cannot be determined: `main` then reports the problem of the others.
         """
         raise NotImplementedError
 
 
 def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
-    """Returns the options whose names are near those of unknown ones, as the end of a message."""
-    known = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
+    """Returns the options with names similar to unknown ones, as the end of a message."""
+    names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    near = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+    near = [match for word in words for match in difflib.get_close_matches(word, names, n=1)]
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 
 def alias_notes(kind: type, arguments: list[str]) -> list[str]:
-    """Returns a line for each alias on a command line: which option it is."""
-    given = {word.partition("=")[0] for word in arguments}
+    """Returns one line per alias on a command line: the option that it stands for."""
+    words = {word.partition("=")[0] for word in arguments}
     notes = []
     for field in dataclasses.fields(kind):
-        for alias in given.intersection(_alias(kind, field.name)):
+        for alias in words.intersection(_alias(kind, field.name)):
             about = metadata(kind, field.name)["help"].partition("(")[0].strip(" .")
             notes.append(f"{alias} is {flag(field.name)}: {about[0].lower()}{about[1:]}")
     return sorted(notes)
 
 
 def programs() -> dict[str, str]:
-    """Returns the recipes and programs of this package, and what each docstring says first."""
-    found = {}
+    """Returns the recipes and programs of this package, with the first phrase of each docstring."""
+    summaries = {}
     for path in sorted(RECIPES.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.ClassDef) and node.name == "Options" for node in tree.body):
-            found[path.stem] = re.split(r"[:.\n]", ast.get_docstring(tree) or "")[0]
-    return found
+            summaries[path.stem] = re.split(r"[:.\n]", ast.get_docstring(tree) or "")[0]
+    return summaries
 
 
 def answer_early() -> None:
     """Parses the command line of `python -m recipes.X` before X imports TensorFlow.
 
-    That import takes seconds, and whoever asks for `--help`, or has mistyped an option, need not
-    wait for it: both end the process here. Python imports the package `recipes` before the module
-    X, and while it does, `sys.argv[0]` is "-m" and `sys.orig_argv` has X in its place. The recipe
-    cannot be imported yet, but its options are one class, `Options`, whose fields need nothing but
-    `training.options`: so that class is taken out of the file and executed alone. Where it needs
-    more names, nothing happens, and the recipe parses its command line itself, seconds later; that
-    is the only price if one of these assumptions ever fails. The alternatives are worse to live
-    with: options in a second file beside each recipe, or imports within its functions.
+    That import takes seconds; `--help` or a mistyped option ends the process without it. Python
+    imports the package `recipes` before the module X; meanwhile `sys.argv[0]` is "-m", and
+    `sys.orig_argv` names X. The recipe cannot be imported yet, but its options are one class,
+    `Options`, whose fields need only `training.options`: that class is extracted from the source
+    and executed alone. Where it needs more names, nothing happens, and the recipe parses its
+    command line itself, seconds later; nothing else changes if one of these assumptions fails. The
+    alternatives are worse: options in a second file per recipe, or imports within functions.
     """
     module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
     package, _, recipe = module.partition(".")
@@ -215,19 +214,19 @@ def answer_early() -> None:
 def command_line(options_type: type, main: Callable) -> None:
     """Runs a recipe's `main` with the options of the command line, and exits.
 
-    Exit status: 0; 2 for what a person can repair, 75 for a run that was stopped and can resume,
-    1 for anything else.
+    Exit status: 0 on success, 2 for an error that the user can correct, 75 for a run that was
+    stopped and can resume, 1 for anything else.
     """
     module = sys.modules[options_type.__module__]
     recipe = Path(str(module.__file__)).stem
     prog = " ".join(["python", *options.started_by(options_type)])
 
     def work():
-        given = parse(options_type, prog, module.__doc__ or "")
+        parsed = parse(options_type, prog, module.__doc__ or "")
         for note in alias_notes(options_type, sys.argv[1:]):
             print(note, file=sys.stderr)
-        options.check(given)
-        main(given)
+        options.check(parsed)
+        main(parsed)
 
     run_as_command(recipe, work)
 

@@ -1,8 +1,8 @@
-"""Errors that a person can repair; each message is for that person."""
+"""Errors that the user can correct; each message says how."""
 
 
 class OptionsError(Exception):
-    """Raised for options that are wrong or cannot be combined; a line for each problem."""
+    """Raised for options that are wrong or cannot be combined; one line per problem."""
 
 
 class RunError(Exception):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 
 def not_a_run(folder: Path) -> list[str]:
-    """Returns a line where a folder contains files but no run.
+    """Returns one line if a folder contains files but no run, otherwise none.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: it cannot be read.
     """
-    # What the launcher and the run write before options.json.
+    # Files that the launcher and the run write before options.json.
     ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+")
     names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
     if not names or (folder / "options.json").exists():

@@ -1,4 +1,4 @@
-"""Loads a finished run, and evaluates it by its recipe's own `main`, with no steps."""
+"""Loads a finished run, and evaluates it by its recipe's `main`, with no steps."""
 
 import dataclasses
 import importlib
@@ -21,18 +21,17 @@ from training.options import SharedOptions, all_problems, flag, from_json
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-    """A finished run.
+    """Represents a finished run.
 
     Attributes:
-        folder: the run's.
+        folder: the run's folder.
         module: the recipe that trained it.
-        options: the run's, an `Options` of that module, without the run's folder.
-        resolved: what the options came to: dataset, preset, checksums of the data, global batch ...
-        results: what `results.json` holds.
-        metadata: what the recipe needs to read the model's inputs and outputs, for instance the
-            names of the classes: `run.finish(metadata=...)`. It is stored in `model/`, under its
-            checksums.
-        weights: a checkpoint's weights, which replace those of the model, or None.
+        options: the run's `Options` of that module, without the run's folder.
+        resolved: resolved values: dataset, preset, checksums of the data, global batch ...
+        results: the content of `results.json`.
+        metadata: the values of `run.finish(metadata=...)` that the model's inputs and outputs need,
+            for instance the names of the classes. Stored in `model/`, covered by its checksums.
+        weights: weights file of a checkpoint that replaces the model's weights, or None.
     """
 
     folder: Path
@@ -45,19 +44,19 @@ class LoadedRun:
 
     @property
     def model_dir(self) -> Path:
-        """Where the model is stored."""
+        """Returns the folder of the model."""
         return self.folder / "model"
 
     @property
     def preset(self) -> str | None:
-        """The model's folder where it is a KerasNLP preset, or None."""
+        """Returns the model's folder if it is a KerasNLP preset, otherwise None."""
         return str(self.model_dir) if (self.model_dir / "task.json").is_file() else None
 
     def load_model(self, dtype: str | None = None) -> keras.Model:
-        """Loads the trained model, never compiled.
+        """Loads the trained model, uncompiled.
 
         Args:
-            dtype: a dtype policy, for instance "float32"; None for that of the training.
+            dtype: a dtype policy, for instance "float32"; None for the training's.
 
         Raises:
             RunError: it cannot be loaded.
@@ -72,13 +71,12 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
     """Loads a finished run of any recipe; the model itself is loaded by `load_model()`.
 
     Args:
-        folder: the run's.
-        best: whether the weights are those of its `best/`.
-        trust_module: the module of its recipe, where that is not a recipe of this package.
+        folder: the run's folder.
+        best: use the weights of its `best/`.
+        trust_module: the module of its recipe, if that is not a recipe of this package.
 
     Raises:
-        RunError: no finished run, a damaged one, or one whose recipe must not or cannot be
-            imported.
+        RunError: the run is not finished or damaged, or its recipe must not or cannot be imported.
     """
     _require_finished(folder)
     problem = files.damage(folder / "model", [artifacts.METADATA])
@@ -99,7 +97,7 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
 
 
 def _require_finished(folder: Path) -> None:
-    """Raises RunError where a folder does not contain a finished run; says how far the run is."""
+    """Raises RunError, with the steps that are done, if a folder contains no finished run."""
     if (folder / "results.json").exists():
         return
     if not folder.is_dir():
@@ -153,18 +151,18 @@ def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:
     return options
 
 
-# The recipe of a run: what `results.json` names is code, and the folder may be a stranger's.
+# The recipe of a run: the module that `results.json` names is code, perhaps a stranger's.
 
 
 def import_recipe(name: str, folder: Path, trusted: str | None) -> types.ModuleType:
-    """Imports the recipe of a run: one of this package, or the one that a person has named.
+    """Imports the recipe of a run: one of this package, or the one of `--trust-module`.
 
-    Nothing is imported from within a run's folder, also where a person names it.
+    Nothing is ever imported from within a run's folder.
 
     Args:
         name: the module that `results.json` names.
-        folder: the run's.
-        trusted: the module that may be imported although it is not a recipe of this package.
+        folder: the run's folder.
+        trusted: a module outside of this package that may be imported.
 
     Raises:
         RunError: it must not be imported, cannot be imported, or is not a recipe.
@@ -197,7 +195,7 @@ def import_recipe(name: str, folder: Path, trusted: str | None) -> types.ModuleT
 
 
 def _places(name: str) -> list[Path]:
-    """Returns the files and folders that importing a module would execute; imports nothing."""
+    """Returns the files and folders that importing a module would execute, without importing it."""
     places: list[Path] = []
     path: Sequence[str] | None = None
     parts = name.split(".")
@@ -206,7 +204,7 @@ def _places(name: str) -> list[Path]:
         if full in sys.modules and hasattr(sys.modules[full], "__path__"):
             path = list(sys.modules[full].__path__)
             continue
-        # By the last part of the name: for a whole one, the packages above it would be needed.
+        # By the last part of the name: the full name would need the packages above it.
         spec = importlib.machinery.PathFinder.find_spec(parts[count - 1], path)
         if spec is None:
             break
@@ -223,31 +221,31 @@ def _is_in_a_run(place: Path, folder: Path) -> bool:
     )
 
 
-def likeliest(probabilities: np.ndarray, names: Sequence[str], most: int = 3) -> list[dict]:
-    """Returns the likeliest names with their probabilities, the likeliest first.
+def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[dict]:
+    """Returns the `k` most likely names with their probabilities, in descending order.
 
     Args:
-        probabilities: of shape (names,).
+        probabilities: float of shape (names,).
         names: in the order of the probabilities.
-        most: how many.
+        k: number of names.
 
     Raises:
         RunError: there are more or fewer names than probabilities.
     """
     if len(names) != len(probabilities):
         raise RunError(f"{len(names)} names for the {len(probabilities)} outputs of the model")
-    best = np.argsort(-probabilities, kind="stable")[:most]
+    best = np.argsort(-probabilities, kind="stable")[:k]
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 
 
 def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None) -> dict:
-    """Evaluates a run's model on the test split of its own dataset, or of another one.
+    """Evaluates a run's model on the test split of its dataset, or of another one.
 
     Args:
         trained: the run.
-        dataset: as for the recipe; None for the run's own.
-        batch_size: examples of a batch.
-        cache_dir: downloads and tokens; None for the usual folder.
+        dataset: a value of the recipe's `--dataset`; None for the run's own.
+        batch_size: examples per batch.
+        cache_dir: folder of downloads and tokens; None for the default.
 
     Returns:
         `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline` and `notes`.
@@ -268,7 +266,7 @@ def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_
 
 
 def same_outputs(ours, theirs) -> bool:
-    """Tells whether all outputs of two models are equal, to 1e-3."""
+    """Returns whether all outputs of two models are equal, to 1e-3."""
     pairs = zip(keras.tree.flatten(ours), keras.tree.flatten(theirs), strict=True)
     numbers = [map(keras.ops.convert_to_numpy, pair) for pair in pairs]
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in numbers)

@@ -15,30 +15,30 @@ tensorflow_log = logging.getLogger("tensorflow")
 
 
 class TerminalHandler(logging.Handler):
-    """Writes lines to the standard output of this moment.
+    """Writes lines to the current standard output.
 
     Args:
-        quiet: only warnings and results are written.
+        quiet: write only warnings and results.
     """
 
     def __init__(self, quiet: bool):
         super().__init__(RESULT if quiet else logging.INFO)
 
     def emit(self, record):
-        """Writes one line, above a live one."""
+        """Writes one line, above the live line."""
         with live_line.paused():
             print(self.format(record), flush=True)
 
 
 class LogFile(logging.FileHandler):
-    """Appends lines to a file, with the time; a full disk is an error of the run, in one line."""
+    """Appends lines with the time to a file; a full disk ends the run with a one-line error."""
 
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8")
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def handleError(self, record):  # noqa: N802 (logging's name; its own prints a traceback)
-        """Reports once what is wrong.
+        """Reports the first error and closes the file.
 
         Raises:
             CannotSave: the line could not be written.
@@ -50,7 +50,7 @@ class LogFile(logging.FileHandler):
             raise
 
     def close(self):
-        """Closes the file; a line that did not fit was reported."""
+        """Closes the file; a line that could not be written was reported."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -71,7 +71,7 @@ def run_logging(quiet: bool) -> Iterator[None]:
     """Sends the log "recipes" to the terminal; closes all handlers that a run adds to it.
 
     Args:
-        quiet: the terminal gets warnings and results only.
+        quiet: print only warnings and results.
     """
     before = log.level, log.propagate, tensorflow_log.level
     count = len(log.handlers)

@@ -1,4 +1,4 @@
-"""Declares the options that every recipe takes: fields of a dataclass, with their metadata."""
+"""Declares the options that all recipes share: fields of a dataclass, with their metadata."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ from training.run_files import read_json
 COUNT = "[1, 1e9]"
 POSITIVE = "(0, inf)"
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# What is known of an option that says nothing of it.
+# Default metadata of an option.
 METADATA = {
     "help": "",
     "group": "options",
     "within": None,
     "resume": "fixed",
     "shown": True,
-    "unless": (),
+    "overridden_by": (),
     "positional": False,
     "alias": None,
 }
@@ -35,21 +35,22 @@ METADATA = {
 def option(default: Any = dataclasses.MISSING, help: str | None = None, **about) -> Any:  # noqa: A002
     """Declares an option: a field of a dataclass, with its metadata.
 
-    What is not given is inherited with the field, or is that of `METADATA`; so a recipe gives a
-    shared option another default with `epochs: int = 15`.
+    Missing metadata is inherited with the field, or defaults to `METADATA`; so a recipe changes
+    only the default of a shared option with `epochs: int = 15`.
 
     Args:
-        default: its value where none is given; without one the option is required.
+        default: default value; without one the option is required.
         help: one line with its meaning and unit.
-        **about: what `METADATA` names.
+        **about: values for the names in `METADATA`.
             group: title under which `--help` lists it.
             within: interval of a number, for instance "[0, 1)".
-            resume: whether a run that resumes may have another value: "fixed" never, "free"
-                always, "extend" with `--resume extend`.
+            resume: whether a resumed run may have another value: "fixed" never, "free" always,
+                "extend" with `--resume extend`.
             shown: whether it describes the training, for TensorBoard and comparisons.
-            unless: options, or what a plan resolved, that make it meaningless where they are given.
+            overridden_by: options or resolved values that override it.
             positional: whether the command line takes its value without its name.
-            alias: another name on the command line, which says that it stands for this one.
+            alias: another name on the command line; using it prints the option that it stands
+                for.
     """
     if help is not None:
         about["help"] = help
@@ -59,12 +60,12 @@ def option(default: Any = dataclasses.MISSING, help: str | None = None, **about)
 
 
 def metadata(kind: type, name: str) -> dict:
-    """Returns what is known of a field of a dataclass, its inherited metadata included."""
-    known: dict = dict(METADATA)
+    """Returns the metadata of a field of a dataclass, inherited metadata included."""
+    merged: dict = dict(METADATA)
     for cls in reversed(kind.__mro__):
         field = vars(cls).get("__dataclass_fields__", {}).get(name)
-        known |= field.metadata if field is not None else {}
-    return known
+        merged |= field.metadata if field is not None else {}
+    return merged
 
 
 _data = functools.partial(option, group="data")
@@ -75,10 +76,9 @@ _saving = functools.partial(option, group="saving and logging", resume="free", s
 
 @dataclasses.dataclass(kw_only=True)
 class ProgramOptions:
-    """Options of any program.
+    """Base class of the options of all programs.
 
-    Takes what a notebook gives: a text where a path is meant, a list or one value where several are
-    meant.
+    Converts the values of a notebook: a text to a path, a list or one value to a tuple.
     """
 
     def __post_init__(self):
@@ -94,7 +94,7 @@ class ProgramOptions:
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions(ProgramOptions):
-    """Adds what every program takes that uses a finished run."""
+    """Adds the options of every program that uses a finished run."""
 
     run_dir: Path = option(help="Folder of a finished run.", positional=True)
     best: bool = option(
@@ -102,20 +102,20 @@ class RunOptions(ProgramOptions):
     )
     trust_module: str | None = option(
         None,
-        "The module of the run's recipe, where that is not a recipe of this package; it will be "
-        "imported, and its code runs.",
+        "Module of the run's recipe, if that is not a recipe of this package; it is imported, and "
+        "its code runs.",
     )
 
 
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions(ProgramOptions):
-    """Holds what every recipe takes; a recipe adds its own options and sets its own defaults.
+    """Holds the options of every recipe; a recipe adds its own options and sets its own defaults.
 
     Attributes:
-        EXAMPLE_INPUT: what the recipe's `predict()` may be asked, for the command that a run prints
-            when it ends; None where that is a file.
-        JIT_MIN_STEPS: steps from which a run on CPUs is faster with `--jit on`, compiling
-            counted, as the recipe's author has measured; None where it is not.
+        EXAMPLE_INPUT: an input of the recipe's `predict()`, for the command that a run prints at
+            its end; None where inputs are files.
+        JIT_MIN_STEPS: number of steps from which a run on CPUs is faster with `--jit on`, compiling
+            included, measured by the recipe's author; None where it is never faster.
         trained: the finished run that `main` evaluates instead of training; set by
             `loaded_run.evaluate()`, not an option.
     """
@@ -142,14 +142,14 @@ class SharedOptions(ProgramOptions):
         "End the run, and its schedule, after N updates of the weights.",
         within=COUNT,
         resume="extend",
-        unless=("total_steps",),
+        overridden_by=("total_steps",),
     )
     batch_size_per_replica: int | None = _training(
         None,
-        "Examples per batch on one replica (default: the recipe's own, usually 32, unless "
+        "Examples per batch on one replica (default: the recipe's, usually 32, unless "
         "--global-batch-size is given).",
         within=COUNT,
-        unless=("global_batch_size",),
+        overridden_by=("global_batch_size",),
         alias="batch_size",
     )
     global_batch_size: int | None = _training(
@@ -162,11 +162,13 @@ class SharedOptions(ProgramOptions):
         None,
         "Peak learning rate for one replica.",
         within=POSITIVE,
-        unless=("learning_rate",),
+        overridden_by=("learning_rate",),
         alias="learning_rate",
     )
     lr_scaling: Literal["linear", "sqrt", "none"] = _training(
-        "linear", "How the learning rate grows with replicas.", unless=("learning_rate",)
+        "linear",
+        "Scale the learning rate with the number of replicas.",
+        overridden_by=("learning_rate",),
     )
     clip_norm: float | None = _training(
         None, "Clip the gradient to this global norm.", within=POSITIVE
@@ -182,19 +184,19 @@ class SharedOptions(ProgramOptions):
     )
     early_stopping: int | None = _training(
         None,
-        "Stop after N epochs in which --keep-best did not improve, and end on the best weights.",
+        "Stop after N epochs without an improvement of --keep-best, and restore the best weights.",
         within=COUNT,
         resume="free",
     )
     reduce_on_plateau: int | None = _training(
         None,
-        "Lower the learning rate after N epochs in which --keep-best (default: val_loss) did not "
-        "improve.",
+        "Lower the learning rate after N epochs without an improvement of --keep-best (default: "
+        "val_loss).",
         within=COUNT,
     )
     plateau_factor: float | None = _training(
         None,
-        "Factor by which --reduce-on-plateau multiplies the schedule's rate (default: 0.5).",
+        "Factor by which --reduce-on-plateau multiplies the learning rate (default: 0.5).",
         within="(0, 1)",
     )
     seed: int = _training(
@@ -229,7 +231,8 @@ class SharedOptions(ProgramOptions):
         "Folder of the run (default: runs/<recipe>/<date-time>); an unfinished run there resumes.",
     )
     resume: Literal["auto", "never", "extend"] = _saving(
-        "auto", "What to do with a run in --run-dir; extend trains it for more --epochs."
+        "auto",
+        "auto resumes a run in --run-dir, extend trains it for more --epochs, never refuses it.",
     )
     options: Path | None = _saving(
         None, "The options.json of another run, whose values become the defaults."
@@ -246,7 +249,7 @@ class SharedOptions(ProgramOptions):
     )
     keep_best_mode: Literal["auto", "min", "max"] = _saving(
         "auto",
-        "Whether a smaller or a larger value of --keep-best is better; auto knows Keras's metrics.",
+        "Direction in which --keep-best improves; auto knows Keras's metrics and common names.",
     )
     profile: str | None = _saving(None, "Profile the steps START:STOP of the run, for TensorBoard.")
     log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
@@ -254,28 +257,28 @@ class SharedOptions(ProgramOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = []
+        problems = []
         if self.batch_size_per_replica is not None and self.global_batch_size is not None:
-            found.append(
+            problems.append(
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
                 f"{self.global_batch_size}: pass only one of them"
             )
         if self.early_stopping is not None and self.keep_best is None:
-            found.append("--early-stopping needs --keep-best, for instance val_loss")
+            problems.append("--early-stopping needs --keep-best, for instance val_loss")
         if self.plateau_factor is not None and self.reduce_on_plateau is None:
-            found.append("--plateau-factor needs --reduce-on-plateau")
+            problems.append("--plateau-factor needs --reduce-on-plateau")
         if self.profile is not None and profile_window(self.profile) is None:
-            found.append(
+            problems.append(
                 f"--profile {self.profile}: must be START:STOP, first and last step, for instance "
                 "20:25"
             )
         keras = sys.modules.get("keras")
         if keras is not None and keras.config.backend() != "tensorflow":
-            found.append(
+            problems.append(
                 f"Keras runs on {keras.config.backend()} in this process, TensorFlow is needed: "
                 "import recipes before keras, or start it with python -m"
             )
-        return found
+        return problems
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -283,16 +286,22 @@ class TransformerOptions(SharedOptions):
     """Adds the sizes, the warm-up and the weight decay of a Transformer."""
 
     num_layers: int = option(
-        2, "Transformer layers of a new model.", within="[1, 1000]", unless=("preset", "init_from")
+        2,
+        "Transformer layers of a new model.",
+        within="[1, 1000]",
+        overridden_by=("preset", "init_from"),
     )
     num_heads: int = option(
-        2, "Attention heads of a new model.", within="[1, 1000]", unless=("preset", "init_from")
+        2,
+        "Attention heads of a new model.",
+        within="[1, 1000]",
+        overridden_by=("preset", "init_from"),
     )
     hidden_dim: int = option(
         128,
         "Width of a new model; feed-forward layers are four times as wide.",
         within="[1, 1e5]",
-        unless=("preset", "init_from"),
+        overridden_by=("preset", "init_from"),
     )
     warmup_steps: int = option(
         200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
@@ -303,13 +312,13 @@ class TransformerOptions(SharedOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
+        problems = super().problems()
         if self.num_heads > 0 and self.hidden_dim % self.num_heads:
-            found.append(
+            problems.append(
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"
             )
-        return found
+        return problems
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -323,13 +332,13 @@ class TextOptions(TransformerOptions):
         8192,
         "Word pieces to learn.",
         within="[1, 1e6]",
-        unless=("vocabulary", "preset", "init_from"),
+        overridden_by=("vocabulary", "preset", "init_from"),
     )
 
 
 @dataclasses.dataclass(kw_only=True)
 class FineTuningOptions(TransformerOptions):
-    """Adds what fine-tuning a model that exists needs: see `models.fine_tuning`."""
+    """Adds the options of fine-tuning: see `models.fine_tuning`."""
 
     layer_decay: float = option(
         1.0,
@@ -356,20 +365,20 @@ class FineTuningOptions(TransformerOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
+        problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
-            found.append("--freeze-backbone and --lora-rank: pass only one of them")
+            problems.append("--freeze-backbone and --lora-rank: pass only one of them")
         shared = self.strategy in ("central_storage", "parameter_server")
         if shared and self.ema is not None:
-            found.append(
+            problems.append(
                 f"--ema: with --strategy {self.strategy} replicas share one copy of the weights "
                 "and would average it several times; use mirrored or multi_worker"
             )
-        return found
+        return problems
 
 
 def all_problems(options: ProgramOptions) -> list[str]:
-    """Returns what is wrong with the options, a line each; wrong types alone, if there are any."""
+    """Returns the problems of the options, one line each; if types are wrong, only those."""
     kind = type(options)
     hints = typing.get_type_hints(kind)
     types, ranges = [], []
@@ -377,35 +386,35 @@ def all_problems(options: ProgramOptions) -> list[str]:
         value = getattr(options, field.name)
         about = metadata(kind, field.name)
         name = field.name.upper() if about["positional"] else flag(field.name)
-        given = f"{name} {value}"
+        assignment = f"{name} {value}"
         if value == "" or (isinstance(value, tuple) and "" in value):
             types.append(f"{name}: must not be empty")
         elif not _fits(value, hints[field.name]):
-            types.append(f"{given}: must be {_name_of(hints[field.name])}")
+            types.append(f"{assignment}: must be {_name_of(hints[field.name])}")
         elif str(value) != str(value).encode(errors="ignore").decode():  # a byte was left out
-            types.append(f"{given}: is not UTF-8")
+            types.append(f"{assignment}: is not UTF-8")
         else:
             problem = _range_problem(value, about["within"])
-            ranges += [f"{given}: {problem}"] if problem else []
+            ranges += [f"{assignment}: {problem}"] if problem else []
     return types or ranges + options.problems()
 
 
 def check(options: ProgramOptions) -> None:
     """Raises OptionsError with all problems at once."""
-    found = all_problems(options)
-    if found:
-        raise OptionsError("\n".join(found))
+    problems = all_problems(options)
+    if problems:
+        raise OptionsError("\n".join(problems))
 
 
 def profile_window(text: str | None) -> tuple[int, int] | None:
-    """Returns first and last step of `--profile START:STOP`; None where they are not two steps."""
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text or "")
-    window = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Returns first and last step of `--profile START:STOP`; None if they are not two steps."""
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text or "")
+    window = (int(match[1]), int(match[2])) if match else (0, 0)
     return window if 1 <= window[0] <= window[1] else None
 
 
 def flag(name: str) -> str:
-    """Returns how the command line writes a field's name."""
+    """Returns the command line's name of a field: `--sequence-length`."""
     return "--" + name.replace("_", "-")
 
 
@@ -421,25 +430,25 @@ def shown(options, resolved: dict | None = None) -> dict:
     """Returns the options that describe the training, as JSON values.
 
     Args:
-        options: a recipe's.
-        resolved: what `auto` and the like became, by the option's name; it replaces the option.
+        options: the options of a recipe.
+        resolved: resolved values of options such as `auto`, by name; they replace the options.
     """
-    known = to_json(options) | (resolved or {})
-    given = {name for name, value in known.items() if value not in (None, "auto", "scratch")}
-    about = {name: metadata(type(options), name) for name in to_json(options)}
+    values = to_json(options) | (resolved or {})
+    is_set = {name for name, value in values.items() if value not in (None, "auto", "scratch")}
+    fields = {name: metadata(type(options), name) for name in to_json(options)}
     return {
-        name: known[name]
-        for name, found in about.items()
-        if found["shown"] and not given.intersection(found["unless"])
+        name: values[name]
+        for name, about in fields.items()
+        if about["shown"] and not is_set.intersection(about["overridden_by"])
     }
 
 
 def from_json(kind: type, path: Path):
-    """Returns the options of an `options.json`; `--run-dir` and `--resume` are not taken over.
+    """Reads the options of an `options.json`, except `--run-dir` and `--resume`.
 
     Raises:
-        RunError: not readable, or damaged.
-        OptionsError: unknown names.
+        RunError: the file is not readable, or damaged.
+        OptionsError: the file contains unknown names.
     """
     values = read_json(path, kinds={"options": run_files.OBJECT})
     values = values.get("options", values)
@@ -458,17 +467,17 @@ def in_notebook() -> bool:
 def command(recipe: str, options: SharedOptions) -> str:
     """Returns the command line (in a notebook, the Python) that runs or resumes these options."""
     default = to_json(type(options)())
-    given = {
+    changed = {
         name: value
         for name, value in to_json(options).items()
         if value != default[name] and name not in ("options", "resume")
     }
     if in_notebook():
-        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         module = "" if type(options).__module__ == "__main__" else f"{recipe}."
         return f"{module}main({module}Options({arguments}))"
     words = [interpreter(), *started_by(type(options))]
-    for name, value in given.items():
+    for name, value in changed.items():
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         else:
@@ -480,7 +489,7 @@ def predict_command(options: SharedOptions) -> str | None:
     """Returns the command that queries the model of a run; None for a recipe without `predict()`.
 
     Args:
-        options: the run's, with its folder.
+        options: the run's options, with its folder.
     """
     kind = type(options)
     if not hasattr(sys.modules[kind.__module__], "predict"):
@@ -495,7 +504,8 @@ def predict_command(options: SharedOptions) -> str | None:
 def module_name(kind: type) -> str:
     """Returns the name under which Python imports the module of a recipe's `Options`.
 
-    That of a recipe that runs is `__main__`; so it stays where a notebook's cell defines one.
+    A recipe that is run as a program is `__main__` to itself. For one that a notebook's cell
+    defines, that name is returned.
     """
     module = sys.modules[kind.__module__]
     if module.__spec__ is not None:
@@ -508,7 +518,7 @@ def module_name(kind: type) -> str:
 
 
 def started_by(kind: type) -> list[str]:
-    """Returns what follows Python on a command line that starts a recipe: its module, or a file."""
+    """Returns the arguments of Python that start a recipe: `-m` and its module, or a file."""
     module = sys.modules[kind.__module__]
     path = getattr(module, "__file__", None)
     if module.__spec__ is None and path is not None:
@@ -517,19 +527,19 @@ def started_by(kind: type) -> list[str]:
 
 
 def interpreter() -> str:
-    """Returns how this Python is started from here: `python` where that is this one."""
+    """Returns the command that starts this Python: `python` if that is this one, else a path."""
     if not sys.executable:
         return "python"
     path = Path(sys.executable)
     on_path = shutil.which("python")
-    # By its folder: the Python of a virtual environment is a link to that of the system.
+    # By its folder: the Python of a virtual environment is a link to the system's.
     if on_path and Path(on_path).parent == path.parent and os.path.samefile(on_path, path):
         return "python"
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _converted(value, hint):
-    """Returns a text as a path, and a list or one text or path as a tuple, where the hint asks."""
+    """Converts a text to a path, and a list or a single value to a tuple, as the hint requires."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple | str | Path):
         several = value if isinstance(value, list | tuple) else [value]
@@ -553,7 +563,7 @@ def _fits(value, hint) -> bool:
 
 
 def _name_of(hint) -> str:
-    """Returns how a message names a type."""
+    """Returns the name of a type in messages."""
     if typing.get_origin(hint) is tuple:
         return "one or several texts or paths"
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

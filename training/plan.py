@@ -1,4 +1,4 @@
-"""Plans batches, learning rate and steps for a number of replicas; plain numbers."""
+"""Plans batches, learning rate and steps for a number of replicas, as plain numbers."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ from training.errors import OptionsError
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Holds what a run of this many replicas does.
+    """Holds the batches, learning rate and steps of a run.
 
     Attributes:
         replicas: replicas in all workers together.
         batch_size_per_replica: examples that one replica works on in one batch.
         global_batch_size: examples of one batch over all replicas.
         accumulate_steps: batches that one update of the weights (one step) accumulates.
-        learning_rate: peak learning rate, scaled by the replicas. It is a float64, which schedules
-            keep: they would round a plain float to float32, also in float64 runs.
+        learning_rate: peak learning rate, scaled by the replicas. A float64: schedules round a
+            plain float to float32, even in float64 runs.
         steps_per_epoch: updates of the weights in one epoch; the incomplete last batch is dropped.
         total_steps: updates of the weights in the whole run, where the schedule ends.
         epochs: epochs that the run touches; the last one may be cut short by `--max-steps`.
@@ -38,9 +38,9 @@ class Plan:
 
     @property
     def batches(self) -> dict[str, Any]:
-        """Returns batch size, batches of an epoch, and the first one, for a training pipeline.
+        """Returns batch size, batches per epoch, and the first batch, for a training pipeline.
 
-        With accumulation a step takes several batches; a resumed run begins at its next one.
+        With accumulation a step takes several batches; a resumed run starts at its next batch.
         """
         return {
             "batch_size": self.global_batch_size,
@@ -49,7 +49,7 @@ class Plan:
         }
 
     def warmup_steps(self, wanted: int) -> int:
-        """Returns the steps of a warm-up: as many as wanted, at most a tenth of the run."""
+        """Returns the steps of the warm-up: `wanted`, but at most a tenth of the run."""
         return min(wanted, self.total_steps // 10)
 
     def lines(self) -> dict[str, str]:
@@ -63,16 +63,16 @@ class Plan:
         }
 
     def fixed(self) -> dict:
-        """Returns what must stay the same when a run resumes, on any number of replicas."""
+        """Returns the values that a resumed run keeps, on any number of replicas."""
         names = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
         return {name: getattr(self, name) for name in names}
 
 
 def require_shared_equally(global_batch_size: int, replicas: int) -> None:
-    """Refuses a global batch that the replicas cannot share equally.
+    """Rejects a global batch that the replicas cannot share equally.
 
     Raises:
-        OptionsError: names the nearest sizes that they can.
+        OptionsError: names the nearest sizes that they can share.
     """
     rest = global_batch_size % replicas
     if rest:
@@ -95,21 +95,21 @@ def make_plan(
     steps_done: int = 0,
     resumed: dict | None = None,
 ) -> Plan:
-    """Makes the plan that follows from the replicas, the options and the number of examples.
+    """Computes the plan from the replicas, the options and the number of examples.
 
     A run that resumes, perhaps on another number of replicas, keeps the global batch and the
-    learning rate that it began with: `resumed` then holds the `fixed()` of its first plan.
+    learning rate of its start: `resumed` then holds the `fixed()` of its first plan.
 
     Args:
         options: a `SharedOptions`.
         replicas: replicas in all workers together.
         examples: examples of the training split.
-        batch_size_per_replica: examples a replica where the options name no batch.
-        base_learning_rate: peak rate for one replica where the options name none.
-        planned_replicas: replicas that batch and rate follow, where some of them may be away; or
-            None: those that are there.
+        batch_size_per_replica: examples per batch on one replica, unless the options set a batch.
+        base_learning_rate: peak rate for one replica, unless the options set one.
+        planned_replicas: number of replicas that determines batch and rate, where some may be
+            missing; None for `replicas`.
         steps_done: updates of the weights that an earlier part of the run has done.
-        resumed: what must stay as it was, or None.
+        resumed: values that must not change, or None.
 
     Raises:
         OptionsError: the batch cannot be shared, or the training split holds fewer examples than

@@ -1,4 +1,4 @@
-"""Reports on a finished run: a verdict against the baselines, and a card for its model."""
+"""Reports on a finished run: compares it with the baselines, and writes the model card."""
 
 import string
 import sys
@@ -18,8 +18,8 @@ BASELINES = {
     "nearest_neighbour": "the fit on nearest neighbours",
     "": "the baseline",
 }
-# A smaller gain may be chance, and the verdict says so.
-MARGIN = 0.01  # of an accuracy; of a loss, relative
+# The verdict marks smaller gains, which may be chance.
+MARGIN = 0.01  # absolute for accuracies, relative for losses
 
 CARD = string.Template("""\
 # $recipe: $title
@@ -56,7 +56,7 @@ In this folder, with $versions:
 
 ```python
 import keras
-import keras_nlp  # has layers and models of its own
+import keras_nlp  # registers its layers and models
 
 model = $load
 model.summary()
@@ -73,35 +73,35 @@ def verdict(
 
     Args:
         test: metrics by name.
-        baseline: numbers by name; one that ends in the name of a test metric is compared with it
+        baseline: numbers by name; a name that ends in that of a test metric is compared with it
             (`unigram_cross_entropy` with `cross_entropy`).
-        history: one list per metric, a number per epoch; validation metrics begin with `val_`.
+        history: one list per metric, one number per epoch; validation metrics begin with `val_`.
 
     Returns:
-        Lines: which baselines are beaten, which by little, which are not, and then what to try.
+        Lines: the baselines that are beaten, beaten narrowly, or not beaten; then a suggestion.
     """
     beaten: list[str] = []
     others: list[str] = []
     hardly: dict[str, list[str]] = {}
     for name, number in baseline.items():
         metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), "")
-        way = direction(metric)
-        if way is None:
+        better = direction(metric)
+        if better is None:
             continue
-        gain = test[metric] - number if way == "max" else number - test[metric]
-        margin = MARGIN * (1 if way == "max" else abs(number))
+        gain = test[metric] - number if better == "max" else number - test[metric]
+        margin = MARGIN * (1 if better == "max" else abs(number))
         key = name.removesuffix(metric).strip("_")
         title = BASELINES.get(key, key.replace("_", " "))
         comparison = f"{title} in {metric}"
         if gain > margin:
             beaten.append(comparison)
         elif gain > 0:
-            few = f"{MARGIN:.2f}" if way == "max" else f"{MARGIN:.0%}"
+            few = f"{MARGIN:.2f}" if better == "max" else f"{MARGIN:.0%}"
             hardly.setdefault(few, []).append(comparison)
         else:
             others.append(comparison)
     lines = ["beats " + ", ".join(beaten)] if beaten else []
-    lines += [f"beats {', '.join(found)}, but by less than {few}" for few, found in hardly.items()]
+    lines += [f"beats {', '.join(names)}, but by less than {few}" for few, names in hardly.items()]
     if others:
         lines.append("does not beat " + ", ".join(others))
     if others or hardly:
@@ -115,11 +115,11 @@ def verdict(
 
 
 def model_card(model: keras.Model, results: dict, options: SharedOptions, is_preset: bool) -> str:
-    """Returns the card in Markdown; its Python runs in the model's folder.
+    """Returns the model card in Markdown; its Python runs in the model's folder.
 
     Args:
         model: the trained model.
-        results: what `results.json` will hold.
+        results: the content of `results.json`.
         options: the recipe's options.
         is_preset: whether the folder is a preset of KerasNLP.
     """

@@ -1,8 +1,8 @@
 """Opens, plans and finishes a run: the companion of a recipe's `main`, not a trainer.
 
-A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model itself,
-as plain Keras. `run.plan()` returns batches, rate and steps; `run.prepare()` makes the compiled
-model exact and returns what `fit()` takes.
+A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluates its model in plain
+Keras. `run.plan()` returns batches, learning rate and steps; `run.prepare()` makes the compiled
+model exact and returns the arguments of `fit()`.
 
 The same `main` evaluates a finished run: `start_run()` then gives it the weights of that run
 (`run.trained`), no steps, and no folder.
@@ -59,23 +59,23 @@ log = logging.getLogger("recipes")
 
 @contextlib.contextmanager
 def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
-    """Opens a run: options, devices, seed, folder, lock, signals; and closes it again.
+    """Opens a run: options, devices, seed, folder, lock, signals; and closes it.
 
-    Everything that is changed for the whole process (dtype policy, signal handlers, log handlers,
-    repairs of Keras) is in force until the run is closed, and then put back.
+    Settings of the whole process (dtype policy, signal handlers, log handlers, repairs of Keras)
+    change while the run is open and are restored when it is closed.
 
     Args:
         recipe: the recipe's name.
         options: the recipe's options.
 
     Yields:
-        The run. If it is `finished`, there is nothing to do.
+        The run. If it is `finished`, `main` returns `run.results`.
 
     Raises:
         OptionsError: the options are wrong, or incompatible with the devices or the cluster.
-        DistributionError: likewise.
+        DistributionError: the strategy is not possible on these devices.
         RunError: the run's folder cannot be used.
-        Stopped: a signal stopped the run; it is saved.
+        Stopped: a signal stopped the run, which is saved.
     """
     checks.refuse_other_options(recipe, options)
     check(options)
@@ -94,7 +94,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         if options.deterministic:
             tf.config.experimental.enable_op_determinism()
         strategy = strategies.make_strategy(options.strategy, options.replicas)
-        signals.install()  # MultiWorkerMirroredStrategy puts a handler of its own for SIGTERM
+        signals.install()  # MultiWorkerMirroredStrategy installs its own handler of SIGTERM
         stack.enter_context(keras_compat.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
@@ -116,17 +116,17 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
 
 
 class Run:
-    """Accompanies a recipe's `main`; `start_run()` makes it.
+    """Accompanies a recipe's `main`; created by `start_run()`.
 
     Attributes:
         strategy: for `with run.strategy.scope():`.
-        trained: the finished run that is evaluated; None where one is trained.
-        tensorboard: where a callback of the recipe's own writes images or texts.
+        trained: the finished run to evaluate; None in training.
+        tensorboard: for callbacks of the recipe that write images or texts.
         cache_dir: the folder of downloads, vocabularies and tokens.
-        results: what a finished run left; empty before.
-        metadata: what the recipe stored beside the model, where a trained run is evaluated; empty
-            where one is trained.
-        is_chief: whether this process writes what is shared.
+        results: the results of a finished run; empty before.
+        metadata: the values of `run.finish(metadata=...)` when a trained run is evaluated; empty in
+            training.
+        is_chief: whether this process writes the shared files.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Run:
         self.cache_dir = options.cache_dir or default_cache_dir()
         self._begun = time.perf_counter()
         self._notes: list[str] = []
-        self._facts: dict = {}  # what plan() was given
+        self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
         self._perplexity_of: str | None = None
@@ -163,7 +163,7 @@ class Run:
         run_dir = options.run_dir or self._new_folder()
         self.options = dataclasses.replace(options, run_dir=run_dir)
         self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
-        # What fit() gets; the others are made by prepare().
+        # Callbacks of fit(); prepare() creates the others.
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
         self.terminal = TerminalLog(self.throughput)
@@ -189,9 +189,9 @@ class Run:
         return folder
 
     def open(self) -> None:
-        """Locks the folder, and finds the run in it."""
+        """Locks the folder, and finds an earlier part of the run in it."""
         self.folder.open()
-        if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher keeps a log a process
+        if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher writes one log per process
             worker = strategies.worker_index(self.strategy)
             log_to_file(self.folder.path / f"worker-{worker}.log")
         checkpoint = self.folder.checkpoint
@@ -200,7 +200,7 @@ class Run:
                 f"--run-dir {self.folder.path}: the workers see different checkpoints there; it "
                 "must be on a disk that all of them share"
             )
-        # Before data are loaded, which may take minutes.
+        # Checked before the data are loaded, which may take minutes.
         batch = self.folder.facts.get("global_batch_size") or self.options.global_batch_size
         if batch is not None and not self.finished:
             require_shared_equally(batch, strategies.replicas(self.strategy))
@@ -214,25 +214,25 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Tells whether there is nothing to do: `main` then returns `run.results`."""
+        """Returns whether the run is finished: `main` then returns `run.results`."""
         return self.trained is None and self.folder.results is not None
 
     @property
     def dataset(self) -> str:
-        """Returns `--dataset`; a run that resumes keeps the one that `auto` stood for."""
+        """Returns `--dataset`; a resumed run keeps the dataset that `auto` resolved to."""
         if self.trained is not None:
             return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
 
     @property
     def resumes(self) -> bool:
-        """Tells whether the weights come from a checkpoint of this run, or from a finished one."""
+        """Returns whether the weights come from a checkpoint or a finished run."""
         return self.trained is not None or self.folder.checkpoint is not None
 
     def fact(self, name: str):
-        """Returns what this run was planned with, for instance its preset; None in a new run.
+        """Returns a resolved value of this run, for instance its preset; None in a new run.
 
-        A finished run's own model is its preset.
+        The preset of a finished run is its own model.
         """
         if self.trained is None:
             return self.folder.facts.get(name)
@@ -241,7 +241,7 @@ class Run:
         return self.trained.resolved.get(name)
 
     def note(self, *lines: str | None) -> None:
-        """Logs what is used instead of the first choice, and why; kept in `results.json` too."""
+        """Logs lines, for instance the reason of a fallback; `results.json` keeps them."""
         for line in filter(None, lines):
             if self.trained is None:
                 log.warning("%s", line)
@@ -261,15 +261,15 @@ class Run:
 
         Args:
             examples: examples of the training split.
-            base_learning_rate: peak rate for one replica, where the options name none.
-            batch_size_per_replica: examples a replica, where the options name no batch.
-            tokens_per_example: tokens that carry text in an average example, or None.
-            about: lines for the plan that is printed, by title.
-            **facts: what must be the same when the run resumes, as JSON values: `dataset`, a
+            base_learning_rate: peak rate for one replica, unless the options set one.
+            batch_size_per_replica: examples per batch on one replica, unless the options set one.
+            tokens_per_example: mean number of tokens per example without padding, or None.
+            about: further lines of the printed plan, by title.
+            **facts: values that must stay the same when the run resumes, JSON: `dataset`, a
                 checksum of the data, `vocabulary_sha256`, `preset` ...
 
         Raises:
-            OptionsError: the replicas cannot share the batch, or the data have no full step.
+            OptionsError: the replicas cannot share the batch, or the data do not fill one step.
             RunError: the run in the folder was planned differently.
         """
         self._facts = facts
@@ -309,7 +309,7 @@ class Run:
         return plan
 
     def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:
-        """Plans batches; notes where the run's own data have changed since it was trained."""
+        """Plans the batches of an evaluation; notes if the run's data have changed."""
         assert self.trained is not None
         facts, resolved = self._facts, self.trained.resolved
         sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
@@ -349,29 +349,30 @@ class Run:
         operations_per_example: int | None = None,
         saves: keras.Model | None = None,
     ) -> dict:
-        """Builds the model, makes its steps exact, and returns what `model.fit()` takes.
+        """Builds the model, makes its steps exact, and returns the arguments of `model.fit()`.
 
-        The model gets the step of `distribution.step`, and `fit()` the run's callbacks; the XLA
-        programs of earlier runs are restored; a trial shows that the model can be saved. From here
-        on a signal is noted, and the run saved.
+        Installs the step of `distribution.step`, creates the run's callbacks, restores the XLA
+        programs of earlier runs, and tries to save the model. From now on a signal saves and stops
+        the run.
 
         Args:
             model: compiled as on keras.io, under the strategy.
-            train_data: global batches, from the run's next one on.
+            train_data: global batches, starting at the run's next one.
             validation: batches of the validation split.
             test: batches of the test split, for `--test-every`.
-            extra: callbacks of the recipe. What a `StepCallback` returns from `get_state()` is kept
-                in each checkpoint and handed back when the run resumes. One that has
-                `on_record(record)` gets every record of the run, on the chief.
-            perplexity_of: name of a cross-entropy whose exponential is shown beside it, or None.
-            operations_per_example: floating-point operations that training on one example needs,
-                for `mfu`.
-            saves: the model that `run.finish()` will save, where that is not `model`.
+            extra: callbacks of the recipe. The `get_state()` of a `StepCallback` is stored in each
+                checkpoint and passed to `set_state()` when the run resumes. Callbacks with
+                `on_record(record)` get every record of the run, on the chief.
+            perplexity_of: name of a cross-entropy whose exponential is also reported, or None.
+            operations_per_example: floating-point operations of training on one example, for
+                `mfu`.
+            saves: the model that `run.finish()` will save, if that is not `model`.
 
         Raises:
-            RunError: the data would differ when the run resumes, the model cannot be saved or has
-                changed since the checkpoint, or a callback holds state that no checkpoint keeps.
-            DistributionError: the model cannot be made exact here, or XLA cannot compile it.
+            RunError: the data do not repeat, the model cannot be saved or has changed since the
+                checkpoint, or a callback has state that no checkpoint keeps.
+            DistributionError: the model cannot be made exact under this strategy, or XLA cannot
+                compile it.
             OptionsError: the model has no metric `--keep-best`.
         """
         self._perplexity_of = perplexity_of
@@ -403,7 +404,7 @@ class Run:
                 total_steps=plan.total_steps,
                 steps_done=plan.steps_done,
             )
-        else:  # there, others do the work
+        else:  # under parameter servers, other processes compute
             self.throughput.operations_per_example = operations_per_example
             self.throughput.devices = mfu.count_devices(plan.replicas, self.workers)
         if self.is_chief:
@@ -411,8 +412,8 @@ class Run:
             artifacts.require_saveable(saves or model, self.folder.path, type(options))
         self.records.perplexity_of = perplexity_of
         if jit:
-            known = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
-            log.info("%-14s %s", "XLA", "from the cache" if known else "compiles the first step")
+            restored = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
+            log.info("%-14s %s", "XLA", "from the cache" if restored else "compiles the first step")
         if info is None:
             self.tensorboard.show_options(shown(options) | plan.fixed())
             names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
@@ -423,7 +424,7 @@ class Run:
             epochs_done = info.epochs_done
             if info.state["finished"] and options.resume != "extend":
                 epochs_done = plan.epochs
-        signals.training = True  # from here on a signal is noted, and the run saved
+        signals.training = True  # from now on a signal saves and stops the run
         return {
             "validation_data": validation,
             "callbacks": callbacks,
@@ -431,14 +432,14 @@ class Run:
             "epochs": plan.epochs,
             "steps_per_epoch": plan.steps_per_epoch,
             "verbose": 0,  # the callbacks print
-            "shuffle": False,  # the data are shuffled already
+            "shuffle": False,  # the pipeline shuffles
         }
 
     def _take_weights(self, model, built, test) -> dict:
-        """Gives the recipe's model the weights of the finished run; `fit()` then has no epoch.
+        """Sets the recipe's model to the weights of the finished run; `fit()` then runs no epoch.
 
         Raises:
-            RunError: the recipe builds another model than the run's.
+            RunError: the recipe builds another model than the finished run's.
         """
         assert self.trained is not None
         keras_compat.build(model, test)
@@ -459,7 +460,7 @@ class Run:
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 
     def _plateau(self, model: keras.Model) -> dict[str, StepCallback]:
-        """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or nothing."""
+        """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or {}."""
         options = self.options
         if options.reduce_on_plateau is None:
             return {}
@@ -470,7 +471,7 @@ class Run:
     def _callbacks(
         self, validation, test, extra, plateau, fingerprint
     ) -> list[keras.callbacks.Callback]:
-        """Returns what `fit()` gets, in the order that makes a resumed run identical."""
+        """Returns the callbacks of `fit()`, in the order that makes a resumed run identical."""
         options = self.options
         info = self.folder.checkpoint
         during = self.evaluation_callbacks
@@ -502,7 +503,7 @@ class Run:
             StopAtStep(),
             StopEvaluation(self._asked_to_stop),
             StopOnBadLoss(self.checkpoint.folder),
-            self.throughput,  # before whatever evaluates, writes or saves
+            self.throughput,  # before callbacks that evaluate, write or save
             *extra,
             self.records,
             self.tensorboard,
@@ -521,7 +522,7 @@ class Run:
 
     @property
     def evaluate_options(self) -> dict:
-        """Returns for `model.evaluate()` what shows its progress, and ends it on a signal."""
+        """Returns the arguments of `model.evaluate()`: they show progress and stop on a signal."""
         return {"verbose": 0, "callbacks": self.evaluation_callbacks}
 
     def _asked_to_stop(self) -> bool:
@@ -542,10 +543,10 @@ class Run:
         Args:
             model: the trained model.
             test: metrics of the test split.
-            baseline: what a simpler model reaches there.
-            metadata: what is needed to read the model's inputs and outputs, as JSON values, for
-                instance the names of the classes; stored in `model/`, under its checksums.
-            preprocessor: of a KerasNLP task, which then becomes a preset; or None.
+            baseline: metrics of simpler models on the test split.
+            metadata: values that the model's inputs and outputs need, JSON, for instance the names
+                of the classes; stored in `model/`, covered by its checksums.
+            preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
             **more: further values of `results.json`.
 
         Raises:
@@ -568,12 +569,12 @@ class Run:
         test = with_perplexity(test, self.records.perplexity_of)
         self.records.record_evaluation("test", steps, test)
         if self.is_chief:
-            simpler = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
+            line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             if baseline:
-                log.log(RESULT, "%-14s %s", "baseline", simpler)
+                log.log(RESULT, "%-14s %s", "baseline", line)
             for line in verdict(test, baseline, self.records.history):
                 log.log(RESULT, "%-14s %s", "verdict", line)
-        # The seconds are those of this process, from the beginning of the run to now.
+        # The seconds are those of this process, from the start of the run to now.
         results = {
             "recipe": self.recipe,
             "module": module_name(type(self.options)),
@@ -605,8 +606,8 @@ class Run:
             "git": git_state(),
         }
         names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
-        came_to = self._plan.fixed() | {name: results[name] for name in names}
-        self.tensorboard.show_hparams(steps, shown(self.options) | came_to)
+        resolved = self._plan.fixed() | {name: results[name] for name in names}
+        self.tensorboard.show_hparams(steps, shown(self.options) | resolved)
         self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path

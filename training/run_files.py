@@ -1,7 +1,7 @@
-"""Reads the JSON files of a run's folder and checks what programs rely on; the one reader of them.
+"""Reads and validates the JSON files of a run's folder; nothing else reads them.
 
-A folder may come from elsewhere, or be damaged: whatever is wrong becomes one line that names the
-file, what it holds and what was expected.
+A folder may be damaged, or a stranger's: each problem becomes one line that names the file, its
+value and the expected one.
 """
 
 import json
@@ -18,7 +18,7 @@ NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # JSON has no such numbers: they 
 
 
 class Kind(NamedTuple):
-    """What a value must be: a test, and its name in a message."""
+    """Defines a kind of value: its name in messages, and a test."""
 
     name: str
     fits: Callable[[Any], bool]
@@ -56,7 +56,7 @@ NUMBERS = Kind(
 )
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value)))
 
-# What is read of each file; a file may hold more.
+# The values that are read from each file; a file may hold more.
 OPTIONS = {"recipe": TEXT, "options": OBJECT, "resolved": OBJECT, "shown": OBJECT}
 RESOLVED = {
     "dataset": optional(TEXT),
@@ -91,7 +91,7 @@ def read_options(folder: Path, *required: str) -> dict:
     """Returns a run's `options.json`: the options, and what they resolved to.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         *required: names of `OPTIONS` that the file must hold.
 
     Raises:
@@ -107,7 +107,7 @@ def read_results(folder: Path, *required: str) -> dict:
     """Returns a run's `results.json`.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         *required: names of `RESULTS` that the file must hold.
 
     Raises:
@@ -117,7 +117,7 @@ def read_results(folder: Path, *required: str) -> dict:
 
 
 class Metadata(dict):
-    """Holds what a recipe stored beside its model; a name that is not there is an error of the run.
+    """Holds the metadata that a recipe stored with its model; a missing name raises `RunError`.
 
     Args:
         path: the file.
@@ -133,7 +133,7 @@ class Metadata(dict):
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Returns what a recipe stored beside its model, `recipe.json`.
+    """Returns the metadata that a recipe stored with its model: `recipe.json`.
 
     Raises:
         RunError: it cannot be read, or is damaged.
@@ -147,7 +147,7 @@ def read_json(path: Path, *required: str, kinds: dict[str, Kind] | None = None) 
     Args:
         path: the file.
         *required: names that it must hold.
-        kinds: what values must be, by name, where the file holds the name.
+        kinds: the kind of a value by name, for names that the file holds.
 
     Raises:
         RunError: it cannot be read, is not a JSON object, or a value is missing or of another kind.
@@ -158,7 +158,7 @@ def read_json(path: Path, *required: str, kinds: dict[str, Kind] | None = None) 
 def read_json_lines(
     path: Path, *required: str, kinds: dict[str, Kind] | None = None
 ) -> Iterator[dict]:
-    """Yields the lines of a file, each of which must be a JSON object; as `read_json`."""
+    """Yields the lines of a file, each a JSON object; arguments and errors as in `read_json`."""
     # Not splitlines(), which also splits at separators within a text.
     for number, line in enumerate(_read_text(path).rstrip("\n").split("\n"), start=1):
         yield _parsed(f"{path}, line {number}", line, required, kinds or {})
@@ -180,7 +180,7 @@ def _read_text(path: Path) -> str:
 def _parsed(where: str, text: str, required: Sequence[str], kinds: dict[str, Kind]) -> dict:
     try:
         content = json.loads(text, parse_int=_integer)
-        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(content, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except RecursionError as error:
         raise RunError(f"{where}: damaged, nested too deeply") from error
     except ValueError as error:

@@ -21,18 +21,18 @@ log = logging.getLogger("recipes")
 
 
 class RunFolder:
-    """Represents the folder of one run, and what an earlier part of the run left there.
+    """Represents the folder of one run, with the results of an earlier part of it.
 
     Args:
         path: the folder, which need not exist.
         recipe: the recipe's name.
-        options: what was asked for.
-        is_chief: whether this process locks the folder and writes what is shared.
+        options: the options of this start.
+        is_chief: whether this process locks the folder and writes the shared files.
 
     Attributes:
         checkpoint: the checkpoint that this run resumes from, or None.
-        results: what a finished run left, or None.
-        facts: what the earlier part of the run resolved to (dataset, global batch ...), or empty.
+        results: the results of a finished run, or None.
+        facts: resolved values of the earlier part (dataset, global batch ...), or empty.
     """
 
     def __init__(self, path: Path, recipe: str, options: SharedOptions, is_chief: bool):
@@ -48,11 +48,11 @@ class RunFolder:
         self._is_new = False
 
     def open(self) -> None:
-        """Creates the folder, locks it, and finds the run that is there.
+        """Creates the folder, locks it, and finds an earlier part of the run.
 
         Raises:
-            RunError: not writable, used by another process, holding a run of other options, or
-                holding something that is no run's.
+            RunError: the folder is not writable, is used by another process, or contains a run of
+                other options or other files.
         """
         try:
             self._is_new = not self.path.exists()
@@ -81,18 +81,18 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run, which --resume never does not continue"
             )
-        if not self._was_trained():  # an attempt that failed, or was stopped early: it begins again
+        if not self._was_trained():  # failed or stopped before training: starts again
             self._remove_logs()
             return
-        there = read_options(self.path, "recipe", "options", "resolved")
-        if there["recipe"] != self.recipe:
+        saved = read_options(self.path, "recipe", "options", "resolved")
+        if saved["recipe"] != self.recipe:
             raise RunError(
-                f"--run-dir {self.path}: contains a run of {there['recipe']}, not {self.recipe}"
+                f"--run-dir {self.path}: contains a run of {saved['recipe']}, not {self.recipe}"
             )
-        self._refuse_differences(there["options"])
+        self._refuse_differences(saved["options"])
         self.checkpoint = checkpoints.newest(self.path / "checkpoints", set_aside=self.is_chief)
         if self.checkpoint is not None:
-            self.facts = there["resolved"]
+            self.facts = saved["resolved"]
         path = self.path / "results.json"
         if path.exists():
             results = read_results(self.path, "recipe", "test", "weights_sha256", "steps")
@@ -110,18 +110,18 @@ class RunFolder:
             self._remove_logs()
 
     def _was_trained(self) -> bool:
-        """Tells whether the folder holds anything that training made: a checkpoint or results."""
+        """Returns whether the folder holds a checkpoint or results."""
         if (self.path / "results.json").exists():
             return True
         folder = self.path / "checkpoints"
         if not folder.is_dir():
-            return folder.exists()  # a file in its place is reported where it is used
-        # One that was being written when its process died is hidden; one that was being replaced
-        # ends in .old.
+            return folder.exists()  # a file of that name is reported when it is used
+        # A checkpoint that was only partly written is hidden; one that was being replaced ends in
+        # .old.
         return any(not p.name.startswith(".") or p.suffix == ".old" for p in folder.iterdir())
 
     def _remove_logs(self) -> None:
-        """Removes what was logged before the first checkpoint: it will be logged again."""
+        """Removes the logs from before the first checkpoint, which will be written again."""
         if self.is_chief:
             for path in (self.path / "metrics.jsonl", *self.path.glob(tensorboard.FILES)):
                 path.unlink(missing_ok=True)
@@ -142,14 +142,14 @@ class RunFolder:
             )
 
     def keep_facts(self, facts: dict, replicas_per_worker: int = 1) -> None:
-        """Writes `options.json`: the options, what they resolved to, how the run is started.
+        """Writes `options.json`: the options, their resolved values, replicas per worker.
 
         Args:
-            facts: JSON values; `total_steps` and `steps_per_epoch` among them.
-            replicas_per_worker: for the launcher, which may start other numbers of workers.
+            facts: resolved values, JSON; `total_steps` and `steps_per_epoch` among them.
+            replicas_per_worker: for the launcher, which may start another number of workers.
 
         Raises:
-            RunError: the run in the folder resolved to something else, or has no step left to do.
+            RunError: the values of the run in the folder differ, or it has no steps left.
         """
         facts = json.loads(json.dumps(facts))
         extend = self.options.resume == "extend"
@@ -194,7 +194,7 @@ class RunFolder:
             self.write_json("options.json", content)
 
     def write_json(self, name: str, content: dict) -> None:
-        """Writes a JSON file so that a reader sees the old one or the new one.
+        """Writes a JSON file atomically.
 
         Raises:
             CannotSave: it cannot be written.
@@ -205,12 +205,12 @@ class RunFolder:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def discard(self) -> None:
-        """Removes the folder again if this process made it and nothing was trained in it."""
+        """Removes the folder if this process created it and nothing was trained in it."""
         if self.is_chief and self._is_new and not (self.path / "checkpoints").exists():
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -224,5 +224,5 @@ def git_state() -> dict | None:
         ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = ended.stdout.strip()
-    return {"commit": found.removesuffix("-dirty"), "dirty": found.endswith("-dirty")}
+    name = ended.stdout.strip()
+    return {"commit": name.removesuffix("-dirty"), "dirty": name.endswith("-dirty")}

@@ -1,15 +1,15 @@
-"""Learning rate schedules that keras.optimizers.schedules has no class for."""
+"""Learning rate schedules that keras.optimizers.schedules lacks."""
 
 import keras
 
 
 @keras.saving.register_keras_serializable("keras_recipes")
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """Grows linearly to the rate with which another schedule begins, then follows that.
+    """Grows linearly to the initial rate of another schedule, then follows it.
 
     Args:
         warmup_steps: steps of the warm-up; step s (from 0) has the share (s + 1) / warmup_steps.
-        after: schedule that begins, at its step 0, when the warm-up ends.
+        after: schedule that starts, at its step 0, when the warm-up ends.
 
     Example:
         WarmUp(200, keras.optimizers.schedules.PolynomialDecay(1e-3, 9800, 0.0))
@@ -34,6 +34,6 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config):
-        """Makes the schedule from what `get_config()` returned."""
+        """Builds the schedule from the return value of `get_config()`."""
         after = keras.saving.deserialize_keras_object(config["after"])
         return cls(config["warmup_steps"], after)

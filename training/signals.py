@@ -1,10 +1,10 @@
-"""SIGTERM and SIGINT: the first asks a run to save and stop, the second ends it at once.
+"""Handles SIGTERM and SIGINT: the first saves and stops the run, the second ends it at once.
 
-On the command line that is the end of the process. A notebook's kernel lives on.
+On the command line the process ends. A notebook's kernel keeps running.
 
-Python calls a handler between two of its own instructions only, so never while TensorFlow compiles
-a step, which may take minutes. A thread therefore reads what arrived (`signal.set_wakeup_fd`): it
-acknowledges the first signal at once, and the second one ends the process at any time.
+Python calls a handler only between two of its own instructions, so not while TensorFlow compiles a
+step, which may take minutes. A thread therefore reads the signals (`signal.set_wakeup_fd`): it
+acknowledges the first one at once, and a second one ends the process at any time.
 """
 
 import os
@@ -23,7 +23,7 @@ END = b"\0"  # no signal has this number
 
 
 class StopRequested(KeyboardInterrupt):
-    """SIGTERM or SIGINT outside of training, or the second one: nothing is saved."""
+    """Raised for a signal outside of training, or a second one: nothing is saved."""
 
 
 class Signals:
@@ -31,8 +31,8 @@ class Signals:
 
     Attributes:
         asked: whether a signal was received.
-        training: whether the run can save: then the request is only noted, and the run looks at
-            `asked`. Otherwise `StopRequested` is raised.
+        training: whether the run can save: then a signal only sets `asked`, which the run checks.
+            Otherwise it raises `StopRequested`.
     """
 
     def __init__(self):
@@ -50,9 +50,9 @@ class Signals:
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, self._handle)
-            if before != self._handle:  # TensorFlow's strategies put handlers of their own
+            if before != self._handle:  # TensorFlow's strategies install their own handlers
                 self._before.setdefault(number, before)
-        if self._reader is None and not in_notebook():  # whose event loop reads such a socket
+        if self._reader is None and not in_notebook():  # its event loop reads the wake-up socket
             receiver, self._sender = socket.socketpair()
             self._sender.setblocking(False)
             self._wakeup_before = signal.set_wakeup_fd(
@@ -64,7 +64,7 @@ class Signals:
             self._reader.start()
 
     def restore(self) -> None:
-        """Puts back the handlers from before `install()`, and forgets what was asked."""
+        """Restores the handlers from before `install()`, and clears the request."""
         if self._reader is not None and self._sender is not None:
             signal.set_wakeup_fd(self._wakeup_before)
             self._sender.send(END)
@@ -77,7 +77,7 @@ class Signals:
         self._first = self._reader = self._sender = None
 
     def forget_reader(self) -> None:
-        """Leaves the reader to the parent, in a process that was just forked."""
+        """Drops the reader in a forked process; the parent keeps it."""
         if self._reader is not None:
             signal.set_wakeup_fd(-1)
             self._reader = self._sender = None

@@ -42,7 +42,9 @@ def parsed(kind, line):
 class Wings(SharedOptions):
     epochs: int = 7
     seed: int = option(3, "Another seed.")
-    wings: int = option(2, "Number of wings.", group="flight", within="[1, 4)", unless=("preset",))
+    wings: int = option(
+        2, "Number of wings.", group="flight", within="[1, 4)", overridden_by=("preset",)
+    )
     feathers: float = 0.5
     preset: str = "auto"
 
