@@ -37,16 +37,30 @@ def data_sha256(splits: dict[str, tuple]) -> str:
     """Computes a checksum over all examples; it must stay the same when a run resumes.
 
     Args:
-        splits: a tuple of NumPy arrays or lists of texts per split name.
+        splits: examples and answers per split name: NumPy arrays, lists of texts, or several of
+            them in a dict, list or tuple.
     """
     digest = hashlib.sha256()
-    for parts in splits.values():
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                digest.update(np.ascontiguousarray(part).tobytes())
-            else:
-                digest.update("\n".join(part).encode())
+    _add(digest, splits)
     return digest.hexdigest()
+
+
+def _add(digest, part) -> None:
+    """Adds names, dtypes, shapes and contents to a checksum, each with its length."""
+    if isinstance(part, dict):
+        for name in sorted(part):
+            _add(digest, str(name))
+            _add(digest, part[name])
+    elif isinstance(part, str):
+        content = part.encode(errors="surrogatepass")
+        digest.update(f"text {len(content)} ".encode() + content)
+    elif isinstance(part, list | tuple):
+        digest.update(f"{len(part)} parts ".encode())
+        for each in part:
+            _add(digest, each)
+    else:
+        array = np.ascontiguousarray(part)
+        digest.update(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes())
 
 
 def save_model(

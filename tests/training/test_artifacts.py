@@ -42,6 +42,28 @@ def test_every_example_is_in_the_checksum():
     assert len(seen) == 4 and artifacts.data_sha256(splits()) in seen
 
 
+def test_inputs_in_a_dict_are_in_the_checksum():
+    """Their values, dtypes, shapes and names; as `dna_melting` has them."""
+
+    def splits(**changes):
+        inputs = {"columns": np.arange(6).reshape(3, 2), "conditions": np.ones(3)} | changes
+        return {"train": (inputs, np.arange(3))}
+
+    variants = [
+        splits(),
+        splits(columns=np.arange(1, 7).reshape(3, 2)),
+        splits(columns=np.arange(6).reshape(2, 3)),
+        splits(conditions=np.ones(3).view(np.int64)),
+        splits(conditions=np.zeros(3)),
+        splits(salts=np.ones(3)),
+        {"train": ([np.arange(6).reshape(3, 2), np.ones(3)], np.arange(3))},
+        {"train": (["ab", "c"], np.arange(3))},
+        {"train": (["a", "bc"], np.arange(3))},
+    ]
+    assert len({artifacts.data_sha256(each) for each in variants}) == len(variants)
+    assert artifacts.data_sha256(splits()) == artifacts.data_sha256(splits())
+
+
 def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     order = syncs.recorded(monkeypatch)
     artifacts.save_model(small_model(), tmp_path / "model", metadata={}, card="A card.")
