@@ -249,6 +249,14 @@ def first_batch_sha256(train_data: tf.data.Dataset) -> str:
     return seen.pop()
 
 
+def _first_difference(model: keras.Model, before: list, now: list) -> str:
+    """Returns in which weight two lists of shapes differ first, or their lengths."""
+    for weight, old, new in zip(model.weights, before, now, strict=False):
+        if old != new:
+            return f"{weight.path} was {tuple(old)}, is now {tuple(new)}"
+    return f"it had {len(before)} weights, now has {len(now)}"
+
+
 def require_same(
     info: CheckpointInfo | None, model: keras.Model, first_batch: str, global_batch_size: int
 ) -> dict:
@@ -272,8 +280,9 @@ def require_same(
     before = info.state["fingerprint"]
     if before["weights"] != weights:
         raise RunError(
-            f"{info.folder}: cannot resume: the model has changed since, its weights have other "
-            "shapes; restore build_model() and its options, or take another --run-dir"
+            f"{info.folder}: cannot resume: the model has changed since "
+            f"({_first_difference(model, before['weights'], weights)}); restore build_model() and "
+            "its options, or take another --run-dir"
         )
     if before["first_batch"] == first_batch and global_batch_size >= MIN_FINGERPRINT_BATCH:
         raise RunError(

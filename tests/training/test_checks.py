@@ -123,6 +123,7 @@ class TestModel:
         with pytest.raises(RunError, match="cannot resume: the model has changed") as caught:
             tiny_recipe.main(options, build=lambda options: wider_model())
         assert len(str(caught.value).splitlines()) == 1
+        assert "kernel was (6, 8), is now (6, 9)" in str(caught.value)
 
 
 def wider_model():
