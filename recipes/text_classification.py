@@ -1,4 +1,4 @@
-"""Classify sentences: from your own BERT, a preset, or scratch.
+"""Classify sentences, or pairs of them: from your own BERT, a preset, or scratch.
 
     python -m recipes.text_classification --dataset folder_with_train_dev_test_tsv
     python -m recipes.text_classification --dataset reviews.csv --init-from runs/bert_mlm/first

@@ -105,7 +105,7 @@ def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
     tokenizer = model.preprocessor.tokenizer
     for row, text in enumerate(TEXTS):
         # To a classifier, [MASK] is a text like any other.
-        pieces = [tokenizer.cls_token_id, *tokenizer(text).numpy(), tokenizer.sep_token_id]
+        pieces = [tokenizer.cls_token_id, *np.asarray(tokenizer(text)), tokenizer.sep_token_id]
         ids = np.array([pieces], np.int32)[:, :16]
         ones = np.ones_like(ids)
         inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ones}

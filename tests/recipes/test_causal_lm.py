@@ -1,3 +1,4 @@
+import html
 import json
 import os
 import shutil
@@ -167,10 +168,11 @@ def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_pa
     assert len(written) == 4
     for number, text in enumerate(written.values()):
         begun, _, drawn = text.removeprefix("**").partition("**")
-        begun = " ".join(lines[number].split()[:5]).startswith(begun.replace("\\", ""))
+        begun = " ".join(lines[number].split()[:5]).startswith(html.unescape(begun))
         assert begun and drawn and "endoftext" not in text
 
 
+@pytest.mark.long
 def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
     lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
