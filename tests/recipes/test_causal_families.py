@@ -20,7 +20,7 @@ from training.loaded_run import load_run
 
 # GPT-2 is trained from scratch elsewhere: learned positions, one token for both ends. OPT and
 # Llama differ from it in both, Gemma cannot keep the documents of a row apart.
-QUICK = ("GPT2",)
+QUICK = ("Llama3",)
 EACH_FAMILY = [
     pytest.param(family, marks=() if family in QUICK else pytest.mark.long)
     for family in causal_presets.FAMILIES
