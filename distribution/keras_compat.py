@@ -51,7 +51,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     if isinstance(strategy, parameter_server):
         patches += [distribute_data]
     if isinstance(strategy, shared_weights):
-        patches += [share_dropout_seeds, add_in_place]
+        patches += [share_states, add_in_place]
     else:
         patches += [update_together]
     with contextlib.ExitStack() as stack:
@@ -280,16 +280,18 @@ class _OwnPart:
         return self.strategy.distribute_datasets_from_function(make)
 
 
-def share_dropout_seeds() -> contextlib.AbstractContextManager:
-    """Makes dropout work under CentralStorageStrategy and ParameterServerStrategy.
+def share_states() -> contextlib.AbstractContextManager:
+    """Makes dropout and batch normalization work where replicas share one copy of a variable.
 
-    Breaks: the seed variable has `aggregation="none"`, which these strategies refuse to assign
-    in a replica. Does: creates it with `aggregation="only_first_replica"`.
+    Breaks: the seed variable and the moving statistics have `aggregation="none"`, which
+    CentralStorageStrategy and ParameterServerStrategy refuse to assign in a replica. Does: creates
+    them with `aggregation="only_first_replica"`; all replicas assign the same values.
     """
+    names = ("seed_generator_state", "moving_mean", "moving_variance")
 
     def make(stock):
         def init(self, *args, **kwargs):
-            if kwargs.get("name") == "seed_generator_state":
+            if kwargs.get("name") in names:
                 kwargs["aggregation"] = "only_first_replica"
             stock(self, *args, **kwargs)
 

@@ -472,9 +472,9 @@ def test_a_metric_over_two_batches(repaired):
             assert_close(found["error"], (y**2).mean(), "mean")
 
 
-@repair("share_dropout_seeds", "the seed variable has no aggregation (no thread known)")
+@repair("share_states", "the seed variable has no aggregation (no thread known)")
 def test_a_step_with_dropout(repaired):
-    with only_if(repaired, keras_compat.share_dropout_seeds()):
+    with only_if(repaired, keras_compat.share_states()):
         with central_storage().scope():
             layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
             model = keras.Sequential(layers)
