@@ -6,7 +6,7 @@ checksum to it, and `store()` moves newly compiled programs to the cache. On GPU
 XLA's choice of the fastest kernels, not the programs (not tried).
 
 A program is machine code: anyone who can write to the cache can run code as its reader. So its
-folders must belong to this user and be writable by nobody else; otherwise they are not used.
+folders must belong to this user and be writable by no one else; otherwise they are not used.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""What would make a run's numbers silently wrong is made right or refused, with what to write."""
+"""Makes right or refuses whatever would make the numbers of a run silently wrong."""
 
 import dataclasses
 import types

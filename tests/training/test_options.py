@@ -190,7 +190,7 @@ class TestParse:
         ]
         assert words(dna_melting.Options(run_dir="r")) == ["r", "ACGTTGCATGCCA"]
         assert words(mnist.Options(run_dir="r")) == ["r", "--help"]
-        # The recipe of somebody else: nothing without predict(), its module is named with it.
+        # A recipe outside the package: nothing without predict(), its module is named with it.
         options = tiny_recipe.Options(run_dir="r")
         assert predict_command(options) is None
         monkeypatch.setattr(tiny_recipe, "predict", None, raising=False)

@@ -36,7 +36,7 @@ def test_float64_is_not_rounded():
 
 
 def test_a_compiled_model_is_saved_and_loaded(tmp_path):
-    """Schedule, metric and optimizer come back, and go on where they were."""
+    """Schedule, metric and optimizer are restored with their state."""
     schedule = ScaledSchedule(WarmUp(2, to_zero(8, np.float64(0.1))), 0.5)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
