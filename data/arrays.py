@@ -109,6 +109,14 @@ def draw_examples(
 
 
 def _count(*arrays: Arrays | None) -> int:
+    for array in tf.nest.flatten(arrays):
+        if not isinstance(array, np.ndarray | None):
+            kind = type(array).__name__
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise ValueError(
+                f"{article} {kind}; expected NumPy arrays, one row per example; rows of unequal "
+                "length are padded with zeros, which Embedding(..., mask_zero=True) masks"
+            )
     lengths = [len(array) for array in tf.nest.flatten(arrays) if array is not None]
     if len(set(lengths)) > 1:
         raise ValueError(f"arrays of different lengths: {lengths}; expected one example per row")

@@ -8,6 +8,7 @@ batches with any number of replicas, workers or restarts, and a run resumes at a
 import zlib
 from collections.abc import Callable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -90,14 +91,18 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
     Args:
         count: number of examples.
         batch_size: examples of a global batch.
-        make_batch: maps (indices, epoch) to (x, y, sample_weight); `epoch` is `EVALUATION_EPOCH`.
-            Weights of several outputs may be nested.
+        make_batch: maps (indices, epoch) to (x, y, sample_weight), or (x, y) for weights of one;
+            `epoch` is `EVALUATION_EPOCH`. Weights of several outputs may be nested.
+
+    Returns:
+        Batches (x, y, sample_weight).
     """
     total = -(-count // batch_size) * batch_size
 
     def batch_at(positions):
         epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
-        x, y, weights = make_batch(tf.minimum(positions, count - 1), epoch)
+        x, y, *more = make_batch(tf.minimum(positions, count - 1), epoch)
+        weights = more[0] if more else tf.ones_like(positions, keras.config.floatx())
 
         def without_padding(weights: tf.Tensor) -> tf.Tensor:
             real = tf.cast(positions < count, weights.dtype)

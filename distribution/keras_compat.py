@@ -572,6 +572,41 @@ def prepare_losses(model: keras.Model) -> None:
             )
         prepared.append(entry)
     compiled._flat_losses[:] = prepared
+    if len(compiled.metrics) == len(prepared):
+        for entry, metric in zip(prepared, compiled.metrics, strict=True):
+            stock = type(metric).update_state.__get__(metric)
+            metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path)
+
+
+# The weights of each output of the batch that is being evaluated, in total.
+_outputs = threading.local()
+
+
+@contextlib.contextmanager
+def outputs_count(totals) -> Iterator[None]:
+    """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
+
+    Breaks: the logs of several losses count each batch by its number of examples, so a padded last
+    one counts as a full one. Does: hands the weights to the metrics that `prepare_losses` changed.
+
+    Args:
+        totals: the sum of each output's weights, structured like the weights; None for Keras's
+            numbers.
+    """
+    _outputs.totals = totals
+    try:
+        yield
+    finally:
+        _outputs.totals = None
+
+
+def _add_loss_of_output(update_state: Callable, path, value, sample_weight=None):
+    totals = getattr(_outputs, "totals", None)
+    if totals is not None:
+        for name in path if keras.tree.is_nested(totals) else ():
+            totals = totals[name]
+        sample_weight = totals
+    return update_state(value, sample_weight=sample_weight)
 
 
 class _SumOverReplicas:

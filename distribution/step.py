@@ -53,7 +53,7 @@ def install(
 
     Raises:
         DistributionError: the model overrides `train_step`, has a loss that returns no value
-            per example, or a layer that XLA cannot compile.
+            per example, a stateful layer on several replicas, or a layer that XLA cannot compile.
     """
     strategy = model.distribute_strategy
     own = keras_compat.own_steps(model)
@@ -63,6 +63,13 @@ def install(
             f"{type(model).__name__} has {' and '.join(own)} of its own, which computes the mean "
             "of one replica and one batch: it trains on one device, without --accumulate-steps "
             "and --steps-per-execution; or override compute_loss() and compute_metrics() instead"
+        )
+    stateful = [layer.name for layer in keras_compat.layers_of(model) if _is_stateful(layer)]
+    if stateful and replicas > 1:
+        raise DistributionError(
+            f"the layer {stateful[0]} is stateful: its state has a row for each example of the "
+            "global batch, of which each replica sees a part; it trains on one device "
+            "(--strategy none)"
         )
     refused = keras_compat.not_for_xla(model)
     if jit_compile and refused and (replicas > 1 or keras_compat.is_deterministic()):
@@ -82,6 +89,10 @@ def install(
     model.train_function = step.train
     model.test_function = step.test
     return step
+
+
+def _is_stateful(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful
 
 
 def gradient_norm(model: keras.Model) -> float | None:
@@ -211,10 +222,15 @@ class Step:
             sample_weight = _ones(x, self.floatx)
         total = tf.add_n(sums) if sums else tf.reduce_sum(_ones(x, self.floatx))
         left = iter(sums)
+        totals = keras.tree.map_structure(
+            lambda w: None if w is None else next(left), sample_weight
+        )
+        left = iter(sums)
         weights = keras.tree.map_structure(
             lambda w: None if w is None else self.mean_one(w, next(left)), sample_weight
         )
-        value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
+        with keras_compat.outputs_count(None if training else totals):
+            value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
             value = tf.reduce_sum(value)
@@ -261,7 +277,8 @@ class Step:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = keras_compat.call(self.model, x, training=False)
         loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=False)
-        # A batch counts by its weight: the padded last one counts less.
+        # A batch counts by its weight: the padded last one counts less. (Where outputs have
+        # different weights, by the weights of all of them; the loss of each output is exact.)
         tracker = keras_compat.loss_tracker(self.model)
         tracker.update_state(tf.cast(loss, self.floatx), tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(sample_weight):

@@ -14,11 +14,14 @@ import dataclasses
 import inspect
 import json
 import re
+import traceback
 import typing
 from pathlib import Path
 
+from data.errors import DataError
+from distribution.errors import DistributionError
 from training.command_line import TakesMore, command_line, value_arguments
-from training.errors import RunError
+from training.errors import OptionsError, RunError
 from training.options import RunOptions, check, flag, option
 
 
@@ -67,7 +70,7 @@ def main(options: Options, **more) -> list[list[dict]]:
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
-    answers = run.module.predict(run, list(options.inputs), **(options.more | more))
+    answers = _answers(run, options.inputs, options.more | more)
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
@@ -76,6 +79,35 @@ def main(options: Options, **more) -> list[list[dict]]:
         for answer in answers_to_it:
             print("  " + "  ".join(format_value(name, value) for name, value in answer.items()))
     return answers
+
+
+def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:
+    """Calls the recipe's `predict()` and checks what it returns.
+
+    Raises:
+        RunError: it raised an error of its own, or returned something else than a list of answers
+            for each input.
+    """
+    name = f"{run.module.__name__}.predict()"
+    try:
+        answers = run.module.predict(run, list(inputs), **more)
+    except (DataError, DistributionError, OptionsError, RunError, OSError):
+        raise  # they are explained in a line
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RunError(
+            f"{name} raised {type(error).__name__}: {' '.join(str(error).split())[:300]} "
+            f"({Path(place.filename).name}, line {place.lineno})"
+        ) from error
+    rows = answers if isinstance(answers, list) else []
+    if len(rows) != len(inputs) or not all(
+        isinstance(row, list) and all(isinstance(answer, dict) for answer in row) for row in rows
+    ):
+        raise RunError(
+            f"{name} must return a list for each of the {len(inputs)} inputs, of answers as dicts; "
+            f"found {' '.join(repr(answers).split())[:100]}"
+        )
+    return rows
 
 
 def _load(folder: Path, **options):

@@ -209,7 +209,7 @@ def stateful(
 
 
 def require_compiled(model: keras.Model, train_data) -> None:
-    """Rejects a model without `compile()`, and data that are not a `tf.data.Dataset`.
+    """Rejects a model without `compile()`, and data that are no dataset or have ragged rows.
 
     Raises:
         RunError: one line per problem, with the remedy.
@@ -222,8 +222,47 @@ def require_compiled(model: keras.Model, train_data) -> None:
             f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "
             "data.arrays.training_data(..., **plan.batches) makes them from NumPy arrays"
         )
+    elif any(
+        isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(train_data.element_spec)
+    ):
+        problems.append(
+            "train_data has ragged tensors: pad them with zeros, .to_tensor(shape=(None, length)), "
+            "and let the model mask them, Embedding(..., mask_zero=True) or Masking()"
+        )
     if problems:
         raise RunError("\n".join(problems))
+
+
+def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Rejects parts of a compiled model that were created outside of the strategy's scope.
+
+    Replicas would share one copy of a metric's sums, or TensorFlow would fail at the first step. On
+    one device it makes no difference.
+
+    Raises:
+        RunError: names the part.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+
+    def in_scope(variables) -> bool:
+        created_in_scope = strategy.extended.variable_created_in_scope
+        return all(created_in_scope(variable.value) for variable in variables)
+
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    found = []
+    if model.distribute_strategy is not strategy or not in_scope(model.variables):
+        found.append(f"the model {model.name}")
+    elif not in_scope(optimizer.variables):
+        found.append(f"the optimizer {type(optimizer).__name__}")
+    else:
+        metrics = [metric for each in model.metrics for metric in getattr(each, "metrics", [each])]
+        found += [f"the metric {m.name}" for m in metrics if not in_scope(m.variables)]
+    if found:
+        raise RunError(
+            f"{found[0]} was created outside of the strategy's scope: create the model, its "
+            "optimizer and its metrics, and call compile(), inside `with run.strategy.scope():`"
+        )
 
 
 def first_batch_sha256(train_data: tf.data.Dataset) -> str:

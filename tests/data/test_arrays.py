@@ -104,6 +104,9 @@ def test_float64_numbers_lose_nothing():
         (INPUTS | {"token_ids": LABELS[:4]}, LABELS, r"different lengths: .*11, 4, 11"),
         (PIXELS, np.array(["a"] * 11), "an array of <U1"),
         (PIXELS, np.full(11, 2**31), "integers that int32 does not hold"),
+        (tf.ragged.constant([[1], [2, 3]]), LABELS[:2], "a RaggedTensor; expected .*mask_zero"),
+        ([[1], [2, 3]], LABELS[:2], "an int; expected NumPy arrays, one row per example"),
+        (PIXELS, [0] * 11, "an int; expected NumPy arrays"),
     ],
 )
 def test_what_does_not_fit(x, y, words):

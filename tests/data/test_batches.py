@@ -111,6 +111,13 @@ class TestEvaluation:
         assert weights.sum() == 22 and x.max() == 10
         assert all((epoch == batches.EVALUATION_EPOCH).all() for _, epoch, _ in found)
 
+    def test_without_weights_examples_count_one_each_and_padding_nothing(self):
+        data = batches.evaluation_batches(6, 4, lambda indices, epoch: (indices, indices))
+        for parts in ([data], [data.part_of_worker(0, 2), data.part_of_worker(1, 2)]):
+            found = [batch for part in parts for batch in part.as_numpy_iterator()]
+            assert sorted(int(x) for xs, _, w in found for x in xs[w == 1]) == list(range(6))
+            assert sum(w.sum() for _, _, w in found) == 6
+
     def test_weights_of_examples_and_their_dtype_stay(self):
         def make_batch(indices, epoch):
             return indices, indices, tf.ones([4], tf.float64) * 0.5

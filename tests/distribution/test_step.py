@@ -376,6 +376,52 @@ def test_neither_the_batch_size_nor_padding_nor_dropout_shows_in_an_evaluation(c
         assert logs == pytest.approx(expected, rel=1e-9)
 
 
+def evaluated_outputs(batch_sizes, count):
+    """The logs of an evaluation of two outputs, whose examples weigh differently."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x, y, weights = weighted_pairs()
+    strategy = replicas.strategy_of(count)
+    found = []
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            inputs = keras.Input((2,))
+            sums = keras.layers.Lambda(lambda x: keras.ops.sum(x, axis=1, keepdims=True))(inputs)
+            twice = keras.layers.Rescaling(2.0)(sums)
+            model = keras.Model(inputs, {"twice": twice, "once": sums})
+            losses = {"once": "mse", "twice": "mae"}
+            model.compile("sgd", losses, loss_weights={"once": 1.0, "twice": 3.0})
+        data = arrays.evaluation_data(x, y, weights, batch_size=batch_sizes[0])
+        keras_compat.build(model, data)
+        install(model)
+        for batch_size in batch_sizes:
+            data = arrays.evaluation_data(x, y, weights, batch_size=batch_size)
+            found.append(model.evaluate(data, verbose=0, return_dict=True))
+    return [{name: float(value) for name, value in logs.items()} for logs in found]
+
+
+def weighted_pairs():
+    numbers = np.random.default_rng(7)
+    x, y = numbers.normal(size=(11, 2)), numbers.normal(size=(2, 11, 1))
+    weights = numbers.uniform(size=(2, 11))
+    return x, {"once": y[0], "twice": y[1]}, {"once": weights[0], "twice": weights[1]}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_loss_of_each_output_is_its_weighted_mean(count):
+    """A last batch with padding counts by its weights, not as a full one."""
+    sizes = [4, 8, 11] if count == 1 else [4, 8]
+    found = evaluated_outputs(sizes, 1) if count == 1 else forked.run(evaluated_outputs, sizes, 2)
+    x, y, weights = weighted_pairs()
+    total = x.sum(axis=1)
+    once = np.average((total - y["once"][:, 0]) ** 2, weights=weights["once"])
+    twice = np.average(np.abs(2 * total - y["twice"][:, 0]), weights=weights["twice"])
+    expected = {"once_loss": once, "twice_loss": twice}
+    for logs in found:
+        del logs["loss"]
+        assert logs == pytest.approx(expected, rel=1e-9)
+
+
 # --- Dropout ---
 
 
@@ -661,6 +707,19 @@ def test_what_xla_cannot_compile_is_refused(layer, name, monkeypatch):
     model.compile("sgd", "mse")
     with pytest.raises(DistributionError, match=f"--jit on: XLA cannot compile {name}"):
         install(model, jit_compile=True)
+
+
+def test_a_stateful_layer_trains_on_one_device_alone(monkeypatch):
+    """Its state has a row for each example of the global batch, of which replicas have parts."""
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(4, 3, 2)), keras.layers.LSTM(2, stateful=True, name="memory")]
+    )
+    model.compile("sgd", "mse")
+    install(model)
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(keras.Sequential, "distribute_strategy", strategy)
+    with pytest.raises(DistributionError, match="the layer memory is stateful.*one device"):
+        install(model)
 
 
 def test_batch_normalisation_over_several_replicas_is_refused_under_xla(monkeypatch):

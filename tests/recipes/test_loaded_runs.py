@@ -325,6 +325,25 @@ class TestPairs:
 
 
 class TestPredict:
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (lambda run, inputs: float(inputs[0]), "raised ValueError: could not convert string"),
+            (lambda run, inputs: {}["class"], "raised KeyError: 'class' (test_loaded_runs.py, "),
+            (lambda run, inputs: [], "must return a list for each of the 1 inputs"),
+            (lambda run, inputs: [0.5], "of answers as dicts; found [0.5]"),
+            (lambda run, inputs: None, "found None"),
+        ],
+    )
+    def test_one_of_ones_own_that_fails(self, answer, said, runs, command_line, monkeypatch):
+        folder, _ = runs["text_classification"]
+        monkeypatch.setattr(
+            importlib.import_module("recipes.text_classification"), "predict", answer
+        )
+        status, _, errors = command_line(predict, folder, "the film")
+        assert status == 2 and errors.count("\n") == 1 and said in errors
+        assert errors.startswith("predict: recipes.text_classification.predict() ")
+
     def test_classes_of_images(self, runs, data, tmp_path, capsys):
         folder, results = runs["mnist"]
         pixels, labels = load_images(str(data / "images")).splits["test"]

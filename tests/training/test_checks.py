@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from pathlib import Path
 
 import keras
 import pytest
@@ -69,6 +70,54 @@ class TestCompile:
         test = found[0]["test"]
         assert test["accuracy"] == pytest.approx(test["weighted_accuracy"])
         assert (30 * test["accuracy"]) == pytest.approx(round(30 * test["accuracy"]), abs=1e-4)
+
+
+def outside_metric():
+    return {"metrics": [METRICS_MADE_EARLY[0]]}
+
+
+METRICS_MADE_EARLY: list[keras.metrics.Metric] = []
+
+
+def compiled_outside(folder):
+    """What two replicas say of parts that are made outside of the scope; run in a process."""
+    METRICS_MADE_EARLY.append(keras.metrics.SparseCategoricalAccuracy("accuracy"))
+    early = keras.optimizers.Adam(0.01)
+    model = tiny_recipe.build_model(tiny_recipe.Options())
+    two = dict(strategy="mirrored", replicas=2)
+    return [
+        refused(Path(folder), arguments=outside_metric, **two),
+        refused(Path(folder), arguments=lambda: {"optimizer": early}, **two),
+        refused(Path(folder), parts={"build": lambda options: model}, **two),
+    ]
+
+
+class TestScope:
+    def test_what_is_made_outside_of_the_scope_is_named(self, tmp_path):
+        """Replicas would share one copy of its numbers, or it would end in TensorFlow's error."""
+        metric, optimizer, model = forked.run(compiled_outside, str(tmp_path))
+        assert "the metric accuracy was created outside of the strategy's scope" in metric
+        assert "the optimizer Adam was created outside of the strategy's scope" in optimizer
+        assert "the model sequential was created outside of the strategy's scope" in model
+        for said in (metric, optimizer, model):
+            assert "with run.strategy.scope():" in said and len(said.splitlines()) == 1
+
+    def test_on_one_device_it_makes_no_difference(self, tmp_path):
+        early = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1)
+        arguments = tiny_recipe.compile_arguments
+        tiny_recipe.main(options, arguments=lambda *them: arguments(*them) | {"metrics": early})
+
+
+class TestRagged:
+    def test_batches_of_unequal_rows(self, tmp_path):
+        def pipeline(x, y, **_):
+            rows = tf.RaggedTensor.from_row_lengths(tf.range(6.0), [1, 2, 3])
+            return tf.data.Dataset.from_tensors((rows, y[:3])).repeat()
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
+        assert said.startswith("train_data has ragged tensors: pad them")
+        assert "mask_zero=True" in said
 
 
 class TestLayers:
