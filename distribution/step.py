@@ -268,8 +268,10 @@ class Step:
             self.norm.assign(tf.cast(norm, self.floatx))
         if self.variables:
             optimizer.apply(gradients, self.variables)
-        # Each step counts the same.
-        keras_compat.loss_tracker(self.model).update_state(tf.cast(loss, self.floatx))
+        # Each step counts the same, however many replicas add it to their sums.
+        keras_compat.loss_tracker(self.model).update_state(
+            tf.cast(loss, self.floatx), 1 / self.replicas if self.replicas > 1 else None
+        )
         return self.model.get_metrics_result()
 
     def evaluate_batch(self, data, sums) -> dict:

@@ -2,11 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from distribution import keras_compat
+from distribution import keras_compat, step
 from distribution.metric_states import MetricStates
-from tests.support import forked
+from tests.support import forked, replicas
 
 
 def states_of_two_replicas():
@@ -31,3 +32,34 @@ def test_two_replicas_get_their_own_numbers_back():
     assert own == rows
     # Of another number of replicas the sum is kept.
     np.testing.assert_allclose(total, 2 * np.array(rows[0]) + rows[1], rtol=1e-6)
+
+
+def part_of_an_epoch(count, first, last, state=None):
+    """The metrics after some of six batches, and their state, which goes on from another one."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(24, 2)), numbers.normal(size=(24, 1))
+    data = replicas.dataset((x, y), 4).skip(first)
+    strategy = replicas.strategy_of(count)
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+        keras_compat.build(model, data)
+        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        step.install(model)
+        states = MetricStates.of(model)
+        if state is not None:
+            states.write(state)
+        batches = iter(strategy.experimental_distribute_dataset(data))
+        for _ in range(first, last):
+            logs = model.train_function(batches)
+        return {name: float(value) for name, value in logs.items()}, states.read()
+
+
+def test_an_epoch_that_goes_on_with_another_number_of_replicas_has_the_same_metrics():
+    """Each step counts the same, whichever number of replicas made it."""
+    whole, _ = part_of_an_epoch(1, 0, 6)
+    _, state = forked.run(part_of_an_epoch, 2, 0, 4)
+    assert part_of_an_epoch(1, 4, 6, state)[0] == pytest.approx(whole, rel=1e-12)
