@@ -1,6 +1,5 @@
 """Records steps, epochs and evaluations, in metrics.jsonl and for the callbacks that show them."""
 
-import contextlib
 import json
 import math
 import os
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import keras
 
-from callbacks.errors import Stopped, saving
+from callbacks.errors import saving
+from callbacks.step_loss import StepLoss
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution import keras_compat
-from distribution.metric_states import MetricStates
 from distribution.step import gradient_norm
 
 
@@ -128,113 +127,6 @@ class Records(StepCallback):
         # In one write: a reader never sees half a line while the process runs.
         with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
-
-
-class StepLoss:
-    """Computes the mean loss of the steps since the last record, from the running means of Keras.
-
-    Keras reports the mean over the epoch so far, in which each step counts the same: `n` steps of
-    mean `m` have the sum `n * m`, and a step adds the difference of two such sums. A step whose
-    loss is not finite (half precision skipped it, and `StopOnBadLoss` reset the epoch's metrics)
-    counts in no mean.
-    """
-
-    def __init__(self):
-        self.total, self.steps = 0.0, 0  # since the last record
-        self.epoch = self.begin = self.done = 0  # first and last step of the running mean
-        self.sum = 0.0  # of the losses from `begin` to `done`
-        self.last = 0.0  # last value of `since_last()`
-
-    def add(self, epoch: int, done: int, mean: float) -> None:
-        """Adds the steps of an execution.
-
-        Args:
-            epoch: the epoch, counted from 0.
-            done: steps of the epoch that are done.
-            mean: the epoch's running mean.
-        """
-        if epoch != self.epoch:
-            self.epoch, self.begin, self.done, self.sum = epoch, 0, 0, 0.0
-        if not math.isfinite(mean):
-            self.begin, self.done, self.sum = done, done, 0.0
-            return
-        before, self.sum = self.sum, (done - self.begin) * mean
-        self.total += self.sum - before
-        self.steps += done - self.done
-        self.done = done
-
-    def since_last(self) -> float:
-        """Returns the mean since the last call; NaN where no step counts."""
-        self.last = self.total / self.steps if self.steps else math.nan
-        self.total, self.steps = 0.0, 0
-        return self.last
-
-    def so_far(self) -> float:
-        """Returns the mean since the last call of `since_last()`; right after it, the same mean."""
-        return self.total / self.steps if self.steps else self.last
-
-
-class EvaluateEvery(StepCallback):
-    """Evaluates on a split every N steps, without disturbing the epoch's own metrics.
-
-    If the run is asked to stop meanwhile, the evaluation ends; the resumed run repeats it.
-
-    Args:
-        records: records the metrics, under the split's name.
-        data: batches of the split.
-        split: "validation" or "test".
-        every: steps between two evaluations; None for no evaluation.
-        callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        data,
-        split: str,
-        every: int | None,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
-    ):
-        super().__init__()
-        self.records = records
-        self.data = data
-        self.split = split
-        self.every = every
-        self.callbacks = callbacks
-        self._owed = False
-
-    def get_state(self) -> dict:
-        """Returns whether the evaluation of this step was interrupted."""
-        return {"owed": self._owed}
-
-    def set_state(self, state: dict) -> None:
-        """Restores the state."""
-        self._owed = state["owed"]
-
-    def on_train_begin(self, logs=None):
-        """Repeats an interrupted evaluation, with the weights of its step."""
-        if self._owed:
-            self._evaluate()
-
-    def on_step_end(self, step, logs):
-        """Evaluates if it is due; `Checkpoint`, which comes later, stops the run."""
-        if self.is_due(self.every):
-            with contextlib.suppress(Stopped):
-                self._evaluate()
-
-    def _evaluate(self) -> None:
-        states = MetricStates.of(self.model)
-        of_the_epoch = states.read()
-        self._owed = True
-        try:
-            numbers = self.model.evaluate(
-                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
-            )
-        finally:
-            states.write(of_the_epoch)
-        self._owed = False
-        numbers = {name: float(value) for name, value in numbers.items()}
-        self.records.record_evaluation(self.split, self.step, numbers)
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:

@@ -22,10 +22,11 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
+from callbacks.evaluate_every import EvaluateEvery
 from callbacks.plateau import FACTOR, ReduceOnPlateau
 from callbacks.profile import Profile
 from callbacks.progress import EvaluationProgress, Progress
-from callbacks.records import EvaluateEvery, Records, with_perplexity
+from callbacks.records import Records, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard

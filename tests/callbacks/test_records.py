@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callbacks.errors import CannotSave
-from callbacks.records import EvaluateEvery, Records, used_learning_rate, with_perplexity
+from callbacks.evaluate_every import EvaluateEvery
+from callbacks.records import Records, used_learning_rate, with_perplexity
 from callbacks.throughput import Throughput
 from tests.support import processes, tiny_recipe
 

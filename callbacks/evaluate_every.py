@@ -1,0 +1,74 @@
+"""Evaluates every N steps: `--validate-every` and `--test-every`."""
+
+import contextlib
+from collections.abc import Sequence
+
+import keras
+
+from callbacks.errors import Stopped
+from callbacks.records import Records
+from callbacks.steps import StepCallback
+from distribution.metric_states import MetricStates
+
+
+class EvaluateEvery(StepCallback):
+    """Evaluates on a split every N steps, without disturbing the epoch's own metrics.
+
+    If the run is asked to stop meanwhile, the evaluation ends; the resumed run repeats it.
+
+    Args:
+        records: records the metrics, under the split's name.
+        data: batches of the split.
+        split: "validation" or "test".
+        every: steps between two evaluations; None for no evaluation.
+        callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        data,
+        split: str,
+        every: int | None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ):
+        super().__init__()
+        self.records = records
+        self.data = data
+        self.split = split
+        self.every = every
+        self.callbacks = callbacks
+        self._owed = False
+
+    def get_state(self) -> dict:
+        """Returns whether the evaluation of this step was interrupted."""
+        return {"owed": self._owed}
+
+    def set_state(self, state: dict) -> None:
+        """Restores the state."""
+        self._owed = state["owed"]
+
+    def on_train_begin(self, logs=None):
+        """Repeats an interrupted evaluation, with the weights of its step."""
+        if self._owed:
+            self._evaluate()
+
+    def on_step_end(self, step, logs):
+        """Evaluates if it is due; `Checkpoint`, which comes later, stops the run."""
+        if self.is_due(self.every):
+            with contextlib.suppress(Stopped):
+                self._evaluate()
+
+    def _evaluate(self) -> None:
+        states = MetricStates.of(self.model)
+        of_the_epoch = states.read()
+        self._owed = True
+        try:
+            numbers = self.model.evaluate(
+                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
+            )
+        finally:
+            states.write(of_the_epoch)
+        self._owed = False
+        numbers = {name: float(value) for name, value in numbers.items()}
+        self.records.record_evaluation(self.split, self.step, numbers)
