@@ -27,6 +27,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
+from data import baselines as counted
 from data import batches, byte_pairs, next_tokens, prompts, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
@@ -271,10 +272,9 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
     for split, counts in (("train", train), ("test", test)):
         for labels in rows[split].labels():
             counts += np.bincount(labels, minlength=vocabulary_size)
-    share = (train + 0.1) / (train + 0.1).sum()
     found = {
-        "unigram_cross_entropy": float(-(test * np.log(share)).sum() / test.sum()),
-        "most_frequent_accuracy": float(test[train.argmax()] / test.sum()),
+        "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
+        "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
     }
     known, asked = rows["train"], rows["test"]
     if isinstance(known, next_tokens.Rows) and known.together:
