@@ -165,6 +165,18 @@ def load_melting(
     return splits
 
 
+def formula_duplexes(seed: int, count: int, splits: dict[str, list[Molecule]]) -> list[Molecule]:
+    """Draws perfect duplexes with the formula's temperatures, none of a measured sequence.
+
+    Args:
+        seed: what they are drawn from.
+        count: number of duplexes.
+        splits: measured molecules, whose sequences are left out.
+    """
+    measured = {molecule.group for molecules in splits.values() for molecule in molecules}
+    return _drawn(seed, count, measured)
+
+
 def _tenth(molecule: Molecule) -> int:
     return hash_of(molecule.group) % 10
 
@@ -366,11 +378,18 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
 
 
 def _draw(seed: int, count: int) -> dict[str, list[Molecule]]:
-    """Draws different perfect duplexes of 8 to 60 pairs: first the test split, training last."""
+    """Draws duplexes by the formula: first the test split, training last."""
+    drawn = _drawn(seed, 2 * HELD_OUT + count, set())
+    test, valid = drawn[:HELD_OUT], drawn[HELD_OUT : 2 * HELD_OUT]
+    return {"train": drawn[2 * HELD_OUT :], "valid": valid, "test": test}
+
+
+def _drawn(seed: int, count: int, left_out: set) -> list[Molecule]:
+    """Draws different perfect duplexes of 8 to 60 pairs."""
     rng = np.random.default_rng(seed)
-    seen = set()
+    seen = set(left_out)
     drawn: list[Molecule] = []
-    while len(drawn) < 2 * HELD_OUT + count:
+    while len(drawn) < count:
         length, gc = rng.integers(8, 60, endpoint=True), rng.uniform(0.2, 0.8)
         weights = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         strand = "".join(rng.choice(list("ACGT"), size=length, p=weights))
@@ -379,8 +398,7 @@ def _draw(seed: int, count: int) -> dict[str, list[Molecule]]:
         if duplex.group not in seen:
             seen.add(duplex.group)
             drawn.append(dataclasses.replace(duplex, tm=formula(duplex), dataset=FORMULA))
-    test, valid = drawn[:HELD_OUT], drawn[HELD_OUT : 2 * HELD_OUT]
-    return {"train": drawn[2 * HELD_OUT :], "valid": valid, "test": test}
+    return drawn
 
 
 def _download(cache_dir: Path) -> dict[str, str]:

@@ -50,6 +50,12 @@ class Options(TransformerOptions):
         9, "Tenth of the sequences to test on where no test split is given.", within="[0, 9]"
     )
     oligos: int = option(12_000, "Training duplexes to draw for the formula.", within="[1, 1e7]")
+    formula_weight: float = option(
+        0.0,
+        "Train on measured molecules and on --oligos duplexes of the formula, each of which counts "
+        "this much; 0 leaves them out.",
+        within="[0, 1000]",
+    )
     num_heads: int = 4
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
@@ -57,6 +63,18 @@ class Options(TransformerOptions):
     base_learning_rate: float = 2e-3
     warmup_steps: int = 50
     epochs: int = 8
+
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        found = super().problems()
+        if self.formula_weight and self.dataset == melting.FORMULA:
+            found.append("--formula-weight: all molecules are the formula's; pass --dataset")
+        if self.formula_weight and self.max_examples is not None:
+            found.append(
+                "--max-examples and --formula-weight: pass only one of them; --oligos limits the "
+                "formula's duplexes"
+            )
+        return found
 
 
 # Sizes of a stack's -dS and of its part that salt changes, in units of R: SantaLucia's (1998) are
@@ -163,12 +181,22 @@ def main(options: Options) -> dict:
             fold=options.fold,
         )
         molecules["train"] = molecules["train"][: options.max_examples]
-        width = max(len(melting.columns(m)) for split in molecules.values() for m in split)
+        drawn = []
+        if options.formula_weight:
+            drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
+        known = molecules["train"] + drawn
+        width = max(len(melting.columns(m)) for part in (*molecules.values(), drawn) for m in part)
         splits = {name: to_arrays(split, width) for name, split in molecules.items()}
-        train_inputs, train_tm = splits["train"]
         # A trained run that is evaluated keeps its own scale.
-        mean = run.metadata.get("mean", float(np.mean(train_tm, dtype=np.float64)))
+        mean = run.metadata.get("mean", float(np.mean(splits["train"][1], dtype=np.float64)))
+        splits["train"] = train_inputs, train_tm = to_arrays(known, width)
+        weights = None
+        if drawn:
+            weights = np.where(
+                [m.dataset == melting.FORMULA for m in known], options.formula_weight, 1
+            )
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
+        counts += f", and {len(drawn):,} of the formula" * bool(drawn)
         plan = run.plan(
             examples=len(train_tm),
             base_learning_rate=options.base_learning_rate,
@@ -179,7 +207,9 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
         )
         batch_size = plan.global_batch_size
-        train_data = arrays.training_data(*splits["train"], seed=options.seed, **plan.batches)
+        train_data = arrays.training_data(
+            *splits["train"], weights, seed=options.seed, **plan.batches
+        )
         if np.ptp(splits["test"][1]) == 0:
             run.note("r2 is left out: all temperatures of the test split are equal")
         valid_data = arrays.evaluation_data(*splits["valid"], batch_size=batch_size)

@@ -71,6 +71,46 @@ def test_results(run, molecules):
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
 
 
+def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, monkeypatch):
+    """Its duplexes count as much as they are told to, and none has a measured sequence."""
+    handed = []
+    stock = dna_melting.arrays.training_data
+
+    def training_data(*arrays, **named):
+        handed.append(arrays)
+        return stock(*arrays, **named)
+
+    monkeypatch.setattr(dna_melting.arrays, "training_data", training_data)
+    options = TINY | dict(dataset=str(table), epochs=1, oligos=48, formula_weight=0.25)
+    options["max_examples"] = None
+    results = dna_melting.main(dna_melting.Options(**options, run_dir=tmp_path / "run"))
+    ((inputs, celsius, weights),) = handed
+    count = len(molecules["train"])
+    assert weights.tolist() == [1.0] * count + [0.25] * 48
+    assert results["steps"] == (count + 48) // 16
+    drawn = melting.formula_duplexes(0, 48, molecules)
+    np.testing.assert_array_equal(celsius[count:], melting.temperatures(drawn))
+    measured = {m.group for part in molecules.values() for m in part}
+    assert len({m.group for m in drawn} - measured) == 48
+    # The reference temperature and the tests are the measured ones'.
+    folder = tmp_path / "run"
+    mean = melting.temperatures(molecules["train"]).mean()
+    assert load_run(folder).metadata == {"mean": pytest.approx(mean, rel=1e-6)}
+    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    assert results["test"]["mae"] == pytest.approx(errors(model, molecules["test"])[0], rel=1e-5)
+
+
+def test_a_measured_sequence_is_not_drawn_from_the_formula():
+    first, second = melting.formula_duplexes(0, 2, {})
+    assert melting.formula_duplexes(0, 1, {"test": [first]}) == [second]
+
+
+def test_the_formula_alone_takes_no_weight(command_line):
+    status, _, said = command_line(dna_melting, "--formula-weight", "0.5", "--max-examples", "9")
+    assert status == 2 and "--formula-weight: all molecules are the formula's" in said
+    assert "--max-examples and --formula-weight: pass only one of them" in said
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_equal_temperatures_have_no_r2(count):
     """The variance of equal numbers is not always zero: sums are rounded."""
@@ -170,6 +210,7 @@ class TestMeltingTemperature:
 
 
 def test_a_new_model_begins_near_the_mean(molecules):
+    keras.utils.set_random_seed(0)
     model = dna_melting.build_model(dna_melting.Options(**TINY), 60.0)
     found = model(melting.encode(molecules["train"]), training=False)
     assert np.abs(keras.ops.convert_to_numpy(found) - 60).mean() < 40
