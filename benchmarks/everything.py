@@ -31,6 +31,8 @@ def measurements(chosen) -> dict[str, list[str]]:
         "quality": text,
         "workers": text,
         "costs": text,
+        "fine_tuning": trainer,
+        "generation": trainer,
         "steps": ["--pairs", "5"],
     }
 

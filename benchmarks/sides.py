@@ -2,10 +2,10 @@
 
     python benchmarks/sides.py NAME FOLDER [SIZES]
 
-`pipelines.py` and `gpu.py` start these and let them take turns. A line "5" on standard input asks
-for five steps; the answer is a line of JSON with their seconds, the number of text tokens, and the
-seconds since the imports. FOLDER holds the text, the vocabulary and the sizes that
-`pipelines.prepare` wrote there; SIZES is JSON with other ones and with options of the recipe.
+`pipelines.py`, `fine_tuning.py`, `generation.py` and `gpu.py` start these and let them take turns.
+A line "5" on standard input asks for five steps; the answer is a line of JSON with their seconds,
+the number of text tokens, and the seconds since the imports. FOLDER holds what the `prepare` of
+these programs wrote there; SIZES is JSON with other sizes and with options of the recipe.
 
 Every side is a complete training as its users run it: the recipe's `main`, the tutorial's `fit()`,
 the Trainer's `train()`. A callback pauses it before a step until steps are requested.
@@ -87,6 +87,20 @@ def keras_callback(gate: Gate):
 
         def on_train_batch_end(self, batch, logs=None):
             float(logs["loss"])  # the step is over
+            gate.after_step()
+
+    return Turns()
+
+
+def trainer_callback(gate: Gate):
+    """Returns the gate as a callback of the `Trainer`."""
+    import transformers as hf
+
+    class Turns(hf.TrainerCallback):
+        def on_step_begin(self, args, state, control, **others):
+            gate.before_step()
+
+        def on_step_end(self, args, state, control, **others):
             gate.after_step()
 
     return Turns()
@@ -255,13 +269,6 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
     tokenizer = hf.BertTokenizerFast(str(folder / "vocabulary.txt"))
     gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
 
-    class Turns(hf.TrainerCallback):
-        def on_step_begin(self, args, state, control, **others):
-            gate.before_step()
-
-        def on_step_end(self, args, state, control, **others):
-            gate.after_step()
-
     hf.Trainer(
         model=model,
         args=hf.TrainingArguments(
@@ -278,7 +285,7 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
         ),
         train_dataset=[{"input_ids": row, "attention_mask": np.ones_like(row)} for row in ids],
         data_collator=hf.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
-        callbacks=[Turns()],
+        callbacks=[trainer_callback(gate)],
     ).train()
 
 
@@ -307,7 +314,151 @@ def matrix_product(folder: Path, sizes: dict, gate: Gate) -> None:
         gate.answer(1.0, mfu.measure_peak(sizes["precision"].removeprefix("mixed_")) / operations)
 
 
-SIDES = (recipe, tutorial, transformers, transformers_masked, matrix_product)
+def fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
+    """Runs `text_classification` on the preset and the sentences of `fine_tuning.prepare`."""
+    import recipes  # noqa: F401 (picks the backend)
+
+    import keras  # isort: skip
+
+    from recipes import text_classification
+
+    gate.imported = time.perf_counter()
+    gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
+    stock_fit = keras.Model.fit
+
+    def fit(self, *words, callbacks, **named):
+        return stock_fit(self, *words, callbacks=[keras_callback(gate), *callbacks], **named)
+
+    keras.Model.fit = fit
+    text_classification.main(
+        text_classification.Options(
+            dataset=str(folder / "sentences.csv"),
+            preset=str(folder / "preset"),
+            cache_dir=folder / "cache",
+            run_dir=folder / f"run-{os.getpid()}",
+            global_batch_size=sizes["batch_size"],
+            sequence_length=sizes["length"],
+            epochs=ENDLESS,
+            **{name: sizes[name] for name in OPTIONS if name in sizes},
+        )
+    )
+
+
+def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
+    """Runs the `Trainer` on the same sentences, from the same weights."""
+    import numpy as np
+    import torch
+    import transformers as hf
+
+    from benchmarks import in_torch
+
+    gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
+    config = hf.DistilBertConfig(
+        vocab_size=sizes["vocabulary_size"],
+        n_layers=sizes["layers"],
+        n_heads=sizes["heads"],
+        dim=sizes["width"],
+        hidden_dim=4 * sizes["width"],
+        max_position_embeddings=max(512, sizes["length"]),
+    )
+    model = hf.DistilBertForSequenceClassification(config).eval()
+    in_torch.fill_distilbert(model, in_torch.load_weights(folder / "weights.npz"))
+    with np.load(folder / "batches.npz") as stored:
+        tokens, labels, logits = (stored[name] for name in ("tokens", "labels", "logits"))
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor(tokens[: len(logits)]).long()).logits.numpy()
+    in_torch.require_equal(logits, found)
+    rows = [
+        {"input_ids": row.astype(np.int64), "attention_mask": np.ones(len(row), int), "labels": n}
+        for row, n in zip(tokens, labels.tolist(), strict=True)
+    ]
+    hf.Trainer(
+        model=model,
+        args=hf.TrainingArguments(
+            output_dir=str(folder / "trainer"),
+            per_device_train_batch_size=sizes["batch_size"],
+            num_train_epochs=ENDLESS,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        callbacks=[trainer_callback(gate)],
+    ).train()
+
+
+def generation(folder: Path, sizes: dict, gate: Gate) -> None:
+    """Continues the prompts of `generation.prepare` as `recipes.predict` does."""
+    import recipes  # noqa: F401 (picks the backend)
+    from models import decoders
+
+    length = sizes["prompt"] + sizes["new"]
+    preprocessor = decoders.load_preprocessor(str(folder / "preset"), length)
+    task = decoders.load_task(str(folder / "preset"), None, length)
+    prompts = json.loads((folder / "prompts.json").read_text())[: sizes["batch_size"]]
+    gate.tokens_per_step = sizes["batch_size"] * sizes["new"]
+    sampler = decoders.Sampler(temperature=0)
+    stock = preprocessor.generate_postprocess
+
+    def postprocess(outputs):
+        rows = outputs["token_ids"][:, : sizes["new"]].tolist()
+        (folder / "generation.json").write_text(json.dumps(rows))
+        return stock(outputs)
+
+    preprocessor.generate_postprocess = postprocess
+    while True:
+        gate.before_step()
+        decoders.generate(
+            task, preprocessor, prompts, max_length=length, sampler=sampler, strip_prompt=True
+        )
+        gate.after_step()
+
+
+def transformers_generation(folder: Path, sizes: dict, gate: Gate) -> None:
+    """Continues the same prompts with the same weights by `generate()` of transformers."""
+    import numpy as np
+    import torch
+    import transformers as hf
+
+    from benchmarks import in_torch
+
+    end = sizes["vocabulary_size"] - 1
+    config = hf.GPT2Config(
+        vocab_size=sizes["vocabulary_size"],
+        n_layer=sizes["layers"],
+        n_head=sizes["heads"],
+        n_embd=sizes["width"],
+        n_positions=max(1024, sizes["prompt"] + sizes["new"]),
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    model = hf.GPT2LMHeadModel(config).eval()
+    in_torch.fill_gpt2(model, in_torch.load_weights(folder / "weights.npz"))
+    with np.load(folder / "batches.npz") as stored:
+        tokens, logits = torch.tensor(stored["tokens"]).long(), stored["logits"]
+    with torch.no_grad():
+        in_torch.require_equal(logits, model(tokens[: len(logits)]).logits.numpy())
+    tokens = tokens[: sizes["batch_size"]]
+    gate.tokens_per_step = sizes["batch_size"] * sizes["new"]
+    while True:
+        gate.before_step()
+        found = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=sizes["new"],
+            do_sample=False,
+            pad_token_id=end,
+        )
+        rows = found[:, sizes["prompt"] :].tolist()
+        (folder / "transformers_generation.json").write_text(json.dumps(rows))
+        gate.after_step()
+
+
+SIDES = (
+    *(recipe, tutorial, transformers, transformers_masked, matrix_product),
+    *(fine_tuning, trainer_fine_tuning, generation, transformers_generation),
+)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from data import files, installed_docs, tables
 from data.errors import DataError
 from data.next_tokens import Ends
+from data.templates import Template
 from data.text import SPLITS, Text
 
 Pair = tuple[str, str]
@@ -118,19 +119,6 @@ def _checked(where: str, prompt, response) -> Pair:
     return prompt, response
 
 
-def fill(template: str, prompt: str) -> str:
-    """Returns a template's text before the response, with the prompt in it."""
-    return template.partition("{response}")[0].replace("{prompt}", prompt)
-
-
-def template_problem(template: str) -> str | None:
-    """Says what is wrong with a template, or None."""
-    counts = [template.count(name) for name in ("{prompt}", "{response}")]
-    if counts == [1, 1] and template.find("{prompt}") < template.find("{response}"):
-        return None
-    return "must have {prompt} and then {response}, each once"
-
-
 class PromptRows:
     """Rows of whole examples, like `data.next_tokens.Rows`; only responses are predicted.
 
@@ -177,18 +165,19 @@ def make_rows(
     Args:
         pairs: Prompts and responses.
         tokenizer: A KerasNLP tokenizer.
-        template: Text with {prompt} and {response}; what comes before {response} is not predicted.
+        template: See `data.templates.Template`; what comes before the response is not predicted.
         length: Predictions of a row.
         together: Whether examples share a row; an example goes into the first row with room.
 
     Raises:
-        DataError: No prompt leaves room for its response.
+        DataError: No prompt leaves room for its response, or a text contains a special token of
+            the template.
     """
-    ends, after = Ends.of(tokenizer), template.partition("{response}")[2]
+    encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
     examples, cut = [], 0
     for prompt, response in pairs:
-        given = ends.around(list(map(int, tokenizer(fill(template, prompt)))))[:-1]
-        ids = [*given, *map(int, tokenizer(response + after)), ends.end]
+        given = encode.prompt(prompt)
+        ids = [*given, *encode.response(response)]
         cut += len(ids) > length + 1
         if len(given) <= length:
             examples.append((ids[: length + 1], len(given)))
@@ -207,7 +196,7 @@ def make_rows(
             oldest = max(oldest, len(room) - 100)
         place[index] = row, length - room[row]
         room[row] -= size
-    tokens, labels = (np.full((len(room), length), ends.end, np.int32) for _ in range(2))
+    tokens, labels = (np.full((len(room), length), padding, np.int32) for _ in range(2))
     documents = np.zeros((len(room), length), np.int32)
     loss = np.zeros((len(room), length), np.uint8)
     for (ids, known), (row, start) in zip(examples, place, strict=True):

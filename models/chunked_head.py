@@ -136,6 +136,7 @@ class ChunkedHead(keras.Model):
             tf.reshape(tf.cast(y, tf.int32), [-1]),
             tf.reshape(tf.cast(weights, bias.dtype), [-1]),
             gradients=gradients,
+            kernel_trains=getattr(embeddings, "trainable", True),
         )
         scores = tf.stack([cross_entropy, hit], axis=-1)
         return total, tf.reshape(scores, tf.concat([tf.shape(y), [2]], axis=0))
@@ -193,6 +194,7 @@ def weighted_cross_entropy(
     labels: tf.Tensor,
     weights: tf.Tensor,
     gradients: bool = True,
+    kernel_trains: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes the sum of weight x cross-entropy over all predictions, chunk by chunk.
 
@@ -209,20 +211,24 @@ def weighted_cross_entropy(
         labels: int32 of shape (predictions,).
         weights: of shape (predictions,), in the bias's dtype.
         gradients: whether the sum will be differentiated; if not, half of the work is skipped.
+        kernel_trains: whether the kernel needs a gradient, a third of the work and as large as the
+            kernel; under frozen embeddings (adapters) it does not.
 
     Returns:
-        The sum, scalar, which has gradients to `hidden`, `kernel` and `bias`; and, without
+        The sum, scalar, with gradients to `hidden`, `kernel` if it trains, and `bias`; and, without
         gradients, each prediction's cross-entropy in nats and whether no word piece has a larger
         logit than the label (1 or 0), of shape (predictions,). All in the bias's dtype.
     """
 
     @tf.custom_gradient
     def summed(hidden, kernel, bias):
-        cross_entropy, hit, *parts = _all_chunks(hidden, kernel, bias, labels, weights, gradients)
+        cross_entropy, hit, *parts = _all_chunks(
+            hidden, kernel, bias, labels, weights, gradients, kernel_trains
+        )
 
         def gradient(d_sum, *_):
             return [
-                tf.cast(tf.cast(d_sum, part.dtype) * part, of.dtype)
+                None if part is None else tf.cast(tf.cast(d_sum, part.dtype) * part, of.dtype)
                 for part, of in zip(parts, (hidden, kernel, bias), strict=True)
             ]
 
@@ -231,7 +237,7 @@ def weighted_cross_entropy(
     return summed(hidden, kernel, bias)
 
 
-def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.Tensor]:
+def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_trains: bool) -> list:
     """Computes cross-entropies and hits, and with `grads` the gradients of the sum."""
     vocabulary_size, width = kernel.shape
     kernel = tf.cast(kernel, hidden.dtype)
@@ -260,9 +266,10 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.T
             forward = tf.cast(tf.matmul(low, kernel), bias.dtype) * share[:, None]
             one_hot = tf.cast(tf.gather(kernel, label), bias.dtype) * weight[:, None]
             found.append(forward - one_hot)
-            scaled = tf.cast(h, bias.dtype) * (share * scale)[:, None]
-            part = tf.matmul(low, tf.cast(scaled, h.dtype), transpose_a=True)
-            to_kernel += tf.cast(part, bias.dtype) / scale
+            if kernel_trains:
+                scaled = tf.cast(h, bias.dtype) * (share * scale)[:, None]
+                part = tf.matmul(low, tf.cast(scaled, h.dtype), transpose_a=True)
+                to_kernel += tf.cast(part, bias.dtype) / scale
             to_bias += tf.linalg.matvec(e, share, transpose_a=True)
         per_chunk = [
             array.write(index, value) for array, value in zip(per_chunk, found, strict=True)
@@ -274,10 +281,11 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.T
         tf.TensorArray(bias.dtype, size=chunks, element_shape=[None, *shape]) for shape in shapes
     ]
     size = vocabulary_size if grads else 0
+    rows_to_kernel = size if kernel_trains else 0
     _, arrays, to_kernel, to_bias = tf.while_loop(
         lambda index, *_: index < chunks,
         one_chunk,
-        (0, arrays, tf.zeros([size, width], bias.dtype), tf.zeros([size], bias.dtype)),
+        (0, arrays, tf.zeros([rows_to_kernel, width], bias.dtype), tf.zeros([size], bias.dtype)),
         parallel_iterations=1,
     )
     found = [
@@ -288,7 +296,8 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool) -> list[tf.T
         return found
     # The labels' part of the gradient, for all chunks at once.
     label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
-    weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
-    to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)
+    if kernel_trains:
+        weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
+        to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)
     to_bias = tf.tensor_scatter_nd_sub(to_bias, label[:, None], weight)
-    return [*found, to_kernel, to_bias]
+    return [*found, to_kernel if kernel_trains else None, to_bias]

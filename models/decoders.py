@@ -17,6 +17,7 @@ import tensorflow as tf
 from data import batches, byte_pairs
 from data.errors import DataError
 from data.next_tokens import Ends
+from data.templates import Template
 from models import bert, presets
 from models.chunked_head import ChunkedHead
 
@@ -309,16 +310,18 @@ def generate(
     max_length: int,
     sampler: Sampler,
     strip_prompt: bool = False,
+    template: Template | None = None,
 ) -> list[str]:
     """Continues texts by the model's own `generate()`, with its cache, all in one batch.
 
     Args:
         task: a causal language model.
         preprocessor: its preprocessor.
-        prompts: beginnings of texts.
+        prompts: beginnings of texts, or prompts that a template is for.
         max_length: tokens of a text, the prompt's and special ones included.
         sampler: how tokens are drawn.
         strip_prompt: whether to leave out the prompts.
+        template: makes tokens of the prompts, and names the one that ends a response.
 
     Returns:
         The texts, without special tokens.
@@ -330,25 +333,39 @@ def generate(
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
     tokenizer, ends = preprocessor.tokenizer, Ends.of(preprocessor.tokenizer)
-    for prompt in prompts:
-        count = len(ends.around(tokenizer(prompt))) - 1
-        if count >= max_length:
+    if template is None:
+        given = [ends.around(list(map(int, tokenizer(prompt))))[:-1] for prompt in prompts]
+    else:
+        given = [template.prompt(prompt) for prompt in prompts]
+    for prompt, ids in zip(prompts, given, strict=True):
+        if len(ids) >= max_length:
             raise DataError(
-                f"{count} tokens leave no room for more within {max_length}: {prompt[:60]!r}"
+                f"{len(ids)} tokens leave no room for more within {max_length}: {prompt[:60]!r}"
             )
-    stop = [tokenizer.end_token_id]
+    stop = {int(tokenizer.end_token_id)}
     if hasattr(tokenizer, "end_token2_id"):  # Llama 3 has one more
-        stop.append(tokenizer.end_token2_id)
+        stop.add(int(tokenizer.end_token2_id))
+    if template is not None:
+        stop.add(template.end)
     # Not by compile(), which would replace the optimizer of a model in training.
     if task.__dict__.get("sampler") is not sampler:
         task.sampler, task.generate_function = sampler, None
         task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+    token_ids = np.full((len(given), max_length), getattr(tokenizer, "pad_token_id", 0), np.int32)
+    padding_mask = np.zeros((len(given), max_length), bool)
+    for row, ids in enumerate(given):
+        token_ids[row, : len(ids)], padding_mask[row, : len(ids)] = ids, True
     attached, task.preprocessor = task.preprocessor, None
-    inputs = preprocessor.generate_preprocess(list(prompts), sequence_length=max_length)
     try:
-        outputs = task.generate(inputs, stop_token_ids=stop, strip_prompt=strip_prompt)
+        outputs = task.generate(
+            {"token_ids": token_ids, "padding_mask": padding_mask},
+            stop_token_ids=sorted(stop),
+            strip_prompt=strip_prompt,
+        )
     finally:
         task.preprocessor = attached
+    if template is not None:  # the token that ends a turn is not special to every tokenizer
+        outputs["padding_mask"] = outputs["padding_mask"] & (outputs["token_ids"] != template.end)
     return [str(text) for text in preprocessor.generate_postprocess(outputs)]
 
 

@@ -28,9 +28,10 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import baselines as counted
-from data import batches, byte_pairs, next_tokens, prompts, word_pieces
+from data import batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.templates import Template
 from data.text import Text, load_text
 from models import decoders, fine_tuning
 from training.command_line import command_line
@@ -72,7 +73,10 @@ class Options(FineTuningOptions, TextOptions):
         overridden_by=("vocabulary", "preset"),
     )
     template: str = option(
-        "{prompt}\n{response}", "How a prompt and its response make a text; {response} is learned."
+        "auto",
+        "Text with {prompt} and {response}, of which {response} is learned; chat: the turns of "
+        "Gemma, Llama 3 or ChatML, by the special tokens of the preset's tokenizer; auto: chat for "
+        "presets named instruct, it or chat, otherwise the two on lines of their own.",
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
@@ -104,7 +108,7 @@ class Options(FineTuningOptions, TextOptions):
             found.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
         if self.lora_rank is not None and self.preset == "scratch":
             found.append("--lora-rank: needs a trained model: pass --preset")
-        problem = prompts.template_problem(self.template)
+        problem = templates.problem_of(self.template)
         if problem:
             found.append(f"--template {self.template!r}: {problem}")
         return found
@@ -144,6 +148,12 @@ def main(options: Options) -> dict:
         preset = None if asked == "scratch" else asked
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
+        template = None  # of text
+        if run.metadata:
+            template = run.metadata["template"]
+        elif isinstance(data, prompts.Prompts):
+            template, chosen = templates.choose(options.template, preset, tokenizer)
+            run.note(chosen)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
             if not run.metadata:
@@ -154,7 +164,9 @@ def main(options: Options) -> dict:
                 f"{type(task).__name__}: its layers cannot keep documents of a row apart, so "
                 "each has rows for itself"
             )
-        rows = make_rows(options, data, tokenizer, together, run.cache_dir)
+        rows = make_rows(
+            options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
+        )
         if getattr(rows["train"], "cut", 0):
             run.note(
                 f"{rows['train'].cut:,} training examples are longer than --sequence-length "
@@ -207,12 +219,15 @@ def main(options: Options) -> dict:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
         shown = beginnings(options, data, tokenizer)
+        continuations = Continuations(
+            run.tensorboard, task, preprocessor, shown, template, options.seed
+        )
         fit_options = run.prepare(
             model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[Continuations(run.tensorboard, task, preprocessor, shown, options.seed)],
+            extra=[continuations],
             perplexity_of="cross_entropy",
             saves=task,
         )
@@ -227,7 +242,7 @@ def main(options: Options) -> dict:
             task,
             test=test,
             baseline=baseline,
-            metadata={"template": None if isinstance(data, Text) else options.template},
+            metadata={"template": template},
             preprocessor=preprocessor,
         )
 
@@ -245,7 +260,14 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
     return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
 
 
-def make_rows(options: Options, data, tokenizer, together: bool, cache_dir: Path) -> dict:
+def make_rows(
+    options: Options,
+    data,
+    tokenizer,
+    together: bool,
+    cache_dir: Path,
+    template: str = templates.TEXT,
+) -> dict:
     """Returns rows of tokens by split: `next_tokens.Rows`, or `prompts.PromptRows`."""
     if isinstance(data, prompts.Prompts):
         pairs = dict(data.splits)
@@ -255,7 +277,7 @@ def make_rows(options: Options, data, tokenizer, together: bool, cache_dir: Path
             split: prompts.make_rows(
                 found,
                 tokenizer,
-                template=options.template,
+                template=template,
                 length=options.sequence_length,
                 together=together,
             )
@@ -287,14 +309,11 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
 
 
 def beginnings(options: Options, data, tokenizer) -> list[str]:
-    """Returns beginnings of the first validation documents, for TensorBoard."""
+    """Returns beginnings of the first validation documents, or prompts, for TensorBoard."""
     lines = iter(data.splits["valid"])
     found: list[str] = []
     while len(found) < 4 and (line := next(lines, None)) is not None:
-        if isinstance(data, prompts.Prompts):
-            text = prompts.fill(options.template, line[0])
-        else:
-            text = " ".join(line.split()[:5])
+        text = line[0] if isinstance(data, prompts.Prompts) else " ".join(line.split()[:5])
         if 0 < len(tokenizer(text)) < options.sequence_length // 2:
             found.append(text)
     return found
@@ -303,10 +322,13 @@ def beginnings(options: Options, data, tokenizer) -> list[str]:
 class Continuations(StepCallback):
     """Writes continuations of the first validation documents to TensorBoard, each epoch."""
 
-    def __init__(self, tensorboard, task, preprocessor, shown: Sequence[str], seed: int):
+    def __init__(
+        self, tensorboard, task, preprocessor, shown: Sequence[str], template: str | None, seed: int
+    ):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
         self.shown, self.sampler = shown, decoders.Sampler(top_k=40, seed=seed)
+        self.template = template and Template(template, preprocessor.tokenizer)
 
     def on_epoch_end(self, epoch, logs=None):
         """Draws and writes them."""
@@ -319,6 +341,7 @@ class Continuations(StepCallback):
             max_length=self.preprocessor.sequence_length,
             sampler=self.sampler,
             strip_prompt=True,
+            template=self.template,
         )
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
@@ -362,14 +385,14 @@ def predict(
         raise OptionsError("\n".join(filter(None, found)))
     task = run.load_model("float32")
     template = run.metadata["template"]
-    asked = inputs if template is None else [prompts.fill(template, text) for text in inputs]
     texts = decoders.generate(
         task,
         task.preprocessor,
-        asked,
+        inputs,
         max_length=max_length or task.preprocessor.sequence_length,
         sampler=decoders.Sampler(temperature, top_k or None, top_p, seed),
         strip_prompt=template is not None,
+        template=template and Template(template, task.preprocessor.tokenizer),
     )
     return [[{"text": text}] for text in texts]
 

@@ -120,10 +120,3 @@ def test_too_few_prompts_and_wrong_columns(tmp_path):
     path.write_text("question,response\na,b\n")
     with pytest.raises(DataError, match="line 1: no column prompt"):
         prompts.load_prompts(str(path))
-
-
-def test_templates():
-    assert prompts.fill("Q: {prompt}\nA: {response}.", "{response}?") == "Q: {response}?\nA: "
-    assert prompts.template_problem("{prompt}{response}") is None
-    for wrong in ("", "{prompt}", "{response}{prompt}", "{prompt}{response}{response}"):
-        assert "must have {prompt} and then {response}" in prompts.template_problem(wrong)

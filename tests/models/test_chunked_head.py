@@ -159,6 +159,34 @@ def test_a_model_trains_and_evaluates_as_with_the_stock_head():
         np.testing.assert_allclose(ours_, whole, atol=2e-6)
 
 
+def test_frozen_embeddings_get_no_gradient_and_the_rest_the_same(numbers):
+    """As under adapters: a gradient of their size is neither computed nor held."""
+    whole = with_gradients(weighted_cross_entropy, numbers)
+
+    def frozen(**some):
+        return weighted_cross_entropy(**some, kernel_trains=False)
+
+    *found, kernel, bias = with_gradients(frozen, numbers)
+    assert kernel is None
+    for ours_, expected in zip([*found, bias], [*whole[:4], whole[5]], strict=True):
+        np.testing.assert_allclose(ours_, expected, rtol=1e-12)
+    asked, results, stock_chunks = [], [], chunked_head._all_chunks
+    for wrap in (lambda model: model, chunked_masked_lm):
+        model = make_model()
+        model.backbone.trainable = False
+        learner = compiled(wrap(model))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                chunked_head, "_all_chunks", lambda *w: asked.append(w[-2:]) or stock_chunks(*w)
+            )
+            for _ in range(3):
+                learner.train_on_batch(*batch())
+        results.append(model.get_weights())
+    assert set(asked) == {(True, False)}
+    for ours_, stock_ in zip(*results, strict=True):
+        np.testing.assert_allclose(ours_, stock_, atol=2e-6)
+
+
 def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path):
     trained, other = compiled(chunked_masked_lm(make_model())), compiled(make_model())
     for learner, steps in ((trained, 3), (other, 1)):

@@ -16,6 +16,7 @@ from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.text import load_text
 from recipes import causal_lm, evaluate, predict
+from tests.support import chat_presets
 from training.loaded_run import load_run
 from training.options import all_problems
 
@@ -195,6 +196,39 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     assert json.loads(out)["test"] == pytest.approx(results["test"])
 
 
+@pytest.mark.long
+def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
+    """The answer ends with its turn, whose token ends no text; it is not printed."""
+    chat_presets.make_task().save_to_preset(str(tmp_path / "tiny_instruct"))
+    pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
+    lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    options = causal_lm.Options(
+        preset=str(tmp_path / "tiny_instruct"),
+        dataset=str(tmp_path / "pairs.jsonl"),
+        strategy="none",
+        sequence_length=48,
+        epochs=40,
+        max_steps=120,
+        global_batch_size=8,
+        base_learning_rate=0.02,
+        jit="off",
+        quiet=True,
+        run_dir=tmp_path / "run",
+    )
+    results = causal_lm.main(options)
+    assert results["test"]["accuracy"] > 0.95
+    assert any("template: the turns of chatml" in line for line in results["notes"])
+    inputs = ("1234 is", "77 is", "--temperature", 0)
+    status, out, err = command_line(predict, tmp_path / "run", *inputs)
+    assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
+    status, _, err = command_line(predict, tmp_path / "run", "5<|im_end|>")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "<|im_end|> is a special token of the template" in err
+    status, out, _ = command_line(evaluate, tmp_path / "run", "--json")
+    assert json.loads(out)["test"] == pytest.approx(results["test"])
+
+
 def test_baselines_by_hand():
     """Counts of the training rows, measured on the test rows; what is not predicted is left out."""
     ends = next_tokens.Ends(3, 3)
@@ -220,7 +254,7 @@ def test_options_that_do_not_go_together_are_named():
     assert found == [
         "--architecture: the preset gpt2_base_en has its own",
         "--hidden-dim: the preset gpt2_base_en has its own",
-        "--template 'x': must have {prompt} and then {response}, each once",
+        "--template 'x': must be auto, chat, or have {prompt} and then {response}, each once",
     ]
     assert all_problems(causal_lm.Options(architecture="llama", hidden_dim=6, num_heads=2)) == [
         "--hidden-dim 6: llama's heads need an even width, not 3"

@@ -1,0 +1,171 @@
+"""Templates of a prompt and its response: a text that holds both, or the turns of a chat."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from data.errors import DataError
+from data.next_tokens import Ends
+
+TEXT = "{prompt}\n{response}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """The turns that an instruction-tuned model was trained on.
+
+    Attributes:
+        before: What comes before the response.
+        markers: Its special tokens; `end` ends the prompt and the response.
+        strips: Whether white space around both is left out.
+    """
+
+    before: str
+    markers: tuple[str, ...]
+    end: str
+    strips: bool
+
+
+# From the templates that the models were published with (`chat_template` of their tokenizers), for
+# one turn each, without a message of the system. In the order of the search: SmolLM 3 and other
+# models that continue Llama 3 have its tokens too.
+CHATS = {
+    "chatml": Chat(  # Qwen, SmolLM; qwen.readthedocs.io, "Key Concepts"
+        "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",
+        ("<|im_start|>", "<|im_end|>"),
+        end="<|im_end|>",
+        strips=False,
+    ),
+    "gemma": Chat(  # Gemma 1 to 3; ai.google.dev/gemma/docs/core/prompt-structure
+        "<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n",
+        ("<start_of_turn>", "<end_of_turn>"),
+        end="<end_of_turn>",
+        strips=True,
+    ),
+    "llama3": Chat(  # Llama 3 to 3.3; llama.com/docs, "Model Cards and Prompt formats"
+        "<|start_header_id|>user<|end_header_id|>\n\n{prompt}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        end="<|eot_id|>",
+        strips=True,
+    ),
+}
+
+
+def problem_of(template: str) -> str | None:
+    """Says what is wrong with an option `--template`, or None."""
+    if template in ("auto", "chat"):
+        return None
+    counts = [template.count(name) for name in ("{prompt}", "{response}")]
+    if counts == [1, 1] and template.find("{prompt}") < template.find("{response}"):
+        return None
+    return "must be auto, chat, or have {prompt} and then {response}, each once"
+
+
+def find_chat(tokenizer) -> str | None:
+    """Returns the name in `CHATS` whose special tokens a KerasNLP tokenizer has, or None."""
+    known = set(tokenizer.get_vocabulary())
+    return next((name for name, chat in CHATS.items() if known.issuperset(chat.markers)), None)
+
+
+def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | None]:
+    """Chooses the template that `auto` and `chat` stand for.
+
+    `auto` takes the turns of a chat for a preset whose name says that it knows them (instruct, it,
+    chat) and whose tokenizer has them, otherwise `TEXT`: base models may have untrained tokens.
+
+    Args:
+        template: The option.
+        preset: A name, a handle or a folder; None for a new model.
+        tokenizer: Its KerasNLP tokenizer.
+
+    Returns:
+        A text with {prompt} and {response}, or a name in `CHATS`; and a line that says what was
+        chosen, or None.
+
+    Raises:
+        DataError: `chat`, and the tokenizer has the tokens of no chat.
+    """
+    if template not in ("auto", "chat"):
+        return template, None
+    chat = find_chat(tokenizer)
+    if template == "chat":
+        if chat is None:
+            raise DataError(
+                f"--template chat: the tokenizer of {preset or 'a new model'} has the special "
+                f"tokens of no chat ({', '.join(c.end for c in CHATS.values())}); pass a text with "
+                "{prompt} and {response}"
+            )
+        return chat, None
+    if not preset or not _named_for_chats(preset):
+        hint = "the tokenizer also has the tokens of a chat: --template chat" if chat else None
+        return TEXT, hint
+    if chat is None:
+        return TEXT, f"template: {TEXT!r}, since the tokenizer has the tokens of no known chat"
+    return chat, f"template: the turns of {chat}, as the preset's name says; --template changes it"
+
+
+def _named_for_chats(preset: str) -> bool:
+    parts = re.split(r"[/\\]", preset.rstrip("/\\"))
+    while len(parts) > 1 and parts[-1].isdigit():  # a version
+        parts.pop()
+    return bool({"instruct", "it", "chat"} & set(re.split(r"[^a-z0-9]+", parts[-1].lower())))
+
+
+class Template:
+    """Makes the tokens of prompts and responses.
+
+    The special tokens of a chat become their ids, whatever the tokenizer makes of their names in a
+    text; a prompt or response with such a name is rejected, so that it cannot end its own turn.
+
+    Args:
+        template: A text with {prompt} and {response}, or a name in `CHATS`.
+        tokenizer: A KerasNLP tokenizer.
+
+    Attributes:
+        end: The token that ends a response.
+    """
+
+    def __init__(self, template: str, tokenizer):
+        ends = Ends.of(tokenizer)
+        chat = CHATS.get(template)
+        self.tokenizer, self.strips = tokenizer, chat is not None and chat.strips
+        self.start = [] if ends.start is None else [ends.start]
+        self.before, _, self.after = template.partition("{response}")
+        self.end, self.markers = ends.end, {}
+        if chat is not None:
+            self.before, self.after = chat.before, ""
+            self.markers = {marker: int(tokenizer.token_to_id(marker)) for marker in chat.markers}
+            self.end = self.markers[chat.end]
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the tokens before the response to a prompt, the document's start included.
+
+        Raises:
+            DataError: the prompt contains a special token of the chat.
+        """
+        text, ids = self._checked(text), list(self.start)
+        pattern = "|".join(map(re.escape, self.markers))
+        for part in re.split(f"({pattern})", self.before) if pattern else [self.before]:
+            if part in self.markers:
+                ids.append(self.markers[part])
+            else:
+                ids += self._tokens(part.replace("{prompt}", text))
+        return ids
+
+    def response(self, text: str) -> list[int]:
+        """Returns the tokens of a response with what follows it, and the one that ends it.
+
+        Raises:
+            DataError: the response contains a special token of the chat.
+        """
+        return [*self._tokens(self._checked(text) + self.after), self.end]
+
+    def _tokens(self, text: str) -> Sequence[int]:
+        return [int(token) for token in self.tokenizer(text)] if text else []
+
+    def _checked(self, text: str) -> str:
+        for marker in self.markers:
+            if marker in text:
+                raise DataError(f"{marker} is a special token of the template: {text[:60]!r}")
+        return text.strip() if self.strips else text

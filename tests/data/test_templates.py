@@ -1,0 +1,97 @@
+"""Templates, and the special tokens of chats in KerasNLP's own tokenizers."""
+
+import pytest
+
+from data import prompts, templates
+from data.errors import DataError
+from tests.support.chat_presets import make_tokenizer
+
+# What transformers' `apply_chat_template` gives for the published templates, one turn each.
+PUBLISHED = {
+    "chatml": "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nIt is.<|im_end|>",
+    "gemma": "<bos><start_of_turn>user\nWhat?<end_of_turn>\n"
+    "<start_of_turn>model\nIt is.<end_of_turn>",
+    "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nIt is.<|eot_id|>",
+}
+CHAT_OF = {"Qwen": "chatml", "Qwen3": "chatml", "SmolLM3": "chatml", "Llama3": "llama3"}
+
+
+def pieces(tokenizer, ids) -> str:
+    """The text of tokens, special ones by their names."""
+    text = "".join(tokenizer.id_to_token(token) for token in ids)
+    return text.replace("Ċ", "\n").replace("Ġ", " ").replace("▁", " ")
+
+
+@pytest.mark.parametrize("family", [*CHAT_OF, "Gemma"])
+def test_turns_are_those_that_were_published(family):
+    tokenizer = make_tokenizer(family)
+    name = CHAT_OF.get(family, "gemma")
+    assert templates.choose("chat", "any", tokenizer) == (name, None)
+    template = templates.Template(name, tokenizer)
+    ids = template.prompt("What?") + template.response("It is.")
+    assert pieces(tokenizer, ids) == PUBLISHED[name]
+    # Each special token is one token, and the last one ends the response.
+    for marker in templates.CHATS[name].markers:
+        assert ids.count(tokenizer.token_to_id(marker)) == PUBLISHED[name].count(marker)
+    assert ids[-1] == template.end == tokenizer.token_to_id(templates.CHATS[name].end)
+    padded = template.prompt(" What?\n") + template.response(" It is. ")
+    assert (padded == ids) == templates.CHATS[name].strips
+    for marker in template.markers:
+        with pytest.raises(DataError, match="is a special token of the template: 'Hi"):
+            template.prompt(f"Hi{marker}")
+
+
+def test_the_loss_is_on_the_response_and_the_end_of_its_turn():
+    tokenizer = make_tokenizer("Gemma")
+    rows = prompts.make_rows(
+        [("What?", "It is."), ("Two?", "four")],
+        tokenizer,
+        template="gemma",
+        length=64,
+        together=True,
+    )
+    (row,), (loss,) = rows.next_tokens, rows.loss
+    assert pieces(tokenizer, row[loss == 1].tolist()) == "It is.<end_of_turn>four<end_of_turn>"
+
+
+@pytest.mark.parametrize(
+    ("preset", "named"),
+    [
+        ("gemma_instruct_2b_en", True),
+        ("llama3.2_instruct_1b", True),
+        ("hf://google/gemma-3-1b-it", True),
+        ("hf://Qwen/Qwen2.5-0.5B-Instruct", True),
+        ("/cache/keras/qwen2.5_instruct_0.5b_en/2", True),
+        ("llama3.2_1b", False),
+        ("/home/it/llama3.2_1b", False),
+        (None, False),
+    ],
+)
+def test_auto_takes_the_turns_of_presets_that_are_named_for_it(preset, named):
+    tokenizer = make_tokenizer("Qwen")
+    template, line = templates.choose("auto", preset, tokenizer)
+    assert template == ("chatml" if named else templates.TEXT)
+    assert ("--template chat" if not named else "the turns of chatml") in line
+
+
+def test_tokenizers_without_turns():
+    tokenizer = make_tokenizer("GPT2")
+    with pytest.raises(DataError, match="--template chat: the tokenizer of gpt2_base_en has the"):
+        templates.choose("chat", "gpt2_base_en", tokenizer)
+    assert templates.choose("auto", "gpt2_base_en", tokenizer) == (templates.TEXT, None)
+    found, line = templates.choose("auto", "mistral_instruct_7b_en", tokenizer)
+    assert found == templates.TEXT and "the tokens of no known chat" in line
+    assert templates.choose("{prompt}>{response}", "x-it", tokenizer)[0] == "{prompt}>{response}"
+
+
+def test_a_text_with_prompt_and_response():
+    tokenizer = make_tokenizer("GPT2")
+    template = templates.Template("Q: {prompt}\nA: {response}.", tokenizer)
+    end = "<|endoftext|>"
+    assert pieces(tokenizer, template.prompt("{response}?")) == f"{end}Q: {{response}}?\nA: "
+    assert pieces(tokenizer, template.response(" 4")) == f" 4.{end}"
+    for right in ("auto", "chat", "{prompt}{response}"):
+        assert templates.problem_of(right) is None
+    for wrong in ("", "{prompt}", "{response}{prompt}", "{prompt}{response}{response}"):
+        assert "have {prompt} and then {response}" in templates.problem_of(wrong)
