@@ -44,10 +44,13 @@ def one_by_one(rows, indices):
         keras.tree.map_structure(np.asarray, part) for part in rows.make_batch()(indices, 0)
     )
     found = []
+    # The router of Qwen's experts counts padding too.
+    padding = inputs["token_ids"][inputs["padding_mask"] == 0][:1]
     for row, documents in enumerate(inputs["padding_mask"]):
         for number in range(1, documents.max() + 1):
             mine = np.flatnonzero(documents == number)
             ids, y, w, mask = (np.zeros(LENGTH, np.int32) for _ in range(4))
+            ids[:] = padding if padding.size else 0
             ids[: len(mine)], y[: len(mine)] = inputs["token_ids"][row, mine], labels[row, mine]
             w[: len(mine)], mask[: len(mine)] = weights[row, mine], 1
             found.append((ids, mask, y, w))
