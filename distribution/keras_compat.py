@@ -448,6 +448,22 @@ def update_together() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def integers_of_32_bits() -> Iterator[None]:
+    """Makes `keras.ops.arange()` of Python integers int32 where floatx is float64, too.
+
+    Breaks: with floatx float64 they are int64, which the sliding windows of KerasHub's Mistral and
+    Mixtral add to the int32 position of `generate()`: a TypeError. Does: sets floatx to float32;
+    layers keep the dtype that they were made with. Generate within it.
+    """
+    floatx = keras.config.floatx()
+    keras.config.set_floatx("float32")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+
+
 def enable_lora(backbone, rank: int) -> None:
     """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
 

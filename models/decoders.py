@@ -18,6 +18,7 @@ from data import batches, byte_pairs
 from data.errors import DataError
 from data.next_tokens import Ends
 from data.templates import Template
+from distribution import keras_compat
 from models import bert, presets
 from models.chunked_head import ChunkedHead
 
@@ -36,6 +37,18 @@ STOCK_HEAD = {
     "Qwen3MoeCausalLM": "its experts' router adds a loss",
     "Qwen3_5MoeCausalLM": "its experts' router adds a loss",
     "QwenMoeCausalLM": "its experts' router adds a loss",
+}
+# Families whose layers take an attention mask and read other documents of a row nevertheless.
+OWN_ROWS = {"Qwen3_5CausalLM": "its linear layers carry a state along a row"}
+# Families that multiply float32 by what is float64 in a float64 run, which fails.
+NOT_IN_FLOAT64 = (*STOCK_HEAD, "Qwen3_5CausalLM")
+# Families that cannot be loaded, or not be trained on rows of text, and why.
+REFUSED = {
+    "BLIP2CausalLM": "each text needs an image",
+    "Gemma4CausalLM": "KerasNLP's CausalLM.from_preset() takes it for its assistant model",
+    "PARSeqCausalLM": "it reads texts in images",
+    "PaliGemmaCausalLM": "each text needs an image",
+    "RWKV7CausalLM": "it takes texts that are padded on the left only",
 }
 
 
@@ -129,9 +142,29 @@ def load_preprocessor(preset: str, sequence_length: int):
     presets.require_task(keras_nlp.models.CausalLM, preset)
     kind = keras_nlp.models.CausalLMPreprocessor
     found = presets.load_preprocessor(kind, preset, sequence_length)
+    require_family(preset, type(found).__name__.removesuffix("Preprocessor"))
     if getattr(found.tokenizer, "end_token_id", None) is None:
         raise DataError(f"preset {preset}: its tokenizer has no token that ends a text")
     return found
+
+
+def require_family(preset: str, task: str) -> None:
+    """Rejects a family that cannot be trained here.
+
+    Args:
+        preset: named in the message.
+        task: the name of the family's class, for instance "GPT2CausalLM".
+
+    Raises:
+        DataError: with the reason.
+    """
+    family = task.removesuffix("CausalLM")
+    if task in REFUSED:
+        raise DataError(f"preset {preset}: {family} cannot be fine-tuned here: {REFUSED[task]}")
+    if task in NOT_IN_FLOAT64 and keras.config.floatx() == "float64":
+        raise DataError(
+            f"preset {preset}: KerasNLP's {family} fails in float64; pass --precision float32"
+        )
 
 
 def load_task(
@@ -164,8 +197,31 @@ def _keep_tied_embeddings(backbone) -> None:
         backbone.get_config = lambda: stock() | {name: True}
 
 
+def require_whole_batches(task: keras_nlp.models.CausalLM, parts: int) -> None:
+    """Rejects a batch in parts where a layer adds a loss of the whole batch.
+
+    The loss of experts' routers is a product of two means over the batch's tokens: the mean over
+    the parts of a batch is not that of the batch.
+
+    Args:
+        task: a causal language model.
+        parts: replicas times accumulated batches.
+
+    Raises:
+        DataError: names the options.
+    """
+    name = type(task).__name__
+    if name in STOCK_HEAD and parts > 1:
+        raise DataError(
+            f"{name}: {STOCK_HEAD[name]}, which needs whole batches; pass --strategy none, and "
+            "leave out --accumulate-steps"
+        )
+
+
 def can_share_rows(task: keras_nlp.models.CausalLM) -> bool:
     """Tells whether documents can share a row: all layers that attend take an attention mask."""
+    if type(task).__name__ in OWN_ROWS:
+        return False
     return _has_plain_head(task) and any(
         _takes(layer, "decoder_attention_mask") for layer in task.backbone.layers
     )
@@ -351,17 +407,25 @@ def generate(
     if task.__dict__.get("sampler") is not sampler:
         task.sampler, task.generate_function = sampler, None
         task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+        stock = task.make_generate_function()
+
+        def generate_function(*arguments, **named):
+            # Families that take images return None for them beside a text.
+            return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
+
+        task.generate_function = generate_function
     token_ids = np.full((len(given), max_length), getattr(tokenizer, "pad_token_id", 0), np.int32)
     padding_mask = np.zeros((len(given), max_length), bool)
     for row, ids in enumerate(given):
         token_ids[row, : len(ids)], padding_mask[row, : len(ids)] = ids, True
     attached, task.preprocessor = task.preprocessor, None
     try:
-        outputs = task.generate(
-            {"token_ids": token_ids, "padding_mask": padding_mask},
-            stop_token_ids=sorted(stop),
-            strip_prompt=strip_prompt,
-        )
+        with keras_compat.integers_of_32_bits():
+            outputs = task.generate(
+                {"token_ids": token_ids, "padding_mask": padding_mask},
+                stop_token_ids=sorted(stop),
+                strip_prompt=strip_prompt,
+            )
     finally:
         task.preprocessor = attached
     if template is not None:  # the token that ends a turn is not special to every tokenizer

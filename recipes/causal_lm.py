@@ -157,6 +157,8 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
             if not run.metadata:
+                parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
+                decoders.require_whole_batches(task, parts)
                 fine_tuning.freeze(task, options)
         together = decoders.can_share_rows(task)
         if not together:

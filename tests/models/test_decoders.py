@@ -10,14 +10,14 @@ import tensorflow as tf
 from data.errors import DataError
 from models import decoders
 from models.chunked_head import ChunkedHead
-from tests.support import causal_presets
+from tests.support import causal_presets, plain_keras
 
 # Learned positions and rotary ones; the others in `make check-long`.
 QUICK = ("GPT2", "OPT", "Llama3")
 SHARING = [
     pytest.param(family, marks=() if family in QUICK else pytest.mark.long)
     for family in causal_presets.FAMILIES
-    if family not in ("Gemma", "QwenMoe")
+    if family not in causal_presets.OWN_ROWS
 ]
 NEW = dict(num_layers=2, num_heads=2, hidden_dim=32, dropout=None, sequence_length=8)
 PROMPTS = ["the loss of", "a good film was", "Paris"]
@@ -79,6 +79,48 @@ def test_a_model_with_more_than_a_plain_head_is_trained_itself():
     for family, changes in (("QwenMoe", {}), ("Gemma", dict(final_logit_soft_cap=30))):
         task = causal_presets.make_task(family, **changes)
         assert decoders.learner(task) is task and not decoders.can_share_rows(task)
+
+
+@pytest.mark.long
+def test_a_linear_layer_reads_the_documents_before_its_own():
+    """Although it takes an attention mask."""
+    task = causal_presets.make_task("Qwen3_5")
+    assert not decoders.can_share_rows(task)
+    ids = tokens(1, 10)
+    found = answers(decoders.apart(task.backbone), ids, [[1] * 4 + [2] * 6])
+    alone = answers(task.backbone, ids[:, 4:], np.ones((1, 6)))
+    assert np.abs(found[0, 4:] - alone[0]).max() > 0.01
+
+
+def test_a_router_s_loss_needs_whole_batches():
+    """It differs from the mean over the batch's halves, so these are refused."""
+    task = causal_presets.make_task("QwenMoe", router_aux_loss_coefficient=1.0)
+    ids = tokens(4, 12)
+
+    def loss(ids):
+        task({"token_ids": ids, "padding_mask": np.ones_like(ids)}, training=True)
+        return float(sum(task.losses))
+
+    assert abs(loss(ids) - (loss(ids[:2]) + loss(ids[2:])) / 2) > 1e-4
+    decoders.require_whole_batches(task, 1)
+    with pytest.raises(DataError, match="QwenMoeCausalLM: .* adds a loss.* --strategy none"):
+        decoders.require_whole_batches(task, 2)
+
+
+@pytest.mark.parametrize("task", decoders.REFUSED)
+def test_a_family_that_cannot_be_trained_is_refused(task):
+    assert hasattr(keras_nlp.models, task)
+    with pytest.raises(DataError, match=f"preset p: {task[:-8]} .* here: .*[a-z]"):
+        decoders.require_family("p", task)
+
+
+def test_a_family_that_fails_in_float64_is_refused_there(tmp_path):
+    causal_presets.make_task("QwenMoe").save_to_preset(str(tmp_path / "preset"))
+    preset = str(tmp_path / "preset")
+    with plain_keras.precision("float64"):
+        with pytest.raises(DataError, match="QwenMoe fails in float64; pass --precision float32"):
+            decoders.load_preprocessor(preset, 8)
+    decoders.load_preprocessor(preset, 8)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

@@ -1,37 +1,17 @@
 """Fine-tunes tiny random presets of each family of KerasNLP, as plain KerasNLP does."""
 
-import keras
 import keras_nlp
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from data import arrays, masked_lm, sentences
 from recipes import bert_mlm, evaluate, text_classification
-from tests.support import tiny_presets
+from tests.support import plain_keras, tiny_presets
 from training.loaded_run import load_run
 
 # BERT is everywhere in the tests; the others repeat what this one shows.
-QUICK = ("Roberta",)
-EACH_FAMILY = [
-    pytest.param(family, marks=() if family in QUICK else pytest.mark.long)
-    for family in tiny_presets.FAMILIES
-]
-STEPS = 5
-COMMON = dict(
-    max_steps=STEPS,
-    global_batch_size=8,
-    sequence_length=12,
-    dropout=0.0,
-    weight_decay=0.0,
-    warmup_steps=0,
-    lr_scaling="none",
-    base_learning_rate=0.01,
-    precision="float64",
-    jit="off",
-    strategy="none",
-    quiet=True,
-)
+EACH_FAMILY = plain_keras.each_family(tiny_presets.FAMILIES, quick=("Roberta",))
+COMMON = plain_keras.COMMON | dict(global_batch_size=8, sequence_length=12, dropout=0.0)
 
 
 def write_sentences(folder):
@@ -65,36 +45,20 @@ def initial(monkeypatch):
     return kept
 
 
-class AddingRows(keras.optimizers.AdamW):
-    """Adds up the gradients of an embedding's row, which Keras's optimizers leave apart."""
-
-    def apply(self, grads, trainable_variables=None):
-        super().apply([tf.convert_to_tensor(grad) for grad in grads], trainable_variables)
-
-
-def plain_keras(preset, folder, weights):
+def train_plainly(preset, folder, weights):
     """The weights after `STEPS` of KerasNLP's own compile() and fit() on the same batches."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
     models = keras_nlp.models
-    backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
-    model = models.TextClassifier.from_preset(
-        preset, backbone=backbone, num_classes=2, dropout=0.0, preprocessor=None
-    )
-    model.set_weights(weights)
-    preprocessor = models.TextClassifierPreprocessor.from_preset(preset, sequence_length=12)
-    texts, labels = sentences.load_sentences(str(folder), folder).splits["train"]
-    inputs = {n: np.asarray(v, np.int32) for n, v in preprocessor(texts).items()}
-    schedule = keras.optimizers.schedules.PolynomialDecay(np.float64(0.01), STEPS, 0.0)
-    model.compile(
-        AddingRows(schedule, weight_decay=0.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
-    batches = arrays.training_data(inputs, labels, seed=0, batch_size=8)
-    keras.Model.fit(model, batches.take(STEPS), shuffle=False, verbose=0)
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+    with plain_keras.precision("float64"):
+        backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
+        model = models.TextClassifier.from_preset(
+            preset, backbone=backbone, num_classes=2, dropout=0.0, preprocessor=None
+        )
+        model.set_weights(weights)
+        preprocessor = models.TextClassifierPreprocessor.from_preset(preset, sequence_length=12)
+        texts, labels = sentences.load_sentences(str(folder), folder).splits["train"]
+        inputs = {n: np.asarray(v, np.int32) for n, v in preprocessor(texts).items()}
+        plain_keras.compile_plainly(model)
+        plain_keras.fit(model, arrays.training_data(inputs, labels, seed=0, batch_size=8))
     return model.get_weights()
 
 
@@ -109,7 +73,7 @@ def test_a_classifier_of_each_family(family, tmp_path, initial):
     results = text_classification.main(options)
     assert results["preset"] == preset
 
-    theirs = plain_keras(preset, folder, initial["weights"])
+    theirs = train_plainly(preset, folder, initial["weights"])
     run = load_run(tmp_path / "run")
     ours = run.load_model("float64")
     moved = 0.0
@@ -135,25 +99,16 @@ def write_text(path):
     return path
 
 
-def plain_masked_lm(preset, batches):
+def train_masked_lm_plainly(preset, batches):
     """The weights after `STEPS` of KerasNLP's own compile() and fit() on these batches."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
     models = keras_nlp.models
-    backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
-    model = models.MaskedLM.from_preset(preset, backbone=backbone, preprocessor=None)
-    if hasattr(backbone, "pooled_dense"):
-        backbone.pooled_dense.trainable = False
-    schedule = keras.optimizers.schedules.PolynomialDecay(np.float64(0.01), STEPS, 0.0)
-    model.compile(
-        AddingRows(schedule, weight_decay=0.0, beta_2=0.98),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        weighted_metrics=[],
-        jit_compile=False,
-    )
-    keras.Model.fit(model, batches.take(STEPS), shuffle=False, verbose=0)
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+    with plain_keras.precision("float64"):
+        backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
+        model = models.MaskedLM.from_preset(preset, backbone=backbone, preprocessor=None)
+        if hasattr(backbone, "pooled_dense"):
+            backbone.pooled_dense.trainable = False
+        plain_keras.compile_plainly(model, beta_2=0.98)
+        plain_keras.fit(model, batches)
     return model.get_weights()
 
 
@@ -181,8 +136,8 @@ def test_a_masked_lm_of_each_family(family, tmp_path, monkeypatch):
         run_dir=tmp_path / "run",
     )
     results = bert_mlm.main(options)
-    assert all((weights.numpy() == 1).all() for *_, weights in made["data"].take(STEPS))
-    theirs = plain_masked_lm(preset, made["data"])
+    assert all((weights.numpy() == 1).all() for *_, weights in made["data"].take(plain_keras.STEPS))
+    theirs = train_masked_lm_plainly(preset, made["data"])
     run = load_run(tmp_path / "run")
     ours = run.load_model("float64").get_weights()
     for our, their in zip(ours, theirs, strict=True):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.support import processes, strategy_run, tiny_presets
+from tests.support import processes, strategy_run
 
 RUNS = list(strategy_run.FINE_TUNED)
 pytestmark = pytest.mark.long
@@ -15,12 +15,13 @@ pytestmark = pytest.mark.long
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     strategy_run.write_data(folder)
-    tiny_presets.save("DistilBert", "TextClassifier", folder / "preset", sequence_length=16)
+    for preset in ("classifier_DistilBert", "causal_GPT2"):
+        strategy_run.write_preset(preset, folder)
     return folder
 
 
 def train(folder, name, status=0, **options):
-    options |= {"preset": str(folder / "preset"), "runs": options.pop("runs", RUNS)}
+    options["runs"] = options.pop("runs", RUNS)
     words = (json.dumps(options), str(folder / name))
     processes.run_script("tests/support/strategy_run.py", *words, status=status)
     return folder / name
@@ -63,7 +64,9 @@ def test_the_model_is_a_plain_preset_and_the_adapter_lies_beside_it(folder, one_
     models, path = keras_nlp.models, one_device / "adapters" / "model"
     merged = models.TextClassifier.from_preset(str(path), dtype="float64")
     assert not any("lora" in weight.path for weight in merged.weights)
-    backbone = models.Backbone.from_preset(str(folder / "preset"), dtype="float64")
+    backbone = models.Backbone.from_preset(
+        str(folder / "presets" / "classifier_DistilBert"), dtype="float64"
+    )
     ids = np.arange(5, 15, dtype=np.int32)[None]
     inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
     before = np.asarray(backbone(inputs))

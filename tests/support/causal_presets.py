@@ -27,9 +27,21 @@ BYTE_PAIRS = {  # family: special tokens of its tokenizer
     "Bloom": ("<s>", "</s>", "<pad>"),
     "GPTNeoX": ("<|endoftext|>",),
     "QwenMoe": ("<|endoftext|>",),
+    "Qwen3Moe": ("<|im_end|>", "<|endoftext|>"),
+    "Qwen3_5": ("<|im_end|>", "<|endoftext|>", "<|im_start|>"),
+    "GptOss": ("<|startoftext|>", "<|endoftext|>"),
 }
 LEARNED = dict(num_heads=2, max_sequence_length=64, dropout=0.0)
 GROUPED = dict(num_query_heads=4, num_key_value_heads=2)
+MIXED_LAYERS = dict(
+    head_dim=4,
+    layer_types=["linear_attention", "full_attention"],
+    partial_rotary_factor=0.5,
+    linear_num_key_heads=2,
+    linear_num_value_heads=2,
+    linear_key_head_dim=4,
+    linear_value_head_dim=4,
+)
 BACKBONES = {
     "GPT2": LEARNED,
     "OPT": LEARNED,
@@ -63,28 +75,51 @@ BACKBONES = {
         mlp_only_layers=[],
         router_aux_loss_coefficient=0.01,
     ),
+    "Qwen3Moe": GROUPED | dict(head_dim=4, moe_intermediate_dim=8, num_experts=2, top_k=1),
+    "Qwen3_5": GROUPED | MIXED_LAYERS,
+    "GptOss": GROUPED | dict(num_experts=3, top_k=2, sliding_window=32, head_dim=4),
     "Gemma": dict(num_query_heads=4, num_key_value_heads=1, head_dim=4),
+    "Gemma3": dict(num_query_heads=4, num_key_value_heads=1, head_dim=4, image_size=16),
+    "Llama": GROUPED,
     "Mistral": GROUPED | dict(sliding_window=32),
+    "Mixtral": GROUPED | dict(num_experts=2, top_k=1, sliding_window=32),
     "Phi3": GROUPED,
 }
 FAMILIES = tuple(BACKBONES)
+# Their experts' router adds a loss.
+ROUTED = ("QwenMoe", "Qwen3Moe", "Mixtral")
+# Each document has rows for itself.
+OWN_ROWS = ("Gemma", "Gemma3", "Qwen3_5", *ROUTED)
+PRECISION = dict.fromkeys((*ROUTED, "Qwen3_5"), "float32")  # the others: float64
+
+
+TEXT_ONLY = {  # families that also take images: what leaves those out
+    "Gemma3": dict(has_vision_tokens=False),
+    "Qwen3_5": dict(has_vision_tokens=False),
+}
+GEMMA_PIECES = dict(pad_piece="<pad>", bos_piece="<bos>", eos_piece="<eos>")
+NO_PADDING = dict(pad_id=-1, unk_id=0, bos_id=1, eos_id=2)
+SENTENCE_PIECES = {  # family: ids and names of special tokens
+    "Gemma": GEMMA_PIECES,
+    "Gemma3": GEMMA_PIECES,
+    "Llama": NO_PADDING,
+    "Mistral": NO_PADDING,
+    "Mixtral": NO_PADDING,
+    "Phi3": NO_PADDING | dict(eos_piece="<|endoftext|>"),
+}
 
 
 def make_tokenizer(family: str):
     """Makes a tokenizer of a family, learned from `TEXT`."""
     kind = getattr(keras_nlp.models, f"{family}Tokenizer")
+    more = TEXT_ONLY.get(family, {})
     if family in BYTE_PAIRS:
         merges = byte_pairs.learn_merges(TEXT * 2, 290)
         vocabulary = byte_pairs.vocabulary_of(merges, BYTE_PAIRS[family])
-        return kind(vocabulary=vocabulary, merges=merges)
+        return kind(vocabulary=vocabulary, merges=merges, **more)
     import sentencepiece
 
     proto = io.BytesIO()
-    named = {
-        "Gemma": dict(pad_piece="<pad>", bos_piece="<bos>", eos_piece="<eos>"),
-        "Mistral": dict(pad_id=-1, unk_id=0, bos_id=1, eos_id=2),
-        "Phi3": dict(pad_id=-1, unk_id=0, bos_id=1, eos_id=2, eos_piece="<|endoftext|>"),
-    }[family]
     ids = dict(pad_id=0, eos_id=1, bos_id=2, unk_id=3)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT),
@@ -94,9 +129,18 @@ def make_tokenizer(family: str):
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
-        **(ids | named),
+        **(ids | SENTENCE_PIECES[family]),
     )
-    return kind(proto=proto.getvalue())
+    return kind(proto=proto.getvalue(), **more)
+
+
+def dropout_of(family: str, rate: float = 0.1) -> dict[str, float]:
+    """Returns the arguments of a family's backbone that turn dropout on."""
+    named = {
+        "Falcon": ("attention_dropout_rate", "feedforward_dropout_rate"),
+        "SmolLM3": ("attention_dropout",),
+    }
+    return dict.fromkeys(named.get(family, ("dropout",)), rate)
 
 
 def make_task(family: str, **changes) -> keras_nlp.models.CausalLM:
@@ -109,7 +153,7 @@ def make_task(family: str, **changes) -> keras_nlp.models.CausalLM:
     keras.utils.set_random_seed(1)
     tokenizer = make_tokenizer(family)
     sizes = dict(SIZES)
-    if family == "Gemma":
+    if family.startswith("Gemma"):
         sizes["intermediate_dim"] *= 2
     backbone = getattr(keras_nlp.models, f"{family}Backbone")(
         vocabulary_size=tokenizer.vocabulary_size(), **(sizes | BACKBONES[family] | changes)

@@ -180,17 +180,25 @@ def events(run_dir: Path) -> list:
     return sorted(found, key=repr)
 
 
-def assert_equal_tensors(ours: Path, theirs: Path) -> None:
-    """Checks that the last checkpoints of two runs are equal, by `assert_equal`."""
+def assert_equal_tensors(ours: Path, theirs: Path, tolerance: float = 1e-9) -> float:
+    """Checks that the last checkpoints of two runs are equal, by `assert_equal`.
+
+    Returns:
+        The largest max|a - b| / max(1, max|a|) of a tensor.
+    """
     a, b = tensors(ours), tensors(theirs)
     assert a.keys() == b.keys()
-    for name, value in a.items():
-        assert_equal(value, b[name], f"{theirs.name}: {name}")
+    return max(
+        assert_equal(value, b[name], f"{theirs.name}: {name}", tolerance)
+        for name, value in a.items()
+    )
 
 
-def assert_equal(a: np.ndarray, b: np.ndarray, name: str) -> None:
-    """Checks that max|a - b| <= 1e-9 max(1, max|a|)."""
+def assert_equal(a: np.ndarray, b: np.ndarray, name: str, tolerance: float = 1e-9) -> float:
+    """Checks that max|a - b| / max(1, max|a|) is at most the tolerance; returns it."""
     assert a.shape == b.shape, name
-    if a.size:
-        difference = np.abs(a - b).max()
-        assert difference <= 1e-9 * max(1.0, np.abs(a).max()), (name, difference)
+    if not a.size:
+        return 0.0
+    difference = np.abs(a - b).max() / max(1.0, np.abs(a).max())
+    assert difference <= tolerance, (name, difference)
+    return float(difference)

@@ -3,7 +3,7 @@
     python tests/support/strategy_run.py '{"strategy": "mirrored", "replicas": 2, ...}' FOLDER
 
 Each run's options are in RUNS below; FOLDER/<run> is its run folder. With TF_CONFIG set the process
-is one of several workers. `runs` chooses some of them, also of PROGRAMS; `stop_after` makes the
+is one of several workers. `runs` chooses some, also of the other dicts; `stop_after` makes the
 process send itself SIGTERM after N steps, `kill_after` SIGKILL; other keys are options.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
+from tests.support import causal_presets, tiny_presets  # noqa: E402
 
 COMMON = dict(
     epochs=2,
@@ -76,14 +77,36 @@ PROGRAMS = {
         "kerasnlp_task",
     )
 }
-# Fine-tunes the preset of `preset`. The custom loop does not support these.
-TUNED = TINY_SENTENCES | dict(dropout=0.0, validate_every=6)
-for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
-    del TUNED[name]
+# Fine-tune the preset FOLDER/../presets/<preset>. The custom loop does not support these.
+SIZES = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim")
+SENTENCES = {name: TINY_SENTENCES[name] for name in TINY_SENTENCES if name not in SIZES}
+CONTINUED = {name: TINY_CAUSAL[name] for name in TINY_CAUSAL if name not in SIZES}
+RATES, ADAPTERS = dict(layer_decay=0.5, ema=0.9), dict(lora_rank=2, ema=0.9)
+TUNED = SENTENCES | dict(preset="classifier_DistilBert", validate_every=6)
+CAUSAL_TUNED = CONTINUED | dict(preset="causal_GPT2", validate_every=6)
 FINE_TUNED = {
-    "tuned": ("text_classification", TUNED | dict(layer_decay=0.5, ema=0.9)),
-    "adapters": ("text_classification", TUNED | dict(lora_rank=2, ema=0.9)),
+    "tuned": ("text_classification", TUNED | RATES),
+    "adapters": ("text_classification", TUNED | ADAPTERS),
+    "causal_tuned": ("causal_lm", CAUSAL_TUNED | RATES),
+    "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS),
 }
+# Each family for a few steps, with the dropout of its preset.
+FEW_STEPS = dict(max_steps=5, checkpoint_every=2, dropout=None)
+FAMILIES = {
+    **{
+        f"classifier_{family}": ("text_classification", SENTENCES | FEW_STEPS)
+        for family in tiny_presets.FAMILIES
+    },
+    **{
+        f"causal_{family}": (
+            "causal_lm",
+            CONTINUED | FEW_STEPS | dict(precision=causal_presets.PRECISION.get(family, "float64")),
+        )
+        for family in causal_presets.FAMILIES
+    },
+}
+for name, (_, values) in FAMILIES.items():
+    values["preset"] = name
 
 
 def write_text(path: Path) -> None:
@@ -159,6 +182,17 @@ def write_data(folder: Path) -> None:
     write_sentences(folder / "sentences")
 
 
+def write_preset(name: str, folder: Path) -> None:
+    """Writes the preset of a run of `FAMILIES`, with dropout, where the run takes it from."""
+    kind, _, family = name.partition("_")
+    path = folder / "presets" / name
+    if kind == "classifier":
+        tiny_presets.save(family, "TextClassifier", path, sequence_length=16)
+    else:
+        task = causal_presets.make_task(family, **causal_presets.dropout_of(family))
+        task.save_to_preset(str(path))
+
+
 def data_options(module: str, folder: Path) -> dict:
     """Returns the options for a recipe's data in a folder of `write_data`."""
     names = {
@@ -185,25 +219,38 @@ def signal_after(last: int, number: int) -> None:
     StopAtStep.on_step_end = on_step_end
 
 
-def main(chosen: dict, output: Path) -> None:
+def recipe_of(name: str, output: Path, **chosen):
+    """Returns the module of a run, and its options.
+
+    Args:
+        name: of the run.
+        output: the folder of its run folder.
+        **chosen: options instead of the run's.
+    """
     import importlib
 
+    module, options = (RUNS | FINE_TUNED | FAMILIES | PROGRAMS)[name]
+    extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
+    if name not in PROGRAMS:
+        extra |= data_options(module, output.parent)
+        module = f"recipes.{module}"
+    if name in FINE_TUNED | FAMILIES:
+        extra["preset"] = str(output.parent / "presets" / options["preset"])
+    recipe = importlib.import_module(module)
+    return recipe, recipe.Options(**(options | extra | chosen))
+
+
+def main(chosen: dict, output: Path) -> None:
     from callbacks.errors import Stopped
 
-    known = RUNS | FINE_TUNED | PROGRAMS
     which = chosen.pop("runs", None) or list(RUNS)
     for key, number in (("stop_after", signal.SIGTERM), ("kill_after", signal.SIGKILL)):
         if key in chosen:
             signal_after(chosen.pop(key), number)
     for name in which:
-        module, options = known[name]
-        extra = dict(run_dir=output / name, cache_dir=output.parent / "cache")
-        if name not in PROGRAMS:
-            extra |= data_options(module, output.parent)
-            module = f"recipes.{module}"
-        recipe = importlib.import_module(module)
+        recipe, options = recipe_of(name, output, **chosen)
         try:
-            results = recipe.main(recipe.Options(**(options | extra | chosen)))
+            results = recipe.main(options)
         except Stopped:
             sys.exit(75)
         if results and os.environ.get("STRATEGY_RUN_PRINT"):

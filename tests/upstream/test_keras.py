@@ -14,6 +14,7 @@ import types
 import unittest.mock
 
 import keras
+import keras_nlp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -481,3 +482,22 @@ def test_a_step_with_dropout(repaired):
             model.compile(optimizer="sgd", loss="mse")
         with asking_keras():
             model.fit(batches(*numbers()), verbose=0)
+
+
+@repair(
+    "integers_of_32_bits",
+    "ops.arange() of Python integers is int64 with floatx float64, and KerasHub's sliding windows "
+    "add it to int32 (no thread known)",
+)
+def test_a_sliding_window_in_float64(repaired):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    sizes = dict(vocabulary_size=9, num_layers=1, hidden_dim=4, intermediate_dim=4)
+    heads = dict(num_query_heads=2, num_key_value_heads=2, sliding_window=4)
+    backbone = keras_nlp.models.MistralBackbone(**sizes, **heads)
+    task = keras_nlp.models.MistralCausalLM(backbone, preprocessor=None)
+    prompt = {"token_ids": np.array([[1, 2, 3, 0, 0, 0]]), "padding_mask": [[1, 1, 1, 0, 0, 0]]}
+    prompt = {name: np.array(value, "int32") for name, value in prompt.items()}
+    with asking_keras(), only_if(repaired, keras_compat.integers_of_32_bits()):
+        drawn = task.generate(prompt, stop_token_ids=None)
+        assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")

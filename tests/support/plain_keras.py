@@ -1,0 +1,67 @@
+"""Trains models as plain Keras does, with `compile()` and `fit()`."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+STEPS, LEARNING_RATE = 5, 0.01
+# Options of a recipe that trains like `compile()` below.
+COMMON = dict(
+    max_steps=STEPS,
+    weight_decay=0.0,
+    warmup_steps=0,
+    lr_scaling="none",
+    base_learning_rate=LEARNING_RATE,
+    precision="float64",
+    jit="off",
+    strategy="none",
+    quiet=True,
+)
+
+
+def each_family(families: Sequence[str], quick: Sequence[str]) -> list:
+    """Returns parameters of a test, all but the quick ones marked as long."""
+    return [
+        pytest.param(family, marks=() if family in quick else pytest.mark.long)
+        for family in families
+    ]
+
+
+class AddingRows(keras.optimizers.AdamW):
+    """Adds up the gradients of an embedding's row, which Keras's optimizers leave apart."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([tf.convert_to_tensor(grad) for grad in grads], trainable_variables)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Sets floatx and the dtype policy, float32 or float64; back to float32 afterwards."""
+    keras.config.set_floatx(name)
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+def compile_plainly(model: keras.Model, **adamw) -> None:
+    """Compiles a model of logits; the rate falls to zero over `STEPS`."""
+    rate = np.dtype(keras.config.floatx()).type(LEARNING_RATE)
+    schedule = keras.optimizers.schedules.PolynomialDecay(rate, STEPS, 0.0)
+    model.compile(
+        AddingRows(schedule, weight_decay=0.0, **adamw),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[],
+        jit_compile=False,
+    )
+
+
+def fit(model: keras.Model, data: tf.data.Dataset) -> None:
+    """Trains `STEPS` batches; not by the `fit()` of KerasNLP's tasks, which takes texts."""
+    keras.Model.fit(model, data.take(STEPS), shuffle=False, verbose=0)
