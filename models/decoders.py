@@ -308,7 +308,7 @@ class Sampler(keras_nlp.samplers.GreedySampler):
 
     KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
     Gumbel noise is taken, which draws from their softmax (Gumbel, 1954); the noise is a function of
-    the seed, the position and the token.
+    the seed, the prompt, the position and the token.
 
     Args:
         temperature: divides the logits; 0 takes the likeliest token.
@@ -328,21 +328,39 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         self.scale, self.top_k, self.top_p = temperature, top_k, top_p
         self.noise_seed = batches.stream_seed(seed, "sampling")
 
-    def __call__(self, next, *arguments, **named):  # noqa: A002
+    def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002
         """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
+        keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
 
         def drawn(prompt, cache, index):
             logits, states, cache = next(prompt, cache, index)
-            return self.with_noise(tf.cast(logits, tf.float32), index), states, cache
+            return self.with_noise(tf.cast(logits, tf.float32), index, keys), states, cache
 
-        return super().__call__(drawn if self.scale > 0 else next, *arguments, **named)
+        of_next = drawn if self.scale > 0 else next
+        return super().__call__(of_next, prompt, *arguments, mask=mask, **named)
 
-    def with_noise(self, logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    def keys_of(self, prompts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Returns a number for each prompt, which depends on its tokens and their places alone.
+
+        Args:
+            prompts: token ids of shape (texts, length).
+            mask: which of them are the prompt's, of the same shape.
+
+        Returns:
+            int64 of shape (texts,).
+        """
+        tokens = tf.cast(prompts, tf.int64)
+        places = tf.range(tf.shape(tokens, tf.int64)[1])
+        hashed = batches.uniform(self.noise_seed, places, tokens) * 2.0**24
+        return tf.reduce_sum(tf.cast(hashed, tf.int64) * tf.cast(mask, tf.int64), axis=1)
+
+    def with_noise(self, logits: tf.Tensor, index: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Returns logits whose largest one is the token that is drawn.
 
         Args:
             logits: float32 of shape (texts, tokens).
             index: the position, a scalar.
+            keys: of the prompts, int64 of shape (texts,).
         """
         size, logits = logits.shape[-1], logits / self.scale
         if self.top_k is not None and self.top_k < size:
@@ -354,7 +372,8 @@ class Sampler(keras_nlp.samplers.GreedySampler):
             kept = tf.cumsum(shares, axis=1, exclusive=True) < self.top_p
             smallest = tf.reduce_min(tf.where(kept, ordered, np.inf), axis=1, keepdims=True)
             logits = tf.where(logits < smallest, -np.inf, logits)
-        uniform = batches.uniform(self.noise_seed, tf.cast(index, tf.int64), tf.range(size))
+        place = tf.cast(index, tf.int64)
+        uniform = batches.uniform(self.noise_seed, keys[:, None], place, tf.range(size))
         return logits - tf.math.log(-tf.math.log(uniform + 2.0**-25))
 
 

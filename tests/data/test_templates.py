@@ -6,7 +6,7 @@ from data import prompts, templates
 from data.errors import DataError
 from tests.support.chat_presets import make_tokenizer
 
-# What transformers' `apply_chat_template` gives for the published templates, one turn each.
+# One turn each, as the models' pages write them; `apply_chat_template` was not run.
 PUBLISHED = {
     "chatml": "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nIt is.<|im_end|>",
     "gemma": "<bos><start_of_turn>user\nWhat?<end_of_turn>\n"

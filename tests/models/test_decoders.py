@@ -154,7 +154,9 @@ class TestSampler:
 
         @tf.function
         def draw():
-            largest = lambda i: tf.argmax(sampler.with_noise(self.LOGITS, i)[0])  # noqa: E731
+            def largest(place):
+                return tf.argmax(sampler.with_noise(self.LOGITS, place, tf.constant([5]))[0])
+
             return tf.map_fn(largest, tf.range(count), fn_output_signature=tf.int64)
 
         return draw().numpy().tolist()
@@ -192,6 +194,24 @@ def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
     stripped = texts(PROMPTS, strip_prompt=True)
     assert [prompt + text for prompt, text in zip(PROMPTS, stripped, strict=True)] == together
     assert gpt2.preprocessor is not None
+
+
+def test_different_prompts_are_continued_by_different_draws(gpt2):
+    """Of a model that knows nothing: all tokens are as likely. A shorter text begins alike."""
+    before = gpt2.get_weights()
+    gpt2.set_weights([np.zeros_like(weights) for weights in before])
+
+    def drawn(max_length):
+        sampler, prepared = decoders.Sampler(seed=1), gpt2.preprocessor
+        settings = dict(max_length=max_length, sampler=sampler, strip_prompt=True)
+        return decoders.generate(gpt2, prepared, ["the loss", "loss the", "the loss"], **settings)
+
+    try:
+        first, swapped, again = drawn(16)
+        assert first == again and len(set(first) & set(swapped)) < len(set(first))
+        assert first != swapped and all(map(str.startswith, (first, swapped), drawn(12)[:2]))
+    finally:
+        gpt2.set_weights(before)
 
 
 def test_prompts_without_room_are_refused(gpt2):
