@@ -106,12 +106,13 @@ class Side:
             process.wait()
 
 
-def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
+def measure(folder: Path, turns: int, seconds: float, jit: str, accumulate_steps: int) -> dict:
     """Measures the row of the table."""
     recipe = [
         *("-m", "recipes.bert_mlm", "--dataset", str(folder / "text"), "--quiet"),
         *("--vocabulary", str(folder / "vocabulary.txt"), "--cache-dir", str(folder / "cache")),
         *("--preset", "scratch", "--batch-size-per-replica", str(BATCH), "--jit", jit),
+        *("--accumulate-steps", str(accumulate_steps)),
         *("--epochs", "100000", "--checkpoint-every", "1000000", "--log-every", "1"),
     ]
     alone = [sys.executable, *recipe]
@@ -140,7 +141,10 @@ def measure(folder: Path, turns: int, seconds: float, jit: str) -> dict:
         for side in sides:
             side.end()
     ratios = [a / b for a, b in zip(workers, sums, strict=True)]
-    return pipelines.row(f"2 workers ÷ two runs on a core each, tokens/s, --jit {jit}", ratios) | {
+    about = f"2 workers ÷ two runs on a core each, tokens/s, --jit {jit}"
+    if accumulate_steps > 1:
+        about += f", --accumulate-steps {accumulate_steps}"
+    return pipelines.row(about, ratios) | {
         "tokens_per_second": [round(statistics.median(each)) for each in (workers, sums)]
     }
 
@@ -152,12 +156,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=4, help="of each side's turn, below 5")
     parser.add_argument("--jit", choices=("auto", "on", "off"), default="off")
+    parser.add_argument("--accumulate-steps", type=int, default=1, help="batches of an update")
     chosen = parser.parse_args()
     sizes = {"batch_size": BATCH, "length": LENGTH, "vocabulary_size": chosen.vocabulary_size}
     with tempfile.TemporaryDirectory(prefix="workers-") as temporary:
         folder = Path(temporary) / "work"
         pipelines.prepare(folder, chosen.dataset, chosen.vocabulary, sizes)
-        row = measure(folder, chosen.turns, chosen.seconds, chosen.jit)
+        row = measure(folder, chosen.turns, chosen.seconds, chosen.jit, chosen.accumulate_steps)
     ours, theirs = row["tokens_per_second"]
     print(
         f"{row['measure']}: {row['median']:.2f} ({row['smallest']:.2f} to {row['largest']:.2f}; "
