@@ -219,12 +219,14 @@ def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:
     return tf.reshape(tf.slice(drawn, [skipped], [count]), shape)
 
 
-def add_in_place() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def add_in_place() -> Iterator[None]:
     """Makes metrics and counters correct under CentralStorage- and ParameterServerStrategy.
 
-    Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`. Where all replicas share one
-    copy, the sum over n replicas counts the old value n times, and workers that do not wait for
-    each other lose updates. Does: adds in place.
+    Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`, as metrics like AUC do
+    themselves. Where all replicas share one copy, the sum over n replicas counts the old value n
+    times, and workers that do not wait for each other lose updates. Does: adds in place what the
+    value has more than the variable.
     """
 
     def make(stock):
@@ -236,7 +238,19 @@ def add_in_place() -> contextlib.AbstractContextManager:
 
         return assign_add
 
-    return _replaced(Variable, "assign_add", make)
+    def make_assign(stock):
+        def assign(self, value):
+            is_sum = self._value is not None and self.aggregation == "sum"
+            if not is_sum or tf.distribute.in_cross_replica_context():
+                return stock(self, value)
+            value = tf.cast(tf.convert_to_tensor(value), self._value.dtype)
+            self._value.assign_add(value - self._value)
+            return value
+
+        return assign
+
+    with _replaced(Variable, "assign_add", make), _replaced(Variable, "assign", make_assign):
+        yield
 
 
 def distribute_data() -> contextlib.AbstractContextManager:

@@ -14,7 +14,8 @@ the weights. In reading order:
    batch looks up several times in an embedding.
 4. **Finite? Unscale, clip, apply**: Keras's optimizer, on the gradient of the global batch.
 
-With accumulation, 1 and 2 run once per batch, and each batch counts by its sum of weights. An
+With accumulation, 2 runs once per batch, and the weights are divided by their mean over all batches
+of the update. (Where a mask of the model decides it, each batch counts by its weights.) An
 execution of several steps is a loop around all of it. XLA compiles no reduction over replicas: on
 one device it compiles the whole step; on several, or with accumulation, it compiles part 2 on each
 replica, and part 4.
@@ -181,11 +182,15 @@ class Step:
 
         Returns nothing on one device without weights: Keras's mean is right in that case.
         """
+        return self.global_sums(self.local_sums(data))
+
+    def local_sums(self, data) -> list[tf.Tensor]:
+        """Sums each output's weights over a replica's part of a batch, like `sums_of_weights`."""
         x, _, weights = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
         if not leaves and self.replicas > 1:  # which may have different numbers of examples
             leaves = [_ones(x, self.floatx)]
-        return self.global_sums([tf.reduce_sum(tf.cast(leaf, self.floatx)) for leaf in leaves])
+        return [tf.reduce_sum(tf.cast(leaf, self.floatx)) for leaf in leaves]
 
     def forward_and_backward(self, data, sums) -> tuple:
         """Computes a replica's loss, its batch's global weight, and its share of the gradient.
@@ -293,8 +298,17 @@ class Step:
         for variable in (*self.sums, *self.totals):
             variable.assign(tf.zeros_like(variable))
 
-    def _add_batch(self, data) -> None:
-        loss, weight, gradients = self._forward_and_backward(data, self.sums_of_weights(data))
+    def _mean_sums(self, batches: tuple) -> list[tf.Tensor]:
+        """Returns the mean over batches of each output's sum of weights over a global batch."""
+        per_batch = [self.local_sums(data) for data in batches]
+        sums = [tf.add_n(parts) / len(batches) for parts in zip(*per_batch, strict=True)]
+        return self.global_sums(sums)
+
+    def _add_batch(self, batches: tuple, index: tf.Tensor, sums: list[tf.Tensor]) -> None:
+        flat = [tf.nest.flatten(data) for data in batches]
+        data = tf.switch_case(index, [lambda batch=batch: batch for batch in flat])
+        data = tf.nest.pack_sequence_as(batches[0], data)
+        loss, weight, gradients = self._forward_and_backward(data, sums)
         weight = tf.cast(weight, self.floatx)
         for total, gradient in zip(self.sums, gradients, strict=True):
             if gradient is not None:
@@ -326,11 +340,16 @@ class Step:
     def _one_update(self, iterator):
         if self.batches_per_update == 1:
             return self.strategy.run(self._update, args=(next(iterator),))
+        batches = []
+        for _ in range(self.batches_per_update):
+            batches.append(next(iterator))
+        batches = tuple(batches)
+        sums = self.strategy.run(_plain(self._mean_sums), args=(batches,))
         self.strategy.run(_plain(self._start))
-        for _ in tf.range(self.batches_per_update):
+        for index in tf.range(self.batches_per_update):
             # One batch after the other: for the memory, and for the order of collectives.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            self.strategy.run(_plain(self._add_batch), args=(next(iterator),))
+            self.strategy.run(_plain(self._add_batch), args=(batches, index, sums))
         return self.strategy.run(_plain(self._apply_sums))
 
     def test(self, iterator) -> dict:

@@ -669,6 +669,30 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         assert update["logs"] == pytest.approx({"loss": loss, "error": error}, rel=1e-12)
 
 
+def test_weights_of_several_outputs_add_up_over_the_batches_of_an_update():
+    """Outputs weigh batches differently; the last batch has none for one of them."""
+    numbers = np.random.default_rng(9)
+    x, y = numbers.normal(size=(12, 2)), numbers.normal(size=(2, 12, 1))
+    weights = numbers.uniform(size=(2, 12))
+    weights[1, 8:] = 0
+    examples = (x, {"once": y[0], "twice": y[1]}, {"once": weights[0], "twice": weights[1]})
+
+    def build():
+        inputs = keras.Input((2,))
+        hidden = keras.layers.Dense(3, "tanh", kernel_regularizer="l2")(inputs)
+        outputs = {name: keras.layers.Dense(1, name=name)(hidden) for name in ("once", "twice")}
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", {"once": "mse", "twice": "mae"}, loss_weights={"once": 1, "twice": 3})
+        return model
+
+    found = [
+        replicas.fit(1, build, replicas.dataset(examples, size), batches_per_update=count)
+        for size, count in ((12, 1), (4, 3))
+    ]
+    np.testing.assert_allclose(found[1]["weights"], found[0]["weights"], rtol=1e-12)
+    assert found[1]["losses"] == pytest.approx(found[0]["losses"], rel=1e-12)
+
+
 def compiled_runs(_=None):
     """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
 

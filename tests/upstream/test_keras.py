@@ -473,6 +473,22 @@ def test_a_metric_over_two_batches(repaired):
             assert_close(found["error"], (y**2).mean(), "mean")
 
 
+@repair("add_in_place", "AUC assigns the variable and a sum (no thread known)")
+def test_a_metric_that_assigns_sums(repaired):
+    """Of two batches: the first one's examples are in order, the second one's are not."""
+    x = np.tile([[0.1], [0.2], [0.8], [0.9]], (4, 1))
+    y = np.array([0, 0, 1, 1] * 2 + [0, 0, 1, 1, 1, 0, 0, 1.0])[:, None]
+    with only_if(repaired, keras_compat.add_in_place()):
+        with central_storage().scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
+            model.compile("sgd", "mse", metrics=[keras.metrics.AUC(name="auc")])
+        with asking_keras():
+            found = model.evaluate(batches(x, y), verbose=0, return_dict=True)
+            alone = keras.metrics.AUC()
+            alone.update_state(y, x)
+            assert_close(found["auc"], float(alone.result()), "AUC")
+
+
 @repair("share_states", "the seed variable has no aggregation (no thread known)")
 def test_a_step_with_dropout(repaired):
     with only_if(repaired, keras_compat.share_states()):
