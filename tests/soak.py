@@ -54,7 +54,7 @@ def write_page_recipe(folder: Path) -> None:
     """Saves the recipe that the page shows, as somebody who follows it would."""
     page = (ROOT / "docs" / "write_a_recipe.md").read_text(encoding="utf-8")
     found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (recipe,) = [code for code in found if "def main(" in code]
+    (recipe,) = [code for code in found if "def predict(" in code]
     (folder / "tumours.py").write_text(recipe, encoding="utf-8")
 
 
