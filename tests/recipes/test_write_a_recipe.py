@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from tests import soak
 from tests.support import processes
 
 PAGE = (processes.ROOT / "docs" / "write_a_recipe.md").read_text()
@@ -71,6 +72,11 @@ def test_the_page_counts_the_lines_that_differ_from_plain_keras():
     new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
     assert f"\n{len(new)} lines differ from plain Keras" in PAGE
     assert f"{len(new) - 6} that are the run's" in PAGE
+
+
+def test_the_soak_kills_the_complete_one(tmp_path):
+    soak.write_page_recipe(tmp_path)
+    assert (tmp_path / "tumours.py").read_text() == COMPLETE
 
 
 def test_the_program_of_the_page_trains(run, tmp_path):
