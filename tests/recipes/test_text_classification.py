@@ -85,8 +85,8 @@ def test_pairs_of_sentences(tmp_path):
     run = load_run(tmp_path / "run")
     inputs = run.load_model().preprocessor((["a film"], ["good"]), None)
     assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}
-    (answer,) = text_classification.predict(run, ["a film ||| good"])
-    assert {found["class"] for found in answer} == {"0", "1"}
+    answer, other = text_classification.predict(run, ["a film ||| good", "a film ||| bad"])
+    assert {found["class"] for found in answer} == {"0", "1"} and answer != other
     with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
         text_classification.predict(run, ["a film"])
 
