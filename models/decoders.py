@@ -433,18 +433,17 @@ def generate(
             return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
 
         task.generate_function = generate_function
-    token_ids = np.full((len(given), max_length), getattr(tokenizer, "pad_token_id", 0), np.int32)
-    padding_mask = np.zeros((len(given), max_length), bool)
-    for row, ids in enumerate(given):
-        token_ids[row, : len(ids)], padding_mask[row, : len(ids)] = ids, True
+    inputs = preprocessor.generate_preprocess(list(prompts), sequence_length=max_length)
+    if template is not None:  # its special tokens are no text, which a tokenizer would read
+        padding = getattr(tokenizer, "pad_token_id", 0)
+        rows = [ids + [padding] * (max_length - len(ids)) for ids in given]
+        is_prompt = tf.sequence_mask([len(ids) for ids in given], max_length)
+        inputs["token_ids"] = tf.constant(rows, tf.int32)
+        inputs["padding_mask"] = tf.cast(is_prompt, inputs["padding_mask"].dtype)
     attached, task.preprocessor = task.preprocessor, None
     try:
         with keras_compat.integers_of_32_bits():
-            outputs = task.generate(
-                {"token_ids": token_ids, "padding_mask": padding_mask},
-                stop_token_ids=sorted(stop),
-                strip_prompt=strip_prompt,
-            )
+            outputs = task.generate(inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt)
     finally:
         task.preprocessor = attached
     if template is not None:  # the token that ends a turn is not special to every tokenizer
