@@ -52,6 +52,10 @@ REFUSED = {
 }
 
 
+# Ends of turns at which the families' own `generate()` stops: Gemma 3's and Phi-3's.
+TURN_ENDS = ("<end_of_turn>", "<|end|>")
+
+
 def special_tokens(architecture: str) -> int:
     """Returns how many special tokens a new model's vocabulary has."""
     return len(GPT2_TOKENS if architecture == "gpt2" else LLAMA_TOKENS)
@@ -377,6 +381,15 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         return logits - tf.math.log(-tf.math.log(uniform + 2.0**-25))
 
 
+def stop_tokens(tokenizer) -> set[int]:
+    """Returns the tokens that end a text: those at which KerasNLP's `generate()` stops."""
+    stop = {int(tokenizer.end_token_id)}
+    if hasattr(tokenizer, "end_token2_id"):  # Llama 3 has one more
+        stop.add(int(tokenizer.end_token2_id))
+    known = set(tokenizer.get_vocabulary())
+    return stop | {int(tokenizer.token_to_id(turn)) for turn in TURN_ENDS if turn in known}
+
+
 def generate(
     task: keras_nlp.models.CausalLM,
     preprocessor,
@@ -417,9 +430,7 @@ def generate(
             raise DataError(
                 f"{len(ids)} tokens leave no room for more within {max_length}: {prompt[:60]!r}"
             )
-    stop = {int(tokenizer.end_token_id)}
-    if hasattr(tokenizer, "end_token2_id"):  # Llama 3 has one more
-        stop.add(int(tokenizer.end_token2_id))
+    stop = stop_tokens(tokenizer)
     if template is not None:
         stop.add(template.end)
     # Not by compile(), which would replace the optimizer of a model in training.
@@ -443,7 +454,10 @@ def generate(
     attached, task.preprocessor = task.preprocessor, None
     try:
         with keras_compat.integers_of_32_bits():
-            outputs = task.generate(inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt)
+            # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
+            outputs = keras_nlp.models.CausalLM.generate(
+                task, inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt
+            )
     finally:
         task.preprocessor = attached
     if template is not None:  # the token that ends a turn is not special to every tokenizer
