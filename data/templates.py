@@ -26,9 +26,8 @@ class Chat:
     strips: bool
 
 
-# From the templates that the models were published with (`chat_template` of their tokenizers), for
-# one turn each, without a message of the system. In the order of the search: SmolLM 3 and other
-# models that continue Llama 3 have its tokens too.
+# As the models' pages describe them, for one turn each, without a system message; Gemma's were
+# compared with its page, none with the `chat_template` of a tokenizer. In the order of the search.
 CHATS = {
     "chatml": Chat(  # Qwen, SmolLM; qwen.readthedocs.io, "Key Concepts"
         "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",

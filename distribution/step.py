@@ -230,9 +230,8 @@ class Step:
         totals = keras.tree.map_structure(
             lambda w: None if w is None else next(left), sample_weight
         )
-        left = iter(sums)
         weights = keras.tree.map_structure(
-            lambda w: None if w is None else self.mean_one(w, next(left)), sample_weight
+            lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
         with keras_compat.outputs_count(None if training else totals):
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)

@@ -184,17 +184,16 @@ def main(options: Options) -> dict:
         drawn = []
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
-        known = molecules["train"] + drawn
-        width = max(len(melting.columns(m)) for part in (*molecules.values(), drawn) for m in part)
-        splits = {name: to_arrays(split, width) for name, split in molecules.items()}
-        # A trained run that is evaluated keeps its own scale.
-        mean = run.metadata.get("mean", float(np.mean(splits["train"][1], dtype=np.float64)))
-        splits["train"] = train_inputs, train_tm = to_arrays(known, width)
+        measured = melting.temperatures(molecules["train"])
+        used = molecules | {"train": molecules["train"] + drawn}
+        width = max(len(melting.columns(m)) for split in used.values() for m in split)
+        splits = {name: to_arrays(split, width) for name, split in used.items()}
+        train_inputs, train_tm = splits["train"]
         weights = None
         if drawn:
-            weights = np.where(
-                [m.dataset == melting.FORMULA for m in known], options.formula_weight, 1
-            )
+            weights = np.repeat([1.0, options.formula_weight], [len(measured), len(drawn)])
+        # A trained run that is evaluated keeps its own scale.
+        mean = run.metadata.get("mean", float(np.mean(measured, dtype=np.float64)))
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
         counts += f", and {len(drawn):,} of the formula" * bool(drawn)
         plan = run.plan(

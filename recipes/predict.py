@@ -94,6 +94,8 @@ def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:
     except (DataError, DistributionError, OptionsError, RunError, OSError):
         raise  # they are explained in a line
     except Exception as error:
+        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's: out of memory
+            raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise RunError(
             f"{name} raised {type(error).__name__}: {' '.join(str(error).split())[:300]} "

@@ -10,7 +10,8 @@ import tensorflow as tf
 from data.errors import DataError
 from models import decoders
 from models.chunked_head import ChunkedHead
-from tests.support import causal_presets, plain_keras
+from tests.support import causal_presets
+from training import checks
 
 # Learned positions and rotary ones; the others in `make check-long`.
 QUICK = ("GPT2", "OPT", "Llama3")
@@ -117,7 +118,7 @@ def test_a_family_that_cannot_be_trained_is_refused(task):
 def test_a_family_that_fails_in_float64_is_refused_there(tmp_path):
     causal_presets.make_task("QwenMoe").save_to_preset(str(tmp_path / "preset"))
     preset = str(tmp_path / "preset")
-    with plain_keras.precision("float64"):
+    with checks.precision("float64"):
         with pytest.raises(DataError, match="QwenMoe fails in float64; pass --precision float32"):
             decoders.load_preprocessor(preset, 8)
     decoders.load_preprocessor(preset, 8)

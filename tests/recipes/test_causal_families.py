@@ -15,6 +15,7 @@ from data import batches
 from models import decoders
 from recipes import causal_lm, evaluate
 from tests.support import causal_presets, plain_keras
+from training import checks
 from training.loaded_run import load_run
 
 # GPT-2 is trained from scratch elsewhere: learned positions, one token for both ends. Llama 3
@@ -62,7 +63,7 @@ def one_by_one(rows, indices):
 def train_plainly(preset, options):
     """The weights before and after `STEPS` of KerasNLP's own training, one example per row."""
     models = keras_nlp.models
-    with plain_keras.precision(options.precision):
+    with checks.precision(options.precision):
         task = models.CausalLM.from_preset(preset, dtype=options.precision, preprocessor=None)
         first = task.get_weights()
         tokenizer = models.CausalLMPreprocessor.from_preset(preset).tokenizer

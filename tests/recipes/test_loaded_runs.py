@@ -1,4 +1,4 @@
-"""What one does with a trained run of any recipe: `evaluate` and `predict`."""
+"""Tests `evaluate` and `predict` on trained runs of each recipe."""
 
 import importlib
 import json
@@ -591,7 +591,7 @@ class TestTrust:
         ],
     )
     @pytest.mark.parametrize("program", ["evaluate", "predict", "export"])
-    def test_a_module_that_nobody_named_is_not_imported(
+    def test_a_module_that_is_not_named_is_not_imported(
         self, foreign, program, module, path, command_line, tmp_path
     ):
         folder = foreign(module, path)

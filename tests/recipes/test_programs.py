@@ -28,7 +28,7 @@ def call(*words, cwd=ROOT, **environ):
 
 
 def imported(ended) -> set[str]:
-    """What a process started with `-X importtime` has imported."""
+    """Returns the packages that a process with `-X importtime` imported."""
     lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
     assert len(lines) > 50
     return {line.split("|")[-1].strip().split(".")[0] for line in lines}

@@ -1,4 +1,4 @@
-"""What each recipe hands to `fit()`: its options reach the data, the schedule, and the model."""
+"""Checks that each recipe's options reach the data, the schedule and the model of `fit()`."""
 
 import dataclasses
 import importlib

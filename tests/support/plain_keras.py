@@ -1,7 +1,6 @@
 """Trains models as plain Keras does, with `compile()` and `fit()`."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -36,18 +35,6 @@ class AddingRows(keras.optimizers.AdamW):
 
     def apply(self, grads, trainable_variables=None):
         super().apply([tf.convert_to_tensor(grad) for grad in grads], trainable_variables)
-
-
-@contextlib.contextmanager
-def precision(name: str) -> Iterator[None]:
-    """Sets floatx and the dtype policy, float32 or float64; back to float32 afterwards."""
-    keras.config.set_floatx(name)
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
 
 
 def compile_plainly(model: keras.Model, **adamw) -> None:

@@ -80,7 +80,7 @@ METRICS_MADE_EARLY: list[keras.metrics.Metric] = []
 
 
 def compiled_outside(folder):
-    """What two replicas say of parts that are made outside of the scope; run in a process."""
+    """Returns the messages for parts that were created outside of the scope of two replicas."""
     METRICS_MADE_EARLY.append(keras.metrics.SparseCategoricalAccuracy("accuracy"))
     early = keras.optimizers.Adam(0.01)
     model = tiny_recipe.build_model(tiny_recipe.Options())

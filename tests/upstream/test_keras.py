@@ -66,7 +66,7 @@ def only_if(repaired: bool, patch):
 
 @contextlib.contextmanager
 def exact():
-    """What the installed step takes from Keras: losses and gradients that are left alone."""
+    """Applies the repairs that the installed step needs: unscaled losses, reduced gradients."""
     with keras_compat.leave_losses_unscaled(), keras_compat.leave_gradients_reduced():
         yield
 
