@@ -8,10 +8,9 @@ byte.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data import files
 from data.errors import DataError
+from data.live_line import live_line
 from data.text import Text
 
 MERGES = "merges.txt"  # the name that GPT-2, transformers and KerasNLP give it
@@ -65,7 +64,7 @@ def merges_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-bytes-{size}"
 
     def build(folder: Path) -> None:
-        lines = tqdm(text.splits["train"], "learning the vocabulary", disable=None)
+        lines = live_line(text.splits["train"], "learning the vocabulary")
         content = "".join(f"{merge}\n" for merge in learn_merges(lines, size))
         folder.mkdir()
         (folder / MERGES).write_text(content, encoding="utf-8")

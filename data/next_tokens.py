@@ -14,10 +14,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tqdm import tqdm
 
 from data import files, sequences, word_pieces
 from data.errors import DataError
+from data.live_line import live_line
 from data.text import Text
 
 LINES_AT_ONCE = 1000
@@ -191,7 +191,7 @@ def rows_once(
     def build(folder: Path) -> None:
         folder.mkdir()
         for split, lines in text.splits.items():
-            documents = tokenize(tqdm(lines, f"tokenising {split}", disable=None), tokenizer)
+            documents = tokenize(live_line(lines, f"tokenising {split}"), tokenizer)
             sequences.write(folder / f"{split}.bin", CUT[together](documents, length, ends), dtype)
 
     files.build_once(target, build, "sequences")

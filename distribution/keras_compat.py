@@ -526,11 +526,63 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[st
                 variable.assign_sub(variable * tf.cast(weight_decay, variable.dtype) * rate)
             super().update_step(gradient, variable, rate)
 
-    # The names under which Keras saves and loads an optimizer.
-    ScaledRates.__name__, ScaledRates.__qualname__ = base.__name__, base.__qualname__
-    ScaledRates.__module__ = base.__module__
-    optimizer.__class__ = ScaledRates
+    _change_class(optimizer, ScaledRates)
     optimizer.weight_decay = None
+
+
+def orthogonalize_heads(optimizer: keras.optimizers.Muon) -> None:
+    """Makes Muon update the kernels of attention layers, each head's matrix on its own.
+
+    Breaks: `keras.optimizers.Muon` updates whatever has two dimensions, so AdamW updates the
+    kernels of attention layers, whose shape is (width, heads, width of a head), or (heads, width of
+    a head, width) after it, and Muon their biases. Does: orthogonalizes such a kernel as a stack of
+    matrices, one of each head, and leaves the biases to AdamW.
+
+    Args:
+        optimizer: not yet built; changed in place.
+    """
+    base = type(optimizer)
+    orders: dict[int, tuple] = {}  # by index of the variable: its axes, heads first
+
+    class MuonOfHeads(base):  # type: ignore[misc,valid-type]
+        def build(self, variables):
+            super().build(variables)
+            # At an update a variable is TensorFlow's, without its path.
+            for index, variable in enumerate(variables):
+                if _is_of_heads(variable):
+                    orders[index] = (0, 1, 2) if "output" in variable.path else (1, 0, 2)
+
+        def _should_use_adamw(self, variable):
+            if _is_of_heads(variable):
+                return False
+            return variable.name == "bias" or super()._should_use_adamw(variable)
+
+        def _muon_update_step(self, gradient, variable, lr, m):
+            order = orders.get(self._get_variable_index(variable))
+            if order is None:
+                return super()._muon_update_step(gradient, variable, lr, m)
+            self.assign_add(m, gradient + m * (self.momentum - 1))
+            update = gradient + self.momentum * m if self.nesterov else m
+            update = tf.transpose(update, order)
+            rows, columns = update.shape[1:]
+            update = self.zeropower_via_newtonschulz5(update, self.ns_steps)
+            if self.rms_rate is not None:
+                update *= self.rms_rate * max(rows, columns) ** 0.5
+            self.assign_sub(variable, lr * tf.transpose(update, order))
+
+    _change_class(optimizer, MuonOfHeads)
+
+
+def _is_of_heads(variable) -> bool:
+    return len(variable.shape) == 3 and variable.name == "kernel" and "attention" in variable.path
+
+
+def _change_class(optimizer, changed: type) -> None:
+    """Gives an optimizer a subclass of its class, under the name by which Keras saves it."""
+    base = type(optimizer)
+    changed.__name__, changed.__qualname__ = base.__name__, base.__qualname__
+    changed.__module__ = base.__module__
+    optimizer.__class__ = changed
 
 
 def own_steps(model: keras.Model) -> list[str]:
@@ -605,15 +657,16 @@ def prepare_losses(model: keras.Model) -> None:
     if len(compiled.metrics) == len(prepared):
         for entry, metric in zip(prepared, compiled.metrics, strict=True):
             stock = type(metric).update_state.__get__(metric)
-            metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path)
+            factor = 1.0 if entry.loss_weight is None else entry.loss_weight
+            metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path, factor)
 
 
-# The weights of each output of the batch that is being evaluated, in total.
+# The weights of each output of the batch that is being evaluated, in total, and its losses.
 _outputs = threading.local()
 
 
 @contextlib.contextmanager
-def outputs_count(totals) -> Iterator[None]:
+def outputs_count(totals) -> Iterator[list]:
     """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
 
     Breaks: the logs of several losses count each batch by its number of examples, so a padded last
@@ -622,21 +675,40 @@ def outputs_count(totals) -> Iterator[None]:
     Args:
         totals: the sum of each output's weights, structured like the weights; None for Keras's
             numbers.
+
+    Yields:
+        A list that gets the loss of each output, times its `loss_weights`; of several outputs.
     """
-    _outputs.totals = totals
+    _outputs.totals, _outputs.losses = totals, []
     try:
-        yield
+        yield _outputs.losses
     finally:
-        _outputs.totals = None
+        _outputs.totals = _outputs.losses = None
 
 
-def _add_loss_of_output(update_state: Callable, path, value, sample_weight=None):
+def _add_loss_of_output(update_state: Callable, path, factor: float, value, sample_weight=None):
     totals = getattr(_outputs, "totals", None)
     if totals is not None:
         for name in path if keras.tree.is_nested(totals) else ():
             totals = totals[name]
         sample_weight = totals
+    if getattr(_outputs, "losses", None) is not None:
+        _outputs.losses.append(value * factor)
     return update_state(value, sample_weight=sample_weight)
+
+
+def loss_of_outputs(model: keras.Model):
+    """Returns the sum of the logged losses of several outputs, times their `loss_weights`.
+
+    Lacks: no public name for the metrics and the factors. Zero where there is one output.
+    """
+    compiled = model._compile_loss
+    if compiled is None or len(compiled.metrics) != len(compiled._flat_losses):
+        return 0.0
+    return sum(
+        metric.result() * (1.0 if entry.loss_weight is None else entry.loss_weight)
+        for entry, metric in zip(compiled._flat_losses, compiled.metrics, strict=True)
+    )
 
 
 class _SumOverReplicas:

@@ -201,7 +201,7 @@ class Step:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = keras_compat.call(self.model, x, training=True)
-            loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=True)
+            loss, weight, _ = self.loss(x, y, y_pred, sample_weight, sums, training=True)
             share = self.model.optimizer.scale_loss(loss)
             if self.replicas > 1:
                 share = share / self.replicas
@@ -211,13 +211,16 @@ class Step:
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def loss(self, x, y, y_pred, sample_weight, sums, training: bool) -> tuple:
-        """Returns a replica's loss, and the sum of all weights of the global batch."""
+        """Returns a replica's loss, the sum of all weights of the global batch, and losses.
+
+        These are the losses of several outputs, which evaluation counts one by one.
+        """
         masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
         if any(mask is not None for mask in masks):
             if self.replicas > 1 and self.jit_compile:
                 raise DistributionError(
-                    "--jit on: a mask of the model decides which values count, so replicas add up "
-                    "in the middle of what XLA would compile; use --jit off"
+                    "--jit: a mask of the model decides which values count, so replicas add up in "
+                    "the middle of what XLA would compile; pass --jit off"
                 )
             weights = [_times_mask(w, m) for w, m in _per_output(sample_weight, masks)]
             sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
@@ -233,12 +236,12 @@ class Step:
         weights = keras.tree.map_structure(
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
-        with keras_compat.outputs_count(None if training else totals):
+        with keras_compat.outputs_count(None if training else totals) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
             value = tf.reduce_sum(value)
-        return value, total
+        return value, total, losses
 
     def mean_one(self, weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Divides weights by their mean over the global batch.
@@ -282,14 +285,20 @@ class Step:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = keras_compat.call(self.model, x, training=False)
-        loss, weight = self.loss(x, y, y_pred, sample_weight, sums, training=False)
-        # A batch counts by its weight: the padded last one counts less. (Where outputs have
-        # different weights, by the weights of all of them; the loss of each output is exact.)
+        loss, weight, of_outputs = self.loss(x, y, y_pred, sample_weight, sums, training=False)
+        # A batch counts by its weight: the padded last one counts less. Each of several outputs
+        # counts by its own weights; what is left of the loss, such as penalties, by all of them.
+        rest = tf.cast(loss, self.floatx)
+        for value in of_outputs:
+            rest -= tf.reduce_sum(tf.cast(value, self.floatx))
         tracker = keras_compat.loss_tracker(self.model)
-        tracker.update_state(tf.cast(loss, self.floatx), tf.stop_gradient(weight) / self.replicas)
+        tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(sample_weight):
             self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
-        return self.model.get_metrics_result()
+        results = self.model.get_metrics_result()
+        if "loss" in results:
+            results["loss"] += keras_compat.loss_of_outputs(self.model)
+        return results
 
     # --- Several batches of one update ---
 

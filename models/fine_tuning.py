@@ -4,7 +4,7 @@ A recipe whose options are `training.options.FineTuningOptions` calls, in this o
 
     model = ...                                     # a task of KerasNLP
     fine_tuning.freeze(model, options)              # under the strategy, before compile()
-    model.compile(fine_tuning.adamw(options, schedule, model), ...)
+    model.compile(fine_tuning.make_optimizer(options, schedule, model), ...)
     fine_tuning.attach(model, options)              # after compile()
 
 An evaluated run skips `freeze()` and `attach()`: its saved model has no adapters.
@@ -54,31 +54,45 @@ def freeze(model: keras.Model, options) -> None:
         )
 
 
-def adamw(options, schedule, model: keras.Model | None = None, beta_2: float = 0.999):
-    """Makes an AdamW that does not decay biases and layer norms.
+def make_optimizer(options, schedule, model: keras.Model | None = None, beta_2: float = 0.999):
+    """Makes the AdamW or the Muon of the options; biases and layer norms do not decay.
+
+    Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) orthogonalizes the momentum of
+    each kernel; AdamW updates embeddings, output layers, biases and scales. Muon's updates have the
+    size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2), so both take the same rate.
 
     Args:
-        options: with `weight_decay` and `clip_norm`; `FineTuningOptions` also have `layer_decay`
-            and `ema`.
+        options: with `optimizer`, `weight_decay` and `clip_norm`; `FineTuningOptions` also have
+            `layer_decay` and `ema`.
         schedule: learning rate by step.
         model: the task that is trained, for `layer_decay`.
-        beta_2: decay of the variance.
+        beta_2: decay of AdamW's variance.
 
     Returns:
-        A `keras.optimizers.AdamW`.
+        A `keras.optimizers.AdamW` or `keras.optimizers.Muon`.
 
     Raises:
         DataError: `layer_decay` is not 1 and the backbone's layers are not numbered.
     """
     ema = getattr(options, "ema", None)
-    optimizer = keras.optimizers.AdamW(
-        schedule,
-        weight_decay=options.weight_decay,
-        beta_2=beta_2,
+    decay = options.weight_decay
+    shared = dict(
+        weight_decay=decay,
         global_clipnorm=options.clip_norm,
         use_ema=ema is not None,
         ema_momentum=ema or 0.0,
     )
+    if options.optimizer == "muon":
+        optimizer = keras.optimizers.Muon(
+            schedule,
+            adam_beta_2=beta_2,
+            adam_weight_decay=decay,
+            exclude_layers=["logits"],
+            **shared,
+        )
+        keras_compat.orthogonalize_heads(optimizer)
+    else:
+        optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
     # The patterns are matched against a variable's name, not its path.
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
     layer_decay = getattr(options, "layer_decay", 1.0)
@@ -92,7 +106,7 @@ def attach(model: keras.Model, options) -> None:
     """Makes a compiled model evaluate averaged weights and save small checkpoints.
 
     Args:
-        model: compiled with the optimizer of `adamw()`.
+        model: compiled with the optimizer of `make_optimizer()`.
         options: a recipe's `FineTuningOptions`.
     """
     if options.ema is not None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from data import word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.live_line import live_line
 from data.sequences import sequences_once
 from data.text import load_text
 from models import bert
@@ -106,7 +106,7 @@ def _by_length(
     """Scores texts in batches of equal length, without padding; each distinct text once."""
     texts = [tuple(ids) for ids in encoded]
     scores: dict[tuple[int, ...], float] = {}
-    with tqdm(total=len(set(texts)), desc="scoring texts", disable=None) as bar:
+    with live_line(what="scoring texts", total=len(set(texts))) as bar:
         for batch in _batches(texts, batch_size):
             scores.update(zip(batch, score(np.array(batch, np.int32)), strict=True))
             bar.update(len(batch))

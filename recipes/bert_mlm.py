@@ -170,7 +170,9 @@ def main(options: Options) -> dict:
             model = chunked_masked_lm(network) if chunked else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.adamw(options, WarmUp(warmup, decay), beta_2=options.beta_2)
+            optimizer = fine_tuning.make_optimizer(
+                options, WarmUp(warmup, decay), beta_2=options.beta_2
+            )
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -211,7 +211,7 @@ def plot(runs: list[dict], path: Path) -> list[str]:
     try:
         from matplotlib.figure import Figure  # an extra, and slow to import
     except ImportError as error:
-        raise OptionsError("--png: needs matplotlib; run pip install -e '.[plots]'") from error
+        raise OptionsError("--png: needs matplotlib; run pip install matplotlib") from error
     charts: dict[str, dict[str, dict[int, float]]] = {}
     problems = []
     for run in runs:

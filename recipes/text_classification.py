@@ -230,7 +230,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=fine_tuning.adamw(options, WarmUp(warmup, decay), model),
+                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[

@@ -306,8 +306,13 @@ class TransformerOptions(SharedOptions):
     warmup_steps: int = option(
         200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
     )
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw",
+        "muon: Muon for the kernels of attention and feed-forward layers, of each head on its own, "
+        "and AdamW for the rest.",
+    )
     weight_decay: float = option(
-        0.01, "AdamW's weight decay; not on biases and layer norms.", within="[0, inf)"
+        0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
     )
 
     def problems(self) -> list[str]:
@@ -368,6 +373,10 @@ class FineTuningOptions(TransformerOptions):
         problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
+        if self.optimizer == "muon" and self.layer_decay != 1.0:
+            problems.append("--optimizer muon: has one learning rate; leave out --layer-decay")
+        if self.optimizer == "muon" and self.lora_rank is not None:
+            problems.append("--optimizer muon: is not for adapters; leave it out with --lora-rank")
         shared = self.strategy in ("central_storage", "parameter_server")
         if shared and self.ema is not None:
             problems.append(

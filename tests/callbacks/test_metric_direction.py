@@ -38,6 +38,7 @@ def model():
         keras.metrics.MeanIoU(2, name="overlap_error"),
         keras.metrics.MeanMetricWrapper(lambda y, p: y, name="wings"),
         keras.metrics.MeanMetricWrapper(lambda y, p: y, name="own_accuracy"),
+        keras.metrics.MeanMetricWrapper(lambda y, p: y, name="subarea"),
     ]
     model.compile("sgd", "mse", weighted_metrics={"left": metrics, "right": []})
     x = np.zeros((2, 2), "float32")
@@ -52,6 +53,7 @@ def model():
         ("left_bits", "min"),
         ("left_overlap_error", "max"),
         ("left_wings", None),
+        ("left_subarea", None),  # not the metric "area"
         ("left_own_accuracy", "max"),
         ("left_loss", "min"),
         ("loss", "min"),

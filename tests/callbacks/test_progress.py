@@ -6,9 +6,12 @@ import sys
 import types
 
 import pytest
+from tqdm import tqdm
 
 from callbacks.progress import EvaluationProgress, Progress
-from data import live_line
+from data import byte_pairs, live_line, next_tokens
+from data.text import load_text
+from models import decoders
 from tests.callbacks.test_terminal_log import Speed
 from training.log import run_logging
 
@@ -97,6 +100,28 @@ def test_elsewhere_there_is_no_live_line(terminal, fake_model, monkeypatch, wher
         list(live_line.live_line(range(3), "counting", delay=0))
     written = sys.stdout.getvalue() + sys.stderr.getvalue()
     assert written.replace("a line of the log\n", "") == ""
+
+
+def test_learning_a_vocabulary_and_tokenising_show_a_line(
+    terminal, tiny_text, tmp_path, monkeypatch
+):
+    def at_once(*words, **named):
+        return tqdm(*words, **named | {"delay": 0})
+
+    monkeypatch.setattr(live_line, "tqdm", at_once)
+    terminal, text = terminal(), load_text(str(tiny_text), tmp_path)
+    tasks = {
+        "learning the vocabulary": lambda: byte_pairs.merges_once(text, 300, tmp_path),
+        "tokenising train": lambda: next_tokens.rows_once(
+            text, tokenizer, tmp_path, length=16, together=True
+        ),
+    }
+    tokenizer = None
+    for name, task in tasks.items():
+        merges = task()
+        tokenizer = tokenizer or decoders.make_preprocessor("gpt2", merges, 16).tokenizer
+        assert any(line.startswith(name) for line in terminal.lines()), name
+    assert terminal.getvalue().endswith("\r"), "the lines are removed"
 
 
 def test_what_takes_long_counts_its_seconds(terminal, monkeypatch):

@@ -1,5 +1,6 @@
 """Held against a clock that the test turns."""
 
+import keras
 import pytest
 
 from callbacks import throughput as module
@@ -49,8 +50,13 @@ def test_an_execution_of_several_steps(callback, clock):
     assert callback.total() == {"examples_per_second": 5 * 32 / 2.0}
 
 
-def test_mfu(callback, clock, monkeypatch):
-    monkeypatch.setattr(module, "measure_peak", lambda dtype: 1e6)
+@pytest.mark.parametrize(
+    ("policy", "dtype"), [("float32", "float32"), ("mixed_bfloat16", "bfloat16")]
+)
+def test_mfu(policy, dtype, callback, clock, monkeypatch):
+    """The peak is that of the products of the run's precision."""
+    monkeypatch.setattr(module, "measure_peak", {dtype: 1e6}.__getitem__)
+    monkeypatch.setattr(module.keras.config, "dtype_policy", lambda: keras.DTypePolicy(policy))
     callback.operations_per_example, callback.devices = 1000, 2
     for batch in range(2):
         execute(callback, clock, batch, 0.1)

@@ -33,6 +33,7 @@ class Package(types.ModuleType):
 )
 def test_a_tracker_gets_every_number(package, log, init, tmp_path, monkeypatch):
     noted = Package(package)
+    noted.config = {}  # of wandb
     monkeypatch.setitem(sys.modules, package, noted)
     (block,) = (block for block in BLOCKS if f"import {package}" in block)
     names = {}
@@ -41,6 +42,8 @@ def test_a_tracker_gets_every_number(package, log, init, tmp_path, monkeypatch):
     run = types.SimpleNamespace(recipe="tiny", options=options)
     results = tiny_recipe.main(options, extra=[names["Tracker"](run)])
     assert {name for name, *_ in noted.calls} == init | {log}
+    if package == "wandb":
+        assert noted.config["max_steps"] == 4
     sent = [(named["step"], words[0]) for name, words, named in noted.calls if name == log]
     assert [step for step, _ in sent] == [2, 3, 4, 4, 4]
     assert sent[1][1].keys() >= {"validation/loss", "validation/accuracy"}

@@ -200,8 +200,11 @@ class TestBuildOnce:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not target.exists()
-        files.build_once(target, lambda path: path.mkdir(), "a folder")
-        assert visible(tmp_path) == ["folder"] and os.listdir(target) == ["SHA256SUMS"]
+        # In a process of its own, which fails instead of waiting for a lock of the dead one.
+        out, _ = start_slow_build(target, 0).communicate(timeout=60)
+        assert out == "begun\ndone\n"
+        assert visible(tmp_path) == ["folder"]
+        assert sorted(os.listdir(target)) == ["SHA256SUMS", "half", "whole"]
 
     def test_of_two_processes_one_builds_and_the_other_waits(self, tmp_path):
         target = tmp_path / "folder"

@@ -206,7 +206,7 @@ def test_replicas_that_add_up_masks_are_refused_under_xla():
     stepper = step.Step(model, batches_per_update=2, updates_per_execution=1, jit_compile=True)
     stepper.replicas = 2
     data = tf.constant(padded_sequences(True)[0]), tf.zeros((12, 5, 1))
-    with pytest.raises(DistributionError, match="--jit on: a mask .* use --jit off"):
+    with pytest.raises(DistributionError, match="--jit: a mask .* pass --jit off"):
         stepper.forward_and_backward(data, [])
 
 
@@ -408,7 +408,7 @@ def weighted_pairs():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_loss_of_each_output_is_its_weighted_mean(count):
+def test_the_loss_of_each_output_and_their_sum_are_weighted_means(count):
     """A last batch with padding counts by its weights, not as a full one."""
     sizes = [4, 8, 11] if count == 1 else [4, 8]
     found = evaluated_outputs(sizes, 1) if count == 1 else forked.run(evaluated_outputs, sizes, 2)
@@ -416,10 +416,29 @@ def test_the_loss_of_each_output_is_its_weighted_mean(count):
     total = x.sum(axis=1)
     once = np.average((total - y["once"][:, 0]) ** 2, weights=weights["once"])
     twice = np.average(np.abs(2 * total - y["twice"][:, 0]), weights=weights["twice"])
-    expected = {"once_loss": once, "twice_loss": twice}
+    expected = {"once_loss": once, "twice_loss": twice, "loss": once + 3 * twice}
     for logs in found:
-        del logs["loss"]
         assert logs == pytest.approx(expected, rel=1e-9)
+
+
+def test_weights_in_a_tuple_are_those_of_the_outputs():
+    x, *named = weighted_pairs()
+    y, weights = (tuple(part.values()) for part in named)
+    inputs = keras.Input((2,))
+    outputs = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)] * 2
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"], loss_weights=[1.0, 3.0])
+    data = arrays.training_data(x, y, weights, seed=0, batch_size=11)
+    keras_compat.build(model, data)
+    install(model)
+    model.fit(data.take(1), verbose=0)
+    (kernel,) = model.get_weights()
+    errors = [(x.sum(axis=1) - part[:, 0]) for part in y]
+    gradient = sum(
+        factor * np.average(2 * error[:, None] * x, axis=0, weights=weight)
+        for factor, error, weight in zip((1.0, 3.0), errors, weights, strict=True)
+    )
+    np.testing.assert_allclose(kernel[:, 0], 1 - 0.1 * gradient, rtol=1e-5)
 
 
 # --- Dropout ---

@@ -85,6 +85,28 @@ def test_what_is_stored_is_restored_with_the_same_options(tmp_path, process):
     assert (own / "step.pb").read_bytes() == b"code"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensorflow.__version__", "2.99"),
+        ("keras.__version__", "3.99"),
+        ("os.sched_getaffinity", lambda process: range(99)),
+    ],
+)
+def test_another_version_or_number_of_cores_compiles_its_own(
+    name, value, tmp_path, process, monkeypatch
+):
+    own = process("first")
+    assert not xla_cache.restore(tmp_path, "mnist")
+    (own / "step.pb").write_bytes(b"code")
+    xla_cache.store()
+    process("second")
+    assert xla_cache.restore(tmp_path, "mnist")
+    process("third")
+    monkeypatch.setattr(name, value)
+    assert not xla_cache.restore(tmp_path, "mnist")
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """Puts a GPU of this name and compute capability into the process."""

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,6 +25,17 @@ def test_as_scikit_learn(counted):
         metric.update_state(labels[part], logits[part])
     expected = f1_score(labels, predicted, labels=range(5), average="macro", zero_division=0)
     assert float(metric.result()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", [MacroF1, LastClassF1, Matthews])
+def test_keras_saves_and_loads_it(metric, counted):
+    labels, logits, _ = counted
+    made = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric(4)))
+    assert type(made) is metric and made.name == metric(4).name
+    expected = metric(4)
+    for counting in (made, expected):
+        counting.update_state(labels, logits)
+    assert float(made.result()) == float(expected.result()) > 0
 
 
 def test_what_glue_reports_as_scikit_learn(counted):

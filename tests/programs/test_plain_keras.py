@@ -71,6 +71,14 @@ def test_it_is_equal_under_every_strategy(strategy, program, trained):
 
 
 @pytest.mark.long
+def test_two_losses_are_equal_when_xla_compiles_them(folder):
+    named = dict(jit="on", runs=["two_outputs"])
+    one = train("compiled", folder, strategy="none", **named)
+    two = train("compiled x 2", folder, **MIRRORED, **named)
+    processes.assert_equal_tensors(one / "two_outputs", two / "two_outputs")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["none", "mirrored x 2"])
 def test_it_resumes_bit_for_bit_after_a_kill(strategy, trained, folder):
     """Killed after step 3, in mid-epoch; the checkpoint is that of step 2."""

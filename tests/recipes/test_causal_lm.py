@@ -11,10 +11,11 @@ import pytest
 
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
-from data import next_tokens
+from data import batches, next_tokens
 from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.text import load_text
+from models import decoders
 from recipes import causal_lm, evaluate, predict
 from tests.support import chat_presets
 from training.loaded_run import load_run
@@ -59,6 +60,26 @@ def test_it_learns_and_reports_perplexity_by_token_word_and_byte(finished, tiny_
     assert test["perplexity_per_word"] == pytest.approx(np.exp(nats / words))
     size = sum(len(f"{line}\n".encode()) for line in lines)
     assert test["perplexity_per_byte"] == pytest.approx(np.exp(nats / size))
+
+
+def test_the_test_metrics_are_of_the_test_split(finished, tiny_text, tmp_path):
+    """The saved model, evaluated by hand on each of the two splits."""
+    folder, results = finished
+    task = load_run(folder).load_model("float32")
+    text, found = load_text(str(tiny_text), tmp_path), {}
+    rows = next_tokens.rows_once(
+        text, task.preprocessor.tokenizer, tmp_path, length=16, together=True
+    )
+    model = decoders.learner(task)
+    for split in ("valid", "test"):
+        metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+        data = batches.evaluation_batches(len(rows[split]), 8, rows[split].make_batch())
+        for inputs, labels, weights in data:
+            metric.update_state(labels, model(inputs, training=False), weights)
+        found[split] = float(metric.result())
+    assert results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
+    assert results["history"]["val_cross_entropy"][-1] == pytest.approx(found["valid"], rel=1e-4)
+    assert abs(found["valid"] - found["test"]) > 1e-3
 
 
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):

@@ -1,4 +1,4 @@
-"""Layer decay, averages and adapters: equal on two replicas, identical when resumed."""
+"""Layer decay, averages, adapters and Muon: equal on two replicas, identical when resumed."""
 
 import json
 

@@ -17,11 +17,11 @@ from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
 from models import bert, init_from, presets
-from recipes import bert_mlm, evaluate, predict
+from recipes import bert_mlm, evaluate, export, predict
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
 from training.errors import RunError
-from training.loaded_run import LoadedRun, load_run
+from training.loaded_run import LoadedRun, load_run, same_outputs
 
 SHARED = dict(strategy="none", epochs=1, global_batch_size=16, quiet=True)
 SIZES = dict(num_layers=1, num_heads=2, hidden_dim=8)
@@ -170,6 +170,12 @@ class TestEvaluate:
             evaluated(copied("dna_melting"))
 
 
+def test_models_are_the_same_by_all_of_their_outputs():
+    one, other = np.ones((2, 3)), np.zeros((2, 3))
+    assert same_outputs({"a": one, "b": other}, {"a": one, "b": other})
+    assert not same_outputs({"a": one, "b": other}, {"a": one, "b": one})
+
+
 class TestBest:
     @pytest.fixture
     def with_best(self, tiny_run, copied):
@@ -212,6 +218,20 @@ class TestBest:
         losses = [r["val_cross_entropy"] for r in tiny_run.records if r["event"] == "epoch"]
         assert found["test"]["cross_entropy"] == pytest.approx(losses[0], rel=0.1)
 
+    def test_it_is_exported(self, with_best, tmp_path, command_line, monkeypatch):
+        exported = []
+
+        def write(model, folder, *_):
+            exported.extend(model.get_weights())
+            folder.mkdir()
+            return "a note"
+
+        monkeypatch.setattr(export.texts, "write", write)
+        words = ("--to", "saved_model", "--folder", tmp_path / "out", "--no-check", "--best")
+        assert command_line(export, with_best, *words)[0] == 0
+        for ours, theirs in zip(exported, self.expected(with_best).get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
     def test_a_run_without_one_or_with_a_damaged_one(self, with_best, copied, command_line):
         folder = copied("mnist")
         for program, more in ((evaluate, ()), (predict, ("x.png",))):
@@ -223,8 +243,10 @@ class TestBest:
         status, _, errors = command_line(evaluate, with_best, "--best")
         assert status == 2 and "best: damaged (model.weights.h5 does not match" in errors
 
-    @pytest.mark.parametrize("path", ["best", "best/model.weights.h5"])
+    @pytest.mark.parametrize("path", ["best", "best/model.weights.h5", "checkpoints/step-00000020"])
     def test_a_new_run_begins_with_them(self, with_best, path):
+        if path.startswith("checkpoints"):
+            shutil.copytree(with_best / "best", with_best / path, dirs_exist_ok=True)
         preset = init_from.preset_of(with_best / path)
         model = presets.load_task(keras_nlp.models.MaskedLM, preset, sequence_length=16)
         backbone = presets.load_backbone(preset, 0.3)

@@ -66,6 +66,12 @@ def test_the_list_names_every_program_in_a_line():
     assert "launch.doctor" in ended.stdout
 
 
+def test_an_option_that_the_list_does_not_have():
+    ended = call("-m", "recipes.__main__", "--zzz")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith("error: unrecognized arguments: --zzz")
+
+
 @pytest.mark.long  # the only one here that imports TensorFlow in a process of its own
 def test_a_recipe_by_its_path(tmp_path):
     """Trains two steps, from another folder."""

@@ -20,6 +20,7 @@ from callbacks.stopping import StopAtStep, StopEvaluation
 from distribution import strategies
 from machine import device
 from tests.support import processes, tiny_recipe
+from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
@@ -97,6 +98,21 @@ class TestNumbers:
         named = device.describe()
         assert processes.results(finished)["device"] == named
         assert f"device         {named}\n" in (finished / "worker-0.log").read_text()
+
+    @pytest.mark.parametrize("baseline", [{}, {"accuracy": 0.5}])
+    def test_what_it_prints_at_its_end(self, baseline, tmp_path, capsys, monkeypatch):
+        stock = run_module.Run.finish
+
+        def finish(self, model, test, **named):
+            return stock(self, model, test=test, baseline=baseline)
+
+        monkeypatch.setattr(run_module.Run, "finish", finish)
+        monkeypatch.setattr(tiny_recipe, "predict", lambda run, inputs: [], raising=False)
+        start(tmp_path / "run", max_steps=2)
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith("baseline ") for line in lines) == len(baseline)
+        assert lines[-1].startswith("predict  ")
+        assert f"-m recipes.predict {tmp_path / 'run'} " in lines[-1]
 
     def test_a_gpu_that_cannot_be_used_is_noted(self, tmp_path, monkeypatch):
         monkeypatch.setattr(device, "unused_gpu", lambda: "a GPU is there")
