@@ -87,6 +87,14 @@ class Molecule:
         return "+" in self.sequence
 
     @property
+    def kind(self) -> str:
+        """Returns "hairpin", "perfect duplex" or "duplex", for its uncertainty."""
+        if not self.is_duplex:
+            return "hairpin"
+        first, second = self.sequence.split("+")
+        return "perfect duplex" if second == first[::-1].translate(COMPLEMENT) else "duplex"
+
+    @property
     def group(self) -> str:
         """Returns one name for a sequence, whichever strand is written first."""
         return min(self.sequence, "+".join(reversed(self.sequence.split("+"))))

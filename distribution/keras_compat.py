@@ -655,10 +655,13 @@ def prepare_losses(model: keras.Model) -> None:
         prepared.append(entry)
     compiled._flat_losses[:] = prepared
     if len(compiled.metrics) == len(prepared):
+        losses = []
         for entry, metric in zip(prepared, compiled.metrics, strict=True):
             stock = type(metric).update_state.__get__(metric)
-            factor = 1.0 if entry.loss_weight is None else entry.loss_weight
+            factor = 1.0 if entry.loss_weights is None else entry.loss_weights
             metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path, factor)
+            losses.append((factor, metric))
+        _add_up_outputs(model, losses)
 
 
 # The weights of each output of the batch that is being evaluated, in total, and its losses.
@@ -697,18 +700,36 @@ def _add_loss_of_output(update_state: Callable, path, factor: float, value, samp
     return update_state(value, sample_weight=sample_weight)
 
 
-def loss_of_outputs(model: keras.Model):
-    """Returns the sum of the logged losses of several outputs, times their `loss_weights`.
+def _add_up_outputs(model: keras.Model, losses: list) -> None:
+    """Makes `loss` the sum of what its metric has and of the losses of the outputs, in evaluations.
 
-    Lacks: no public name for the metrics and the factors. Zero where there is one output.
+    Breaks: one mean has the losses of all outputs, which count by weights of their own. Does: adds
+    the mean loss of each output, times its factor, to the metric's result within `evaluate()`,
+    whose step leaves them out of that metric.
+
+    Args:
+        model: compiled, with several outputs; changed in place.
+        losses: the factor and the metric of each output.
     """
-    compiled = model._compile_loss
-    if compiled is None or len(compiled.metrics) != len(compiled._flat_losses):
-        return 0.0
-    return sum(
-        metric.result() * (1.0 if entry.loss_weight is None else entry.loss_weight)
-        for entry, metric in zip(compiled._flat_losses, compiled.metrics, strict=True)
-    )
+    tracker, evaluate_stock = model._loss_tracker, model.evaluate
+    result_stock = tracker.result
+    evaluating = False
+
+    def result():
+        value = result_stock()
+        if evaluating:
+            value += sum(factor * metric.result() for factor, metric in losses)
+        return value
+
+    def evaluate(*args, **kwargs):
+        nonlocal evaluating
+        evaluating = True
+        try:
+            return evaluate_stock(*args, **kwargs)
+        finally:
+            evaluating = False
+
+    tracker.result, model.evaluate = result, evaluate
 
 
 class _SumOverReplicas:

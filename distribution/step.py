@@ -295,10 +295,7 @@ class Step:
         tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(sample_weight):
             self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
-        results = self.model.get_metrics_result()
-        if "loss" in results:
-            results["loss"] += keras_compat.loss_of_outputs(self.model)
-        return results
+        return self.model.get_metrics_result()
 
     # --- Several batches of one update ---
 

@@ -18,6 +18,7 @@ machine, are in README.md.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
+from callbacks.predictions import Predictions
 from data import arrays, melting
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -81,6 +83,10 @@ class Options(TransformerOptions):
 # about 11 and 0.185. A column has softplus(0) = 0.69 of them before training.
 ENTROPY = 15.0
 SALT = 0.25
+# The share of molecules whose error `predict()` promises, as of a standard deviation, and of how
+# many it learns that.
+WITHIN = 0.68
+FEWEST = 10
 
 
 def build_model(options: Options, mean: float) -> keras.Model:
@@ -241,6 +247,12 @@ def main(options: Options) -> dict:
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        missed = {
+            split: Predictions(run.tensorboard, splits[split][0], model).outputs()
+            - splits[split][1]
+            for split in ("valid", "test")
+        }
+        spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
         by_dataset = {}
         for name in sorted({molecule.dataset for molecule in molecules["test"]}):
             here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
@@ -253,13 +265,51 @@ def main(options: Options) -> dict:
             test=with_r2(test, splits["test"][1]),
             baseline=baseline,
             test_by_dataset=by_dataset,
-            metadata={"mean": mean},
+            within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
+            metadata={"mean": mean, "plus_minus": spread},
         )
 
 
 def to_arrays(molecules: list[melting.Molecule], width: int) -> tuple[dict, np.ndarray]:
     """Returns a model's inputs and its answers."""
     return melting.encode(molecules, width), melting.temperatures(molecules)
+
+
+def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dict[str, float]:
+    """Returns how far predictions are off in 68 % of all molecules, by their kind.
+
+    It is a quantile of the errors on molecules that the model was not trained on, which holds for
+    any distribution of errors (split conformal prediction: Lei et al., arXiv 1604.04173, section
+    2.2): the k-th smallest of n, with k = ceil(0.68 (n + 1)).
+
+    Args:
+        molecules: those of the validation split.
+        missed: predicted minus measured temperature of each, of shape (n, 1).
+
+    Returns:
+        Degrees C by `Molecule.kind`; without the kinds of which there are fewer than `FEWEST`.
+    """
+    found, kinds = {}, np.array([molecule.kind for molecule in molecules])
+    for kind in np.unique(kinds).tolist():
+        errors = np.sort(np.abs(missed[kinds == kind, 0]))
+        if len(errors) >= FEWEST:
+            found[kind] = float(errors[math.ceil(WITHIN * (len(errors) + 1)) - 1])
+    return found
+
+
+def share_within(
+    spread: dict[str, float], molecules: Sequence[melting.Molecule], missed: np.ndarray
+) -> dict[str, float]:
+    """Returns the share of molecules whose error is at most the `plus_minus()` of their kind.
+
+    Near 0.68 where the molecules are like those of the validation split.
+    """
+    kinds = np.array([molecule.kind for molecule in molecules])
+    return {
+        kind: float(np.mean(np.abs(missed[kinds == kind, 0]) <= most))
+        for kind, most in spread.items()
+        if kind in kinds
+    }
 
 
 def predict(
@@ -269,7 +319,10 @@ def predict(
     sodium: float = 0.05,
     strand_concentration: float = melting.STRANDS,
 ) -> list[list[dict]]:
-    """Returns the temperatures at which molecules melt.
+    """Returns the temperatures at which molecules melt, and how far off they may be.
+
+    The error of two of three molecules is at most `plus_minus`. A kind of molecule without
+    validation examples has none.
 
     Args:
         run: a finished run of this recipe.
@@ -285,7 +338,13 @@ def predict(
         row["strand_concentration"] = str(strand_concentration)
         molecules.append(melting.molecule_of(row, text[:80]))
     celsius = run.load_model("float32")(melting.encode(molecules), training=False)
-    return [[{"°C": float(row[0])}] for row in keras.ops.convert_to_numpy(celsius)]
+    spread, answers = run.metadata.get("plus_minus", {}), []
+    for molecule, row in zip(molecules, keras.ops.convert_to_numpy(celsius), strict=True):
+        answer = {"°C": float(row[0])}
+        if molecule.kind in spread:
+            answer["plus_minus"] = spread[molecule.kind]
+        answers.append([answer])
+    return answers
 
 
 def with_r2(found: dict[str, float], tm: np.ndarray) -> dict[str, float]:

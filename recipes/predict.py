@@ -125,6 +125,8 @@ def format_value(name: str, value) -> str:
     """Formats a value of an answer: probabilities in percent, word pieces in quotes."""
     if name == "probability":
         return f"{value:6.1%}"
+    if name == "plus_minus":
+        return f"± {value:.1f}"
     if name == "piece":
         return f'"{value}"'
     return f"{value:.1f} {name}" if isinstance(value, float) else str(value)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -39,7 +40,9 @@ def table(tmp_path_factory):
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dna") / "run"
     options = TINY | dict(dataset=str(table), run_dir=folder)
-    return folder, dna_melting.main(dna_melting.Options(**options))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dna_melting, "FEWEST", 3)
+        return folder, dna_melting.main(dna_melting.Options(**options))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_results(run, molecules):
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
     assert sum(len(part) for part in molecules.values()) == 200
     trained = melting.temperatures(molecules["train"][: TINY["max_examples"]])
-    assert load_run(folder).metadata == {"mean": pytest.approx(trained.mean(), rel=1e-6)}
+    assert load_run(folder).metadata["mean"] == pytest.approx(trained.mean(), rel=1e-6)
     model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
     mae, rmse = errors(model, molecules["test"])
     assert results["test"]["mae"] == pytest.approx(mae, rel=1e-5)
@@ -95,9 +98,44 @@ def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_
     # The reference temperature and the tests are the measured ones'.
     folder = tmp_path / "run"
     mean = melting.temperatures(molecules["train"]).mean()
-    assert load_run(folder).metadata == {"mean": pytest.approx(mean, rel=1e-6)}
+    assert load_run(folder).metadata["mean"] == pytest.approx(mean, rel=1e-6)
     model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
     assert results["test"]["mae"] == pytest.approx(errors(model, molecules["test"])[0], rel=1e-5)
+
+
+def test_the_uncertainty_is_that_of_the_validation_split(run, molecules):
+    """By hand: 68 % of the validation molecules of a kind are at most that far off."""
+    folder, results = run
+    loaded = load_run(folder)
+    found = loaded.metadata["plus_minus"]
+    kinds = {m.kind for m in molecules["valid"]}
+    assert set(found) <= kinds and found
+    model, off = loaded.load_model(), {}
+    for split in ("valid", "test"):
+        celsius = keras.ops.convert_to_numpy(model(melting.encode(molecules[split])))
+        off[split] = np.abs(celsius - melting.temperatures(molecules[split]))[:, 0]
+    for kind, value in found.items():
+        here = {split: off[split][[m.kind == kind for m in molecules[split]]] for split in off}
+        # The quantile of the validation errors, and one example more for those never seen.
+        inside, n = (here["valid"] <= value * (1 + 1e-5)).sum(), len(here["valid"])
+        assert 0.68 * (n + 1) <= inside < 0.68 * (n + 1) + 1
+        assert results["within_plus_minus"][kind] == pytest.approx(
+            np.mean(here["test"] <= value * (1 + 1e-5))
+        )
+    strand = "ACGTTGCATGCCA"
+    asked = {"perfect duplex": strand, "hairpin": "GACGAAAGTC:(((....)))"}
+    for kind, text in asked.items():
+        ((answer,),) = dna_melting.predict(loaded, [text])
+        assert answer.get("plus_minus") == found.get(kind)
+    assert predict.format_value("plus_minus", 1.449) == "± 1.4"
+
+
+def test_a_kind_of_few_molecules_has_no_uncertainty():
+    few, many = (melting.plain_duplex("ACGT" * n, 0.1, 1e-6) for n in (2, 3))
+    mismatched = dataclasses.replace(few, sequence="ACGTACGT+ACGAACGT")
+    made = [mismatched] * (dna_melting.FEWEST - 1) + [many] * dna_melting.FEWEST
+    missed = np.arange(len(made), dtype=float)[:, None]
+    assert dna_melting.plus_minus(made, missed) == {"perfect duplex": 16.0}
 
 
 def test_a_measured_sequence_is_not_drawn_from_the_formula():
