@@ -1,6 +1,7 @@
 import html
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -18,6 +19,7 @@ from data.text import load_text
 from models import decoders
 from recipes import causal_lm, evaluate, predict
 from tests.support import chat_presets
+from tests.support.processes import ROOT
 from training.loaded_run import load_run
 from training.options import all_problems
 
@@ -82,6 +84,18 @@ def test_the_test_metrics_are_of_the_test_split(finished, tiny_text, tmp_path):
     assert results["test"]["cross_entropy"] == pytest.approx(found["test"], rel=1e-4)
     assert results["history"]["val_cross_entropy"][-1] == pytest.approx(found["valid"], rel=1e-4)
     assert abs(found["valid"] - found["test"]) > 1e-3
+
+
+def test_the_page_generates_from_the_model(finished, capsys):
+    page = (ROOT / "docs" / "causal_lm.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert '"runs/causal_lm/first/model"' in code
+    code = code.replace("runs/causal_lm/first", str(finished[0]))
+    # The tiny model has 16 positions.
+    code = code.replace("The station was built in", "the").replace("max_length=64", "max_length=16")
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("the") and len(printed) > len("the\n")
 
 
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):

@@ -1,0 +1,68 @@
+"""Runs the Python of the pages on small runs: what a reader copies works."""
+
+import contextlib
+import re
+
+import numpy as np
+
+from callbacks import tensorboard
+from tests.support import tiny_recipe
+from tests.support.processes import ROOT
+
+
+def block(page, word):
+    """Returns the only block of Python on a page with this word in it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (found,) = [code for code in blocks if word in code]
+    return found
+
+
+def test_a_runs_model_in_plain_kerasnlp(tiny_run, capsys):
+    code = block("docs/your_own.md", "from_preset")
+    assert "runs/bert_mlm/mine/model" in code
+    exec(code.replace("runs/bert_mlm/mine", str(tiny_run.folder)), {})
+    assert capsys.readouterr().out == f"(2, 64, {tiny_run.options.hidden_dim})\n"
+
+
+def test_weights_of_a_checkpoint(tiny_run):
+    code = block("docs/checkpoints.md", "load_weights")
+    options, (folder, *_) = tiny_run.options, sorted((tiny_run.folder / "checkpoints").iterdir())
+    code = code.replace("RUN_DIR/checkpoints/step-00000500", str(folder))
+    vocabulary = (tiny_run.folder / "model/assets/tokenizer/vocabulary.txt").read_text()
+    sizes = {
+        "vocabulary_size": len(vocabulary.splitlines()),
+        "num_layers": options.num_layers,
+        "num_heads": options.num_heads,
+        "hidden_dim": options.hidden_dim,
+        "intermediate_dim": 4 * options.hidden_dim,
+    }
+    for name, size in sizes.items():
+        code, count = re.subn(rf"\b{name}=\d+", f"{name}={size}", code)
+        assert count == 1, name
+    names = {}
+    exec(code, names)
+    weights = names["model"].get_weights()
+    assert any(np.abs(weight).max() > 0 for weight in weights)
+    exec(code.replace("model.load_weights", "#"), names)
+    first = names["model"].get_weights()
+    assert any((a != b).any() for a, b in zip(weights, first, strict=True))
+
+
+def test_a_callback_of_ones_own(tmp_path):
+    names, steps = {}, []
+    exec(block("docs/your_own.md", "class WeightNorm"), names)
+
+    class Board(tensorboard.TensorBoard):
+        @contextlib.contextmanager
+        def writing(self, step):
+            steps.append(step)
+            yield
+
+    made = names["WeightNorm"](Board(None))
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", epochs=2)
+    tiny_recipe.main(options, extra=[made])
+    assert steps == [tiny_recipe.STEPS_PER_EPOCH, 2 * tiny_recipe.STEPS_PER_EPOCH]
+    other = names["WeightNorm"](Board(None))
+    other.set_state(made.get_state())
+    assert other.largest == made.largest > 0
