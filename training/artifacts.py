@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import re
 import sys
 import tempfile
 import types
@@ -93,6 +94,7 @@ def save_model(
             if preprocessor is not None:
                 model.preprocessor = preprocessor
                 model.save_to_preset(str(temporary))
+                _name_full_precision(temporary)
                 model.preprocessor = None
                 if any("lora_kernel" in weight.path for weight in model.trainable_variables):
                     # The preset holds the sum; these are the trained weights of the backbone.
@@ -105,6 +107,17 @@ def save_model(
             files.write_checksums(temporary)
     finally:
         model.optimizer, model.compiled = optimizer, compiled
+
+
+def _name_full_precision(folder: Path) -> None:
+    """Names float32 in a preset that was saved under a mixed policy.
+
+    Its weights are float32, and KerasHub 0.32 cannot load a preset that names a mixed policy
+    ("Invalid dtype"); whoever loads it chooses the policy.
+    """
+    for path in (folder / "config.json", folder / "task.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r'"mixed_b?float16"', '"float32"', text), encoding="utf-8")
 
 
 def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
@@ -139,7 +152,7 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
 
     Args:
         folder: a run's `model` folder.
-        dtype: a dtype policy; None for the training's.
+        dtype: a dtype policy; None for the training's, or, for a preset, Keras's present one.
         module: the recipe, whose layers may be in the model.
 
     Raises:
@@ -153,8 +166,8 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
             if (folder / "task.json").is_file():
                 name = json.loads((folder / "task.json").read_text("utf-8"))["class_name"]
                 kind = getattr(keras_nlp.models, name)
-                changes = {} if dtype is None else {"dtype": dtype}
-                return kind.from_preset(str(folder), compile=False, **changes)
+                dtype = dtype or keras.config.dtype_policy().name
+                return kind.from_preset(str(folder), compile=False, dtype=dtype)
             model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
             return model if dtype is None else _with_dtype(model, dtype)
     except Exception as error:  # any that a damaged archive, JSON or weights raise

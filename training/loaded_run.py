@@ -56,7 +56,8 @@ class LoadedRun:
         """Loads the trained model, uncompiled.
 
         Args:
-            dtype: a dtype policy, for instance "float32"; None for the training's.
+            dtype: a dtype policy, for instance "float32"; None for the training's, or, for a
+                preset, Keras's present one, which in an evaluated run is the training's.
 
         Raises:
             RunError: it cannot be loaded.

@@ -1,10 +1,14 @@
 """Tests a finished run's files: model, checksums, versions."""
 
-import keras
-import numpy as np
+import types
 
-from tests.support import syncs
-from training import artifacts
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+
+from tests.support import syncs, tiny_presets
+from training import artifacts, checks
 
 
 def small_model():
@@ -71,3 +75,22 @@ def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
     assert before >= {"model.keras", "README.md", "SHA256SUMS"}
     assert after == [("sync", tmp_path.name)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tmp_path):
+    """KerasHub cannot load one that names a mixed policy."""
+    models = keras_nlp.models
+    preset = tiny_presets.save("Bert", "MaskedLM", tmp_path / "preset")
+    recipe, folder = types.ModuleType("recipe"), tmp_path / "model"
+    with checks.precision(precision):
+        trained = models.MaskedLM.from_preset(preset, compile=False, dtype=precision)
+        preprocessor, trained.preprocessor = trained.preprocessor, None
+        artifacts.save_model(trained, folder, metadata={}, preprocessor=preprocessor)
+        again = artifacts.load_model(folder, None, recipe)
+        assert again.dtype_policy.name == again.backbone.dtype_policy.name == precision
+    plain = models.BertMaskedLM.from_preset(str(folder), compile=False)
+    assert plain.backbone.dtype_policy.name == "float32"
+    for model in (again, plain, artifacts.load_model(folder, "float32", recipe)):
+        for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
