@@ -40,8 +40,9 @@ STOCK_HEAD = {
 }
 # Families whose layers take an attention mask and read other documents of a row nevertheless.
 OWN_ROWS = {"Qwen3_5CausalLM": "its linear layers carry a state along a row"}
-# Families that multiply float32 by what is float64 in a float64 run, which fails.
+# Families that multiply float32 by what has another dtype in such a run, which fails.
 NOT_IN_FLOAT64 = (*STOCK_HEAD, "Qwen3_5CausalLM")
+NOT_IN_HALF = STOCK_HEAD
 # Families that cannot be loaded, or not be trained on rows of text, and why.
 REFUSED = {
     "BLIP2CausalLM": "each text needs an image",
@@ -165,9 +166,11 @@ def require_family(preset: str, task: str) -> None:
     family = task.removesuffix("CausalLM")
     if task in REFUSED:
         raise DataError(f"preset {preset}: {family} cannot be fine-tuned here: {REFUSED[task]}")
-    if task in NOT_IN_FLOAT64 and keras.config.floatx() == "float64":
+    precision = keras.config.dtype_policy().name
+    fails_in = NOT_IN_FLOAT64 if precision == "float64" else NOT_IN_HALF
+    if task in fails_in and precision != "float32":
         raise DataError(
-            f"preset {preset}: KerasNLP's {family} fails in float64; pass --precision float32"
+            f"preset {preset}: KerasNLP's {family} fails in {precision}; pass --precision float32"
         )
 
 

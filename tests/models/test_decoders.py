@@ -115,11 +115,14 @@ def test_a_family_that_cannot_be_trained_is_refused(task):
         decoders.require_family("p", task)
 
 
-def test_a_family_that_fails_in_float64_is_refused_there(tmp_path):
+@pytest.mark.parametrize("precision", ["float64", "mixed_bfloat16"])
+def test_a_family_that_fails_in_a_precision_is_refused_there(precision, tmp_path):
     causal_presets.make_task("QwenMoe").save_to_preset(str(tmp_path / "preset"))
     preset = str(tmp_path / "preset")
-    with checks.precision("float64"):
-        with pytest.raises(DataError, match="QwenMoe fails in float64; pass --precision float32"):
+    with checks.precision(precision):
+        with pytest.raises(
+            DataError, match=f"QwenMoe fails in {precision}; pass --precision float32"
+        ):
             decoders.load_preprocessor(preset, 8)
     decoders.load_preprocessor(preset, 8)
 
