@@ -38,7 +38,6 @@ def model():
         keras.metrics.MeanIoU(2, name="overlap_error"),
         keras.metrics.MeanMetricWrapper(lambda y, p: y, name="wings"),
         keras.metrics.MeanMetricWrapper(lambda y, p: y, name="own_accuracy"),
-        keras.metrics.MeanMetricWrapper(lambda y, p: y, name="subarea"),
     ]
     model.compile("sgd", "mse", weighted_metrics={"left": metrics, "right": []})
     x = np.zeros((2, 2), "float32")
@@ -53,7 +52,6 @@ def model():
         ("left_bits", "min"),
         ("left_overlap_error", "max"),
         ("left_wings", None),
-        ("left_subarea", None),  # not the metric "area"
         ("left_own_accuracy", "max"),
         ("left_loss", "min"),
         ("loss", "min"),
@@ -62,3 +60,7 @@ def model():
 def test_by_the_metric_that_the_model_was_compiled_with(model, name, better):
     assert name.removeprefix("val_") in model.get_metrics_result()
     assert direction(name, model) == better
+
+
+def test_a_name_that_only_ends_like_a_metric_tells_nothing(model):
+    assert direction("left_area", model) == "max" and direction("left_subarea", model) is None

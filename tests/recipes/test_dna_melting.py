@@ -119,6 +119,7 @@ def test_the_uncertainty_is_that_of_the_validation_split(run, molecules):
         # The quantile of the validation errors, and one example more for those never seen.
         inside, n = (here["valid"] <= value * (1 + 1e-5)).sum(), len(here["valid"])
         assert 0.68 * (n + 1) <= inside < 0.68 * (n + 1) + 1
+        assert np.isclose(here["valid"], value, rtol=1e-4).any(), "it is the error of one of them"
         assert results["within_plus_minus"][kind] == pytest.approx(
             np.mean(here["test"] <= value * (1 + 1e-5))
         )
