@@ -17,7 +17,7 @@ import typing
 import warnings
 from collections.abc import Iterator
 
-from machine import xla_cache
+from machine import memory, xla_cache
 
 # Warnings that are irrelevant in recipes.
 WARNING_FILTERS = (
@@ -59,6 +59,7 @@ class _QuietFinder:
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
+            memory.keep_freed_memory()
             xla_cache.use_own_folder()
             with _standard_error_caught():
                 execute(module)
