@@ -118,25 +118,26 @@ class Rows:
         tokens: Token ids of shape (rows, length + 1).
         ends: The tokens around a document.
         together: Whether documents share a row.
+        context: "document", or "row" to let a token read the earlier documents of its row.
     """
 
-    def __init__(self, tokens: np.ndarray, ends: Ends, together: bool):
-        self.tokens, self.ends, self.together = tokens, ends, together
+    def __init__(self, tokens: np.ndarray, ends: Ends, together: bool, context: str = "document"):
+        self.tokens, self.ends, self.together, self.context = tokens, ends, together, context
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def first(self, count: int | None) -> "Rows":
         """Returns the first `count` rows, or all."""
-        return Rows(self.tokens[:count], self.ends, self.together)
+        return Rows(self.tokens[:count], self.ends, self.together, self.context)
 
     def make_batch(self) -> Callable:
         """Returns a function from indices to (inputs, next tokens, weights of one or zero).
 
         The inputs are a KerasNLP causal model's. Its `padding_mask` holds zero for padding and,
-        where documents share a row, the number of each token's document in the row, from 1 on,
-        which a model with documents apart (`models.decoders`) needs; any other reads it as true
-        and false.
+        where documents share a row and are apart, the number of each token's document in the row,
+        from 1 on, which `models.decoders` needs for that; any other model reads it as true and
+        false. Where the row is the context, all of its tokens are read as one document.
         """
         table, floatx = sequences.as_tensor(self.tokens), keras.config.floatx()
         start, end = self.ends.start, self.ends.end
@@ -145,7 +146,9 @@ class Rows:
             tokens = tf.cast(tf.gather(table, indices), tf.int32)
             ids, predicted = tokens[:, :-1], is_predicted(tokens, self.ends)
             document = tf.cast(predicted, tf.int32)
-            if self.together:
+            if self.together and self.context == "row":
+                document = tf.ones_like(ids)
+            elif self.together:
                 begins = ids == start
                 if start is None:
                     begins = tf.pad(ids[:, :-1] == end, [[0, 0], [1, 0]])
@@ -162,7 +165,13 @@ class Rows:
 
 
 def rows_once(
-    text: Text, tokenizer, cache_dir: Path, *, length: int, together: bool
+    text: Text,
+    tokenizer,
+    cache_dir: Path,
+    *,
+    length: int,
+    together: bool,
+    context: str = "document",
 ) -> dict[str, Rows]:
     """Tokenises a text and cuts it into rows, or takes them from the cache.
 
@@ -172,6 +181,7 @@ def rows_once(
         cache_dir: The cache; rows are stored in its folder `sequences`.
         length: Predictions of a row.
         together: Whether documents share a row.
+        context: see `Rows`.
 
     Returns:
         By split, `Rows` of uint16 or int32: files that are mapped into memory.
@@ -196,7 +206,9 @@ def rows_once(
 
     files.build_once(target, build, "sequences")
     found = {
-        split: Rows(sequences.mapped(target / f"{split}.bin", dtype, length + 1), ends, together)
+        split: Rows(
+            sequences.mapped(target / f"{split}.bin", dtype, length + 1), ends, together, context
+        )
         for split in text.splits
     }
     for split, rows in found.items():

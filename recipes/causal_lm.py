@@ -9,8 +9,9 @@ Trains a small GPT-2 or Llama from scratch, with a byte-level BPE vocabulary lea
 or fine-tunes a preset of any family that has a `keras_nlp.models.CausalLM`. A document is a line of
 the text, which for WikiText is a paragraph, or a prompt with its response (JSONL or CSV), of which
 only the response is learned. Documents are packed into full rows, and attention does not cross
-from one to another. Reports perplexity per token, and of a text per word and per byte, line ends
-counted, which compare with any other model of the same text. `model/` is a preset:
+from one to another, unless `--context row` says that lines follow one another. Reports perplexity
+per token, and of a text per word and per byte, line ends counted, which compare with any other
+model of the same text. `model/` is a preset:
 `keras_nlp.models.CausalLM.from_preset("RUN/model").generate("The station")`.
 """
 
@@ -82,6 +83,11 @@ class Options(FineTuningOptions, TextOptions):
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
+    context: Literal["document", "row"] = option(
+        "document",
+        "What a token may read: its own document, or also the documents before it in its row, for "
+        "a text whose lines follow one another, as a novel's paragraphs do.",
+    )
     base_learning_rate: float | None = option(
         None,
         "Peak learning rate for one replica (default: 4e-3 from scratch, 5e-5 from a preset, 2e-4 "
@@ -143,6 +149,8 @@ def main(options: Options) -> dict:
             data = prompts.load_prompts(run.dataset)
         else:
             data = load_text(run.dataset, run.cache_dir)
+        if isinstance(data, prompts.Prompts) and options.context == "row":
+            raise OptionsError("--context row: prompts do not follow one another; leave it out")
         run.note(data.note)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
@@ -160,7 +168,7 @@ def main(options: Options) -> dict:
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
                 fine_tuning.freeze(task, options)
-        together = decoders.can_share_rows(task)
+        together = options.context == "row" or decoders.can_share_rows(task)
         if not together:
             run.note(
                 f"{type(task).__name__}: its layers cannot keep documents of a row apart, so "
@@ -286,7 +294,9 @@ def make_rows(
             for split, found in pairs.items()
         }
     length = options.sequence_length
-    rows = next_tokens.rows_once(data, tokenizer, cache_dir, length=length, together=together)
+    rows = next_tokens.rows_once(
+        data, tokenizer, cache_dir, length=length, together=together, context=options.context
+    )
     return rows | {"train": rows["train"].first(options.max_examples)}
 
 
@@ -302,7 +312,7 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
     }
     known, asked = rows["train"], rows["test"]
     if isinstance(known, next_tokens.Rows) and known.together:
-        # An end ends one document and begins the next; n-grams see what the model sees.
+        # An end ends one document and begins the next; n-grams stay within a document.
         n_grams = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
         log_probabilities = n_grams.log_probabilities(asked.tokens)
         mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()

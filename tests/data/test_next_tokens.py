@@ -65,6 +65,23 @@ def test_each_token_is_predicted_once_from_what_is_before_it(together, kind, len
         assert (documents == real).all(), "padding has no document"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_row_as_context_changes_nothing_but_what_a_token_may_read(kind):
+    ends = KINDS[kind]
+    rows = np.concatenate(list(next_tokens.packed(DOCUMENTS, 12, ends)))
+    apart, whole = (
+        next_tokens.Rows(rows, ends, together=True, context=context)
+        for context in ("document", "row")
+    )
+    (mine, *targets), (theirs, *others) = (
+        found.first(None).make_batch()(np.arange(len(rows)), 0) for found in (apart, whole)
+    )
+    assert np.max(mine["padding_mask"]) > 1 and np.all(theirs["padding_mask"] == 1)
+    assert np.array_equal(mine["token_ids"], theirs["token_ids"])
+    for ours, other in zip(targets, others, strict=True):
+        assert np.array_equal(ours, other)
+
+
 def test_rows_do_not_depend_on_how_the_stream_is_cut_into_blocks():
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, 8, rng.integers(0, 9)).tolist() for _ in range(400)]

@@ -284,6 +284,34 @@ def test_baselines_by_hand():
     assert found["kneser_ney_cross_entropy"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("context", ["document", "row"])
+def test_a_token_reads_its_document_or_its_row(context, finished, tiny_text, tmp_path):
+    """Another token in a document changes what is predicted in the next one, or does not."""
+    data = load_text(str(tiny_text), tmp_path)
+    task = load_run(finished[0]).load_model()
+    options = causal_lm.Options(**TINY, context=context)
+    rows = causal_lm.make_rows(options, data, task.preprocessor.tokenizer, True, tmp_path)
+    inputs, _, _ = rows["test"].make_batch()(np.arange(len(rows["test"])), 0)
+    ids, mask = (np.array(inputs[name]) for name in ("token_ids", "padding_mask"))
+    end = task.preprocessor.tokenizer.end_token_id
+    row, place = next(found for found in np.argwhere(ids == end) if 2 < found[1] < 14)
+    model, answers = decoders.learner(task).hidden, []
+    for token in (0, 1):
+        ids[row, place - 1] = token
+        answers.append(np.asarray(model({"token_ids": ids, "padding_mask": mask}))[row, place:])
+    assert np.array_equal(*answers) == (context == "document")
+
+
+def test_prompts_do_not_follow_one_another(tmp_path, command_line):
+    lines = [json.dumps({"prompt": f"{n} is", "response": "a number"}) for n in range(100)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    status, _, err = command_line(
+        *(causal_lm, "--dataset", tmp_path / "pairs.jsonl", "--context", "row"),
+        *("--run-dir", tmp_path / "run"),
+    )
+    assert status == 2 and "--context row: prompts do not follow one another" in err
+
+
 def test_options_that_do_not_go_together_are_named():
     found = all_problems(
         causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="llama", template="x")

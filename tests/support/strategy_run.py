@@ -89,7 +89,10 @@ FINE_TUNED = {
     "adapters": ("text_classification", TUNED | ADAPTERS),
     "causal_tuned": ("causal_lm", CAUSAL_TUNED | RATES),
     "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS),
-    "muon": ("causal_lm", TINY_CAUSAL | TOGETHER | dict(optimizer="muon", ema=0.9)),
+    "muon": (
+        "causal_lm",
+        TINY_CAUSAL | TOGETHER | dict(optimizer="muon", ema=0.9, context="row"),
+    ),
 }
 # Each family for a few steps, with the dropout of its preset.
 FEW_STEPS = dict(max_steps=5, checkpoint_every=2, dropout=None)
