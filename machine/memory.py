@@ -11,12 +11,14 @@ import mmap
 import os
 import resource
 import sys
+from pathlib import Path
 
 # Whoever has chosen an allocator or its settings keeps them.
 SETTINGS = ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_")
 # Parameters of glibc's mallopt(3), as malloc.h numbers them.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = -1
+COUNTS_ADDRESSES = Path("/proc/sys/vm/overcommit_memory")  # 2: against the machine's memory
 MADV_HUGEPAGE = 14  # madvise(2); Python's mmap module has it only for its own maps
 
 
@@ -43,8 +45,11 @@ def _ask_for_large_pages(library: ctypes.CDLL) -> None:
     This takes addresses only: a page takes memory once it is written. The advice is a hint, without
     effect where the system has switched such pages off.
     """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return  # addresses are counted here
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return  # addresses are counted for each process
+    if COUNTS_ADDRESSES.is_file() and COUNTS_ADDRESSES.read_text().strip() == "2":
+        return
     library.sbrk.restype = library.malloc.restype = ctypes.c_void_p
     library.sbrk.argtypes = [ctypes.c_ssize_t]
     library.malloc.argtypes = [ctypes.c_size_t]

@@ -1,5 +1,6 @@
 """Large blocks are reused without new pages from the system."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -53,16 +54,37 @@ def test_threads_reuse_the_memory_of_large_blocks():
     assert 100_000 < kilobytes < 400_000  # addresses that were never written take no memory
 
 
-def test_a_limit_on_addresses_is_respected():
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)){PROGRAM}"
-    ended = subprocess.run(
-        [sys.executable, "-c", limited],
-        env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout.split()[0]) < 100
+ADDRESSES = """
+print(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))",
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**35, 2**35))",
+        "memory.COUNTS_ADDRESSES = Path('counted')",
+    ],
+)
+def test_where_addresses_are_counted_none_are_taken_in_advance(limit, tmp_path):
+    (tmp_path / "counted").write_text("2\n")
+    start = f"import resource\nfrom pathlib import Path\nfrom machine import memory\n{limit}\n"
+    found = []
+    for beginning in (start, ""):
+        ended = subprocess.run(
+            [sys.executable, "-c", beginning + PROGRAM + ADDRESSES],
+            env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        pages, _, addresses = map(int, ended.stdout.split())
+        assert pages < 100
+        found.append(addresses)
+    quarter = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    assert found[1] - found[0] > 0.9 * quarter / 1024
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
