@@ -345,10 +345,10 @@ class Step:
     def _one_update(self, iterator):
         if self.batches_per_update == 1:
             return self.strategy.run(self._update, args=(next(iterator),))
-        batches = []
+        taken = []
         for _ in range(self.batches_per_update):
-            batches.append(next(iterator))
-        batches = tuple(batches)
+            taken.append(next(iterator))
+        batches = tuple(taken)
         sums = self.strategy.run(_plain(self._mean_sums), args=(batches,))
         self.strategy.run(_plain(self._start))
         for index in tf.range(self.batches_per_update):

@@ -340,7 +340,7 @@ class Continuations(StepCallback):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
         self.shown, self.sampler = shown, decoders.Sampler(top_k=40, seed=seed)
-        self.template = template and Template(template, preprocessor.tokenizer)
+        self.template = Template(template, preprocessor.tokenizer) if template else None
 
     def on_epoch_end(self, epoch, logs=None):
         """Draws and writes them."""
