@@ -5,6 +5,7 @@ that stays within a document, so that documents can share a row, and `learner()`
 chunks on it. What is saved, and what generates text, is the stock model.
 """
 
+import collections
 import inspect
 import math
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ import tensorflow as tf
 
 from data import batches, byte_pairs
 from data.errors import DataError
-from data.next_tokens import Ends
+from data.live_line import live_line
+from data.next_tokens import Ends, tokenize
 from data.templates import Template
 from distribution import keras_compat
 from models import bert, presets
@@ -52,6 +54,7 @@ REFUSED = {
     "RWKV7CausalLM": "it takes texts that are padded on the left only",
 }
 
+LIKELIHOODS_AT_ONCE = 32  # texts
 
 # Ends of turns at which the families' own `generate()` stops: Gemma 3's and Phi-3's.
 TURN_ENDS = ("<end_of_turn>", "<|end|>")
@@ -468,23 +471,42 @@ def generate(
     return [str(text) for text in preprocessor.generate_postprocess(outputs)]
 
 
-def log_likelihood(task: keras_nlp.models.CausalLM, tokenizer, text: str, longest: int) -> float:
-    """Returns the log-likelihood of a text's tokens as the beginning of a document, in nats.
+def log_likelihoods(
+    task: keras_nlp.models.CausalLM, tokenizer, texts: Sequence[str], longest: int
+) -> list[float]:
+    """Returns the log-likelihood of each text's tokens as the beginning of a document, in nats.
+
+    Texts with the same number of tokens are computed together, without padding.
 
     Args:
         task: a causal language model.
-        tokenizer: its tokenizer; where it has no token that starts a text, the text's first token
-            is given, not predicted.
-        text: the text.
+        tokenizer: its tokenizer; where it has no token that starts a text, a text's first token is
+            given, not predicted.
+        texts: without the white space around them.
         longest: tokens that the model takes.
 
     Raises:
-        DataError: the text has more tokens, or too few.
+        DataError: a text has more tokens, or too few.
     """
-    ids = np.array(Ends.of(tokenizer).around(tokenizer(text))[:-1], np.int32)
-    if len(ids) > longest:
-        raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
-    if len(ids) < 2:
-        raise DataError(f"no token to predict in {text[:60]!r}")
-    inputs = {"token_ids": ids[None, :-1], "padding_mask": np.ones_like(ids[None, :-1])}
-    return bert.sum_of_log_shares(task(inputs, training=False)[0], ids[1:])
+    ends, documents = Ends.of(tokenizer), []
+    by_length: dict[int, list[int]] = collections.defaultdict(list)
+    for number, (text, ids) in enumerate(zip(texts, tokenize(texts, tokenizer), strict=True)):
+        documents.append(np.array(ends.around(ids)[:-1], np.int32))
+        length = len(documents[-1])
+        if length > longest:
+            raise DataError(f"{length} tokens, the model takes {longest}: {text[:60]!r}")
+        if length < 2:
+            raise DataError(f"no token to predict in {text[:60]!r}")
+        by_length[length].append(number)
+    groups = [
+        numbers[first : first + LIKELIHOODS_AT_ONCE]
+        for _, numbers in sorted(by_length.items())
+        for first in range(0, len(numbers), LIKELIHOODS_AT_ONCE)
+    ]
+    found = [0.0] * len(documents)
+    for numbers in live_line(groups, "scoring texts"):
+        rows = np.stack([documents[number] for number in numbers])
+        inputs = {"token_ids": rows[:, :-1], "padding_mask": np.ones_like(rows[:, :-1])}
+        for number, row, logits in zip(numbers, rows, task(inputs, training=False), strict=True):
+            found[number] = bert.sum_of_log_shares(logits, row[1:])
+    return found

@@ -418,7 +418,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """
     task = run.load_model("float32")
     tokenizer, longest = task.preprocessor.tokenizer, task.preprocessor.sequence_length
-    return [decoders.log_likelihood(task, tokenizer, text, longest) for text in texts]
+    return decoders.log_likelihoods(task, tokenizer, texts, longest)
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:

@@ -189,6 +189,12 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     assert found[0] > found[1]
     with pytest.raises(DataError, match="tokens, the model takes 16"):
         causal_lm.log_likelihoods(run, ["the " * 17])
+    # Of several lengths, more than are computed at once.
+    words = text.split()
+    many = [" ".join(words[: 1 + number % 5] + ["of"] * (number % 3)) for number in range(200)]
+    alone = {each: causal_lm.log_likelihoods(run, [each])[0] for each in set(many)}
+    assert len(set(np.round(list(alone.values()), 3))) == len(alone) > 10
+    assert causal_lm.log_likelihoods(run, many) == pytest.approx([alone[each] for each in many])
 
 
 def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_path, monkeypatch):
