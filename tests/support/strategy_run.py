@@ -238,7 +238,7 @@ def recipe_of(name: str, output: Path, **chosen):
     if name not in PROGRAMS:
         extra |= data_options(module, output.parent)
         module = f"recipes.{module}"
-    if name in FINE_TUNED | FAMILIES:
+    if name in FINE_TUNED | FAMILIES and "preset" in options:
         extra["preset"] = str(output.parent / "presets" / options["preset"])
     recipe = importlib.import_module(module)
     return recipe, recipe.Options(**(options | extra | chosen))
