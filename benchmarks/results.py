@@ -75,10 +75,9 @@ def entry_of(folder: Path) -> tuple[str, dict]:
 def shown(runs: list[dict], which: str) -> str:
     """Returns the metrics of runs that differ only in the seed: mean and range."""
     words = []
-    for name in runs[0][which]:
-        if name not in SHOWN:
+    for name, (title, form) in SHOWN.items():
+        if name not in runs[0][which]:
             continue
-        title, form = SHOWN[name]
         values = [run[which][name] for run in runs]
         text = form.format(statistics.mean(values))
         least, most = form.format(min(values)), form.format(max(values))

@@ -5,7 +5,6 @@ that stays within a document, so that documents can share a row, and `learner()`
 chunks on it. What is saved, and what generates text, is the stock model.
 """
 
-import collections
 import inspect
 import math
 from collections.abc import Sequence
@@ -17,11 +16,10 @@ import tensorflow as tf
 
 from data import batches, byte_pairs
 from data.errors import DataError
-from data.live_line import live_line
-from data.next_tokens import Ends, tokenize
+from data.next_tokens import Ends
 from data.templates import Template
 from distribution import keras_compat
-from models import bert, presets
+from models import presets
 from models.chunked_head import ChunkedHead
 
 # A new model's task and tokenizer, and the special tokens that the tokenizer asks for.
@@ -53,8 +51,6 @@ REFUSED = {
     "PaliGemmaCausalLM": "each text needs an image",
     "RWKV7CausalLM": "it takes texts that are padded on the left only",
 }
-
-LIKELIHOODS_AT_ONCE = 32  # texts
 
 # Ends of turns at which the families' own `generate()` stops: Gemma 3's and Phi-3's.
 TURN_ENDS = ("<end_of_turn>", "<|end|>")
@@ -469,44 +465,3 @@ def generate(
     if template is not None:  # the token that ends a turn is not special to every tokenizer
         outputs["padding_mask"] = outputs["padding_mask"] & (outputs["token_ids"] != template.end)
     return [str(text) for text in preprocessor.generate_postprocess(outputs)]
-
-
-def log_likelihoods(
-    task: keras_nlp.models.CausalLM, tokenizer, texts: Sequence[str], longest: int
-) -> list[float]:
-    """Returns the log-likelihood of each text's tokens as the beginning of a document, in nats.
-
-    Texts with the same number of tokens are computed together, without padding.
-
-    Args:
-        task: a causal language model.
-        tokenizer: its tokenizer; where it has no token that starts a text, a text's first token is
-            given, not predicted.
-        texts: without the white space around them.
-        longest: tokens that the model takes.
-
-    Raises:
-        DataError: a text has more tokens, or too few.
-    """
-    ends, documents = Ends.of(tokenizer), []
-    by_length: dict[int, list[int]] = collections.defaultdict(list)
-    for number, (text, ids) in enumerate(zip(texts, tokenize(texts, tokenizer), strict=True)):
-        documents.append(np.array(ends.around(ids)[:-1], np.int32))
-        length = len(documents[-1])
-        if length > longest:
-            raise DataError(f"{length} tokens, the model takes {longest}: {text[:60]!r}")
-        if length < 2:
-            raise DataError(f"no token to predict in {text[:60]!r}")
-        by_length[length].append(number)
-    groups = [
-        numbers[first : first + LIKELIHOODS_AT_ONCE]
-        for _, numbers in sorted(by_length.items())
-        for first in range(0, len(numbers), LIKELIHOODS_AT_ONCE)
-    ]
-    found = [0.0] * len(documents)
-    for numbers in live_line(groups, "scoring texts"):
-        rows = np.stack([documents[number] for number in numbers])
-        inputs = {"token_ids": rows[:, :-1], "padding_mask": np.ones_like(rows[:, :-1])}
-        for number, row, logits in zip(numbers, rows, task(inputs, training=False), strict=True):
-            found[number] = bert.sum_of_log_shares(logits, row[1:])
-    return found

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import keras_nlp
 import numpy as np
 
-from data import word_pieces
+from data import next_tokens, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.live_line import live_line
+from data.next_tokens import Ends
 from data.sequences import sequences_once
 from data.text import load_text
 from models import bert
@@ -62,27 +64,36 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
     return _by_length(encoded, score, lambda length: ROWS // max(1, length - 2))
 
 
-def next_token_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int) -> list[float]:
-    """Sums the log-likelihoods of a text's word pieces after [CLS] and [SEP].
+def next_token_log_likelihoods(
+    task: keras_nlp.models.CausalLM, tokenizer, texts: Sequence[str], longest: int
+) -> list[float]:
+    """Sums the log-likelihoods of a text's tokens as the beginning of a document.
 
     Args:
-        model: maps token ids to the logits of each next token.
-        tokenizer: its `BertTokenizer`.
-        texts: each begins a document.
-        longest: the model's largest number of tokens, including [CLS] and [SEP].
+        task: a causal language model.
+        tokenizer: its tokenizer; where it has no token that starts a text, a text's first token is
+            given, not predicted.
+        texts: the texts; the white space around them does not count.
+        longest: tokens that the model takes.
 
     Returns:
-        Nats; equal word pieces give equal sums.
+        Nats; equal tokens give equal sums.
 
     Raises:
-        DataError: a text has more tokens.
+        DataError: a text has more tokens, or none to predict.
     """
-    begin = [tokenizer.cls_token_id, tokenizer.sep_token_id]
-    encoded = [[*begin, *ids] for ids in _encode(tokenizer, texts, longest)]
+    ends = Ends.of(tokenizer)
+    encoded = [ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]
+    for text, ids in zip(texts, encoded, strict=True):
+        if len(ids) > longest:
+            raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
+        if len(ids) < 2:
+            raise DataError(f"no token to predict in {text[:60]!r}")
 
     def score(batch: np.ndarray) -> list[float]:
-        logits = model(batch[:, :-1], training=False)[:, 1:]
-        return [bert.sum_of_log_shares(*text) for text in zip(logits, batch[:, 2:], strict=True)]
+        inputs = {"token_ids": batch[:, :-1], "padding_mask": np.ones_like(batch[:, :-1])}
+        logits = task(inputs, training=False)
+        return [bert.sum_of_log_shares(*text) for text in zip(logits, batch[:, 1:], strict=True)]
 
     return _by_length(encoded, score, lambda length: ROWS // length)
 

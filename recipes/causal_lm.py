@@ -34,7 +34,7 @@ from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.templates import Template
 from data.text import Text, load_text
-from models import decoders, fine_tuning
+from models import decoders, fine_tuning, likelihoods
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
@@ -418,7 +418,7 @@ def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:
     """
     task = run.load_model("float32")
     tokenizer, longest = task.preprocessor.tokenizer, task.preprocessor.sequence_length
-    return decoders.log_likelihoods(task, tokenizer, texts, longest)
+    return likelihoods.next_token_log_likelihoods(task, tokenizer, texts, longest)
 
 
 def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path) -> list[float]:

@@ -91,4 +91,4 @@ def test_where_addresses_are_counted_none_are_taken_in_advance(limit, tmp_path):
 def test_an_allocator_that_the_user_sets_up_stays_as_it_is(name):
     value = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=100000", "LD_PRELOAD": ""}
     pages, _ = pages_and_kilobytes(**{name: value.get(name, "100000")})
-    assert pages > 200  # returned to the system, and cleared anew each time
+    assert pages > 200  # each time the system clears other pages
