@@ -51,6 +51,14 @@ def test_import_is_silent_and_what_follows_is_heard(start):
     assert ended.stdout == "False None\n"  # nothing stays for the processes that it starts
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_collection_looks_at_what_is_imported(enabled, start):
+    fake = FAKE + "import gc\nkept = [[] for _ in range(50_000)]\nduring = gc.isenabled()\n"
+    program = "import gc\n" + ("" if enabled else "gc.disable()\n") + PROGRAM
+    program += "print(tensorflow.during, gc.isenabled(), gc.get_freeze_count() > 50_000)\n"
+    assert start(fake, program).stdout.splitlines()[1] == f"False {enabled} True"
+
+
 def test_who_asks_for_the_lines_gets_all_of_them(start):
     ended = start(TF_CPP_MIN_LOG_LEVEL="0")
     assert "noise of the import, level 0" in ended.stderr
