@@ -1,4 +1,4 @@
-"""A profile of some steps; TensorFlow's profiler is stood in for, but for one."""
+"""A profile of some steps; one test uses TensorFlow's profiler, the others a fake one."""
 
 import pytest
 import tensorflow as tf

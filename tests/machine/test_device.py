@@ -1,4 +1,4 @@
-"""What a run says of its device; GPUs and the driver's tool are stood in for."""
+"""What a run reports about its device, with fake GPUs and a fake driver tool."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What native code writes while TensorFlow is imported; a fake one is noisy on any machine."""
+"""Native code's output during TensorFlow's import, with a fake TensorFlow that always writes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What pip is asked for where a TensorFlow is there already."""
+"""The packages that pip installs where TensorFlow is installed already."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What XLA has compiled is kept between processes, and never loaded unchecked."""
+"""Compiled XLA programs are cached between processes, and never loaded unchecked."""
 
 import json
 import os

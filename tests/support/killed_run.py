@@ -43,6 +43,7 @@ RUNS = {
     "tiny": ("tiny_recipe", TINY),
     "tiny_together": ("tiny_recipe", TINY | TOGETHER),
     "tiny_half": ("tiny_recipe", TINY | dict(precision="mixed_float16")),
+    "tiny_xla": ("tiny_recipe", TINY | dict(jit="on")),
     "tiny_exact": ("tiny_recipe", TINY | EXACT),
     "bert": ("bert_mlm", BERT),
     "bert_together": ("bert_mlm", BERT | TOGETHER),
