@@ -5,10 +5,13 @@ import hashlib
 import importlib
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data import files
@@ -47,6 +50,8 @@ COMMON = frozenset(
     " was when which will with you".split()
 )
 MINIMUM_WORDS = 6
+
+MODULES_PER_PROCESS = 500  # at least; starting a process takes as long as reading some hundred
 
 
 def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
@@ -91,19 +96,54 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
     splits: dict[str, list[list[str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
     print("reading the docstrings of the installed packages", file=sys.stderr, flush=True)
+    modules = []  # (package, name, path)
     for package, root in roots.items():
         paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
         for name, path in sorted(paths.items()):
             if SKIPPED_FOLDERS.intersection(name.split("/")) or GENERATED_NAME.fullmatch(path.name):
                 continue
-            for docstring in _docstrings(path):
-                for paragraph in prose(docstring):
-                    # Copies that differ in case, spaces or punctuation alone are repeats, too.
-                    key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
-                    if key not in seen:
-                        seen.add(key)
-                        splits[split_of(f"{package}/{name}")].append([paragraph, package])
+            modules.append((package, name, path))
+    prose_of_modules = read_modules([path for _, _, path in modules])
+    for (package, name, _), paragraphs in zip(modules, prose_of_modules, strict=True):
+        for paragraph in paragraphs:
+            # Copies that differ in case, spaces or punctuation alone are repeats, too.
+            key = hash_of(re.sub(r"\W+", " ", paragraph.lower()))
+            if key not in seen:
+                seen.add(key)
+                splits[split_of(f"{package}/{name}")].append([paragraph, package])
     return splits
+
+
+def read_modules(paths: Sequence[Path]) -> list[list[str]]:
+    """Returns the prose of each module's docstrings, as a list of paragraphs.
+
+    Large packages are read by a process per core: parsing takes most of the time, and threads would
+    take turns.
+
+    Args:
+        paths: Python files.
+    """
+    processes = min(os.cpu_count() or 1, len(paths) // MODULES_PER_PROCESS)
+    if processes < 2:
+        return [
+            [paragraph for docstring in _docstrings(path) for paragraph in prose(docstring)]
+            for path in paths
+        ]
+
+    def read(part: Sequence[Path]) -> list[list[str]]:
+        reader = subprocess.run(
+            [sys.executable, "-m", __spec__.name],
+            input=json.dumps(list(map(str, part))),
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[1],
+            text=True,
+            check=True,
+        )
+        return json.loads(reader.stdout)
+
+    with ThreadPoolExecutor(processes) as pool:
+        parts = list(pool.map(read, (paths[start::processes] for start in range(processes))))
+    return [parts[number % processes][number // processes] for number in range(len(paths))]
 
 
 def hash_of(text: str) -> int:
@@ -239,3 +279,8 @@ def _reads_as_english(text: str) -> bool:
     words = sum(bool(WORD.fullmatch(part)) for part in parts)
     common = sum(part.lower().strip("(,.;:)") in COMMON for part in parts)
     return words >= 0.7 * len(parts) and common >= 0.1 * len(parts)
+
+
+if __name__ == "__main__":  # a process of `read_modules()`, which reads its part alone
+    MODULES_PER_PROCESS = sys.maxsize
+    json.dump(read_modules([Path(path) for path in json.load(sys.stdin)]), sys.stdout)

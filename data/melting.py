@@ -267,25 +267,25 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     if opened[-1] > closed[0]:
         raise DataError(f"{shown}: structures with branches are not supported")
 
-    found: list[tuple[str, str, int]] = []
+    read: list[tuple[str, str, int]] = []
 
     def facing(left: str, right: str, kind: int) -> None:
         for pair in itertools.zip_longest(left, right, fillvalue="-"):
-            found.append((*pair, kind))
+            read.append((*pair, kind))
 
     outside, inside = -1, len(sequence)
     for left, right in zip(opened, reversed(closed), strict=True):
         before, after = sequence[outside + 1 : left], sequence[right + 1 : inside][::-1]
-        facing(before, after, INTERNAL if found else END)
-        found.append((sequence[left], sequence[right], PAIR))
+        facing(before, after, INTERNAL if read else END)
+        read.append((sequence[left], sequence[right], PAIR))
         outside, inside = left, right
     first, nick, second = sequence[outside + 1 : inside].partition("+")
     facing(first, second[::-1], END if nick else LOOP)
-    if any("+" in column[:2] for column in found):
+    if any("+" in column[:2] for column in read):
         raise DataError(f"{shown}: expected at most one '+', between the innermost bases")
-    if len(found) > LONGEST:
-        raise DataError(f"{shown}: {len(found)} columns, expected at most {LONGEST}")
-    return found
+    if len(read) > LONGEST:
+        raise DataError(f"{shown}: {len(read)} columns, expected at most {LONGEST}")
+    return read
 
 
 def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndarray]:
@@ -361,18 +361,18 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
         read = [None, *columns(molecule), None]
         counts = collections.Counter(map(str, itertools.pairwise(read)))
         shares = {f"share {pair}": 10 * count / len(read) for pair, count in counts.items()}
-        found = {"length": len(read), "1/length": 1 / len(read), "duplex": molecule.is_duplex}
-        found["log sodium"] = math.log(molecule.sodium)
+        values = {"length": len(read), "1/length": 1 / len(read), "duplex": molecule.is_duplex}
+        values["log sodium"] = math.log(molecule.sodium)
         if molecule.is_duplex:
-            found["log strands"] = math.log(molecule.strand_concentration)
-        return {**found, **counts, **shares}
+            values["log strands"] = math.log(molecule.strand_concentration)
+        return {**values, **counts, **shares}
 
     truth = temperatures(splits["test"])[:, 0].astype(np.float64)
     known = temperatures(splits["train"])[:, 0].astype(np.float64)
     fit = make_pipeline(DictVectorizer(), Ridge(alpha=1.0, solver="lsqr"))
     fit.fit([features(molecule) for molecule in splits["train"]], known)
     fitted = fit.predict([features(molecule) for molecule in splits["test"]])
-    found = {
+    errors_of = {
         "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
         "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),
     }
@@ -380,9 +380,9 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     errors = np.array(by_formula) - truth
     applies = np.isfinite(errors)
     if applies.any():
-        found["formula_mae"] = float(np.mean(np.abs(errors[applies])))
-        found["formula_share"] = float(np.mean(applies))
-    return found
+        errors_of["formula_mae"] = float(np.mean(np.abs(errors[applies])))
+        errors_of["formula_share"] = float(np.mean(applies))
+    return errors_of
 
 
 def _draw(seed: int, count: int) -> dict[str, list[Molecule]]:

@@ -49,8 +49,8 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[list[int]]:
     """
     lines = iter(lines)
     while block := [line.strip() for line in itertools.islice(lines, LINES_AT_ONCE)]:
-        found = tokenizer(block)
-        for ids in found.to_list() if hasattr(found, "to_list") else found:
+        encoded = tokenizer(block)
+        for ids in encoded.to_list() if hasattr(encoded, "to_list") else encoded:
             yield [int(token) for token in ids]
 
 
@@ -205,16 +205,16 @@ def rows_once(
             sequences.write(folder / f"{split}.bin", CUT[together](documents, length, ends), dtype)
 
     files.build_once(target, build, "sequences")
-    found = {
+    rows_of = {
         split: Rows(
             sequences.mapped(target / f"{split}.bin", dtype, length + 1), ends, together, context
         )
         for split in text.splits
     }
-    for split, rows in found.items():
+    for split, rows in rows_of.items():
         if not len(rows):
             raise DataError(f"{text.name}: the {split} split has no tokens; take more text")
-    return found
+    return rows_of
 
 
 def measure(lines: Iterable[str]) -> dict[str, int]:

@@ -59,12 +59,12 @@ def find_files(dataset: str) -> dict[str, Path]:
     if not path.is_dir():
         return {}
     words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if file.name.startswith(word)), None)
         if split is not None and file.name.endswith(ENDINGS):
-            found.setdefault(split, file)
-    return found
+            paths.setdefault(split, file)
+    return paths
 
 
 def load_prompts(dataset: str) -> Prompts:
@@ -78,9 +78,9 @@ def load_prompts(dataset: str) -> Prompts:
     Raises:
         DataError: A file cannot be read, a line is not what it should be, or a split is empty.
     """
-    found = find_files(dataset)
+    paths = find_files(dataset)
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
-    for split, path in found.items():
+    for split, path in paths.items():
         for pair in _read(path):
             splits[split or installed_docs.split_of(pair[0])].append(pair)
     empty = [split for split, pairs in splits.items() if not pairs]

@@ -23,21 +23,21 @@ def describe() -> str:
         cores = _cores()
         return f"{_processor()}, {cores} core{'s' if cores > 1 else ''}"
     memory = _gpu_memory()
-    found = []
+    models = []
     for name, count in counts.items():
         several = f"{count} x " if count > 1 else ""
-        found.append(several + name + (f" ({memory[name]})" if name in memory else ""))
-    return ", ".join(found)
+        models.append(several + name + (f" ({memory[name]})" if name in memory else ""))
+    return ", ".join(models)
 
 
 def gpu_models() -> list[tuple[str, str]]:
     """Returns the name and compute capability (for instance "9.0") of each GPU of this process."""
-    found = []
+    models = []
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         capability = ".".join(map(str, details.get("compute_capability", ())))
-        found.append((details.get("device_name", "GPU"), capability))
-    return found
+        models.append((details.get("device_name", "GPU"), capability))
+    return models
 
 
 def unused_gpu() -> str | None:
@@ -76,9 +76,9 @@ def _gpu_memory() -> dict[str, str]:
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-    found = {}
+    memory = {}
     for line in ended.stdout.splitlines():
         name, _, mebibytes = line.rpartition(",")
         with contextlib.suppress(ValueError):
-            found[name.strip()] = f"{float(mebibytes) / 1024:.1f} GiB"
-    return found
+            memory[name.strip()] = f"{float(mebibytes) / 1024:.1f} GiB"
+    return memory

@@ -76,12 +76,12 @@ def wheels(requirements: list[str], platforms: list[str], python: str) -> dict[s
                 raise RuntimeError(done.stderr.strip())
             wanted = [requirement for requirement in wanted if requirement not in lacking]
         installed = json.loads(report.read_text())["install"] if wanted else []
-    found = {}
+    checksums = {}
     for item in installed:
         name, version = item["metadata"]["name"], item["metadata"]["version"]
         checksum = item["download_info"]["archive_info"]["hashes"]["sha256"]
-        found[normalized(f"{name}=={version}")] = checksum
-    return {one: found[normalized(one)] for one in wanted}
+        checksums[normalized(f"{name}=={version}")] = checksum
+    return {one: checksums[normalized(one)] for one in wanted}
 
 
 def normalized(requirement: str) -> str:
@@ -96,10 +96,10 @@ def main(path: Path) -> None:
     checksums: dict[str, set[str]] = {requirement: set() for requirement in requirements}
     for machine, platforms in PLATFORMS.items():
         for python in PYTHONS:
-            found = wheels(requirements, platforms, python)
-            for requirement, checksum in found.items():
+            checksum_of = wheels(requirements, platforms, python)
+            for requirement, checksum in checksum_of.items():
                 checksums[requirement].add(checksum)
-            without = sorted(set(requirements) - found.keys())
+            without = sorted(set(requirements) - checksum_of.keys())
             print(f"{machine}, Python {python}: no wheel of {', '.join(without) or 'nothing'}")
     path.write_text(format_lock(requirements, checksums), encoding="utf-8")
 

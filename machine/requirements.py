@@ -56,7 +56,7 @@ def missing(version_of: Callable[[str], str | None] = installed, *, gpu: bool = 
         Requirements; empty if none is missing.
     """
     tensorflow = Version(version_of("tensorflow") or "0")
-    stays, found = tensorflow in FITS, []
+    stays, chosen = tensorflow in FITS, []
     for line in project()["dependencies"]:
         requirement = Requirement(line)
         if stays and requirement.name == "tensorflow":
@@ -69,8 +69,8 @@ def missing(version_of: Callable[[str], str | None] = installed, *, gpu: bool = 
             requirement.extras.add("and-cuda")
         version = version_of(requirement.name)
         if version is None or version not in requirement.specifier:
-            found.append(str(requirement))
-    return found
+            chosen.append(str(requirement))
+    return chosen
 
 
 if __name__ == "__main__":

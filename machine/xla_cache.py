@@ -131,9 +131,9 @@ def restore(cache_dir: Path, *made_from) -> bool:
 
 def _is_private(path: Path) -> bool:
     """Returns whether a path is a folder, not a link, that only this user may change."""
-    found = path.lstat()
-    is_own = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and is_own
+    status = path.lstat()
+    is_own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and is_own
 
 
 def store() -> None:

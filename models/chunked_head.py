@@ -259,20 +259,22 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
         of_label = tf.gather(logits, label, batch_dims=1)
         e = tf.exp(logits - largest[:, None])
         s = tf.reduce_sum(e, axis=1)
-        found = [tf.math.log(s) + largest - of_label, tf.cast(of_label >= largest, bias.dtype)]
+        losses, hits = tf.math.log(s) + largest - of_label, of_label >= largest
+        per_prediction = [losses, tf.cast(hits, bias.dtype)]
         if grads:
             low = tf.cast(e, h.dtype)
             share = weight / s
             forward = tf.cast(tf.matmul(low, kernel), bias.dtype) * share[:, None]
             one_hot = tf.cast(tf.gather(kernel, label), bias.dtype) * weight[:, None]
-            found.append(forward - one_hot)
+            per_prediction.append(forward - one_hot)
             if kernel_trains:
                 scaled = tf.cast(h, bias.dtype) * (share * scale)[:, None]
                 part = tf.matmul(low, tf.cast(scaled, h.dtype), transpose_a=True)
                 to_kernel += tf.cast(part, bias.dtype) / scale
             to_bias += tf.linalg.matvec(e, share, transpose_a=True)
         per_chunk = [
-            array.write(index, value) for array, value in zip(per_chunk, found, strict=True)
+            array.write(index, values)
+            for array, values in zip(per_chunk, per_prediction, strict=True)
         ]
         return index + 1, per_chunk, to_kernel, to_bias
 
@@ -288,16 +290,16 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
         (0, arrays, tf.zeros([rows_to_kernel, width], bias.dtype), tf.zeros([size], bias.dtype)),
         parallel_iterations=1,
     )
-    found = [
+    gradients = [
         tf.reshape(array.stack(), [-1, *shape])[:count]
         for array, shape in zip(arrays, shapes, strict=True)
     ]
     if not grads:
-        return found
+        return gradients
     # The labels' part of the gradient, for all chunks at once.
     label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     if kernel_trains:
         weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
         to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)
     to_bias = tf.tensor_scatter_nd_sub(to_bias, label[:, None], weight)
-    return [*found, to_kernel if kernel_trains else None, to_bias]
+    return [*gradients, to_kernel if kernel_trains else None, to_bias]

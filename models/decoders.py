@@ -145,11 +145,11 @@ def load_preprocessor(preset: str, sequence_length: int):
     """
     presets.require_task(keras_nlp.models.CausalLM, preset)
     kind = keras_nlp.models.CausalLMPreprocessor
-    found = presets.load_preprocessor(kind, preset, sequence_length)
-    require_family(preset, type(found).__name__.removesuffix("Preprocessor"))
-    if getattr(found.tokenizer, "end_token_id", None) is None:
+    preprocessor = presets.load_preprocessor(kind, preset, sequence_length)
+    require_family(preset, type(preprocessor).__name__.removesuffix("Preprocessor"))
+    if getattr(preprocessor.tokenizer, "end_token_id", None) is None:
         raise DataError(f"preset {preset}: its tokenizer has no token that ends a text")
-    return found
+    return preprocessor
 
 
 def require_family(preset: str, task: str) -> None:

@@ -137,14 +137,14 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
     """
     backbone = model.backbone
     numbered = re.compile(r"(.+)_(\d+)")
-    found = [numbered.fullmatch(layer.name) for layer in backbone.layers if layer.weights]
-    kinds = Counter(match[1] for match in found if match)
+    matches = [numbered.fullmatch(layer.name) for layer in backbone.layers if layer.weights]
+    kinds = Counter(match[1] for match in matches if match)
     if not kinds:
         raise DataError(
             f"--layer-decay {decay}: {type(backbone).__name__} has no numbered layers; leave it out"
         )
     kind = kinds.most_common(1)[0][0]
-    numbers = sorted(int(match[2]) for match in found if match and match[1] == kind)
+    numbers = sorted(int(match[2]) for match in matches if match and match[1] == kind)
     factors: dict[str, float] = {}
     seen = 0  # numbered layers so far, in the order of the computation
     for layer in backbone.layers:

@@ -97,27 +97,27 @@ class Options(FineTuningOptions, TextOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
+        problems = super().problems()
         if self.preset != "scratch":
             names = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
             default = type(self)()
             for name in ("architecture", *names):
                 if getattr(self, name) != getattr(default, name):
-                    found.append(f"{flag(name)}: the preset {self.preset} has its own")
+                    problems.append(f"{flag(name)}: the preset {self.preset} has its own")
         elif self.architecture == "llama" and self.num_heads > 0:
             width = self.hidden_dim // self.num_heads
             if width % 2:
-                found.append(
+                problems.append(
                     f"--hidden-dim {self.hidden_dim}: llama's heads need an even width, not {width}"
                 )
         if self.freeze_backbone:
-            found.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
+            problems.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
         if self.lora_rank is not None and self.preset == "scratch":
-            found.append("--lora-rank: needs a trained model: pass --preset")
+            problems.append("--lora-rank: needs a trained model: pass --preset")
         problem = templates.problem_of(self.template)
         if problem:
-            found.append(f"--template {self.template!r}: {problem}")
-        return found
+            problems.append(f"--template {self.template!r}: {problem}")
+        return problems
 
 
 def build_model(
@@ -182,7 +182,7 @@ def main(options: Options) -> dict:
                 f"{rows['train'].cut:,} training examples are longer than --sequence-length "
                 f"{options.sequence_length}: their ends are left out"
             )
-        predicted = {split: sum(map(len, found.labels())) for split, found in rows.items()}
+        predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
             base_learning_rate = 5e-5 if options.lora_rank is None else 2e-4
@@ -285,13 +285,13 @@ def make_rows(
         pairs["train"] = [pairs["train"][i] for i in sorted(drawn[: options.max_examples])]
         return {
             split: prompts.make_rows(
-                found,
+                examples,
                 tokenizer,
                 template=template,
                 length=options.sequence_length,
                 together=together,
             )
-            for split, found in pairs.items()
+            for split, examples in pairs.items()
         }
     length = options.sequence_length
     rows = next_tokens.rows_once(
@@ -306,7 +306,7 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
     for split, counts in (("train", train), ("test", test)):
         for labels in rows[split].labels():
             counts += np.bincount(labels, minlength=vocabulary_size)
-    found = {
+    scores = {
         "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
         "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
     }
@@ -316,19 +316,19 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
         n_grams = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
         log_probabilities = n_grams.log_probabilities(asked.tokens)
         mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
-        found = {"kneser_ney_cross_entropy": float(-mean)} | found
-    return found
+        scores = {"kneser_ney_cross_entropy": float(-mean)} | scores
+    return scores
 
 
 def beginnings(options: Options, data, tokenizer) -> list[str]:
     """Returns beginnings of the first validation documents, or prompts, for TensorBoard."""
     lines = iter(data.splits["valid"])
-    found: list[str] = []
-    while len(found) < 4 and (line := next(lines, None)) is not None:
+    texts: list[str] = []
+    while len(texts) < 4 and (line := next(lines, None)) is not None:
         text = line[0] if isinstance(data, prompts.Prompts) else " ".join(line.split()[:5])
         if 0 < len(tokenizer(text)) < options.sequence_length // 2:
-            found.append(text)
-    return found
+            texts.append(text)
+    return texts
 
 
 class Continuations(StepCallback):
@@ -387,14 +387,14 @@ def predict(
     Raises:
         OptionsError: a value is out of range.
     """
-    found = [
+    problems = [
         f"--max-length {max_length}: must be 0 or at least 2" * (max_length < 0 or max_length == 1),
         f"--temperature {temperature}: must be in [0, inf)" * (not 0 <= temperature < np.inf),
         f"--top-k {top_k}: must be at least 0" * (top_k < 0),
         f"--top-p {top_p}: must be in (0, 1]" * (not 0 < top_p <= 1),
     ]
-    if any(found):
-        raise OptionsError("\n".join(filter(None, found)))
+    if any(problems):
+        raise OptionsError("\n".join(filter(None, problems)))
     task = run.load_model("float32")
     template = run.metadata["template"]
     texts = decoders.generate(

@@ -68,15 +68,15 @@ class Options(TransformerOptions):
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
-        found = super().problems()
+        problems = super().problems()
         if self.formula_weight and self.dataset == melting.FORMULA:
-            found.append("--formula-weight: all molecules are the formula's; pass --dataset")
+            problems.append("--formula-weight: all molecules are the formula's; pass --dataset")
         if self.formula_weight and self.max_examples is not None:
-            found.append(
+            problems.append(
                 "--max-examples and --formula-weight: pass only one of them; --oligos limits the "
                 "formula's duplexes"
             )
-        return found
+        return problems
 
 
 # Sizes of a stack's -dS and of its part that salt changes, in units of R: SantaLucia's (1998) are
@@ -258,8 +258,8 @@ def main(options: Options) -> dict:
             here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
             inputs, tm = to_arrays(here, width)
             part = arrays.evaluation_data(inputs, tm, batch_size=batch_size)
-            found = model.evaluate(part, return_dict=True, **run.evaluate_options)
-            by_dataset[name] = with_r2(found, tm)
+            metrics = model.evaluate(part, return_dict=True, **run.evaluate_options)
+            by_dataset[name] = with_r2(metrics, tm)
         return run.finish(
             model,
             test=with_r2(test, splits["test"][1]),
@@ -289,12 +289,12 @@ def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dic
     Returns:
         Degrees C by `Molecule.kind`; without the kinds of which there are fewer than `FEWEST`.
     """
-    found, kinds = {}, np.array([molecule.kind for molecule in molecules])
+    quantiles, kinds = {}, np.array([molecule.kind for molecule in molecules])
     for kind in np.unique(kinds).tolist():
         errors = np.sort(np.abs(missed[kinds == kind, 0]))
         if len(errors) >= FEWEST:
-            found[kind] = float(errors[math.ceil(WITHIN * (len(errors) + 1)) - 1])
-    return found
+            quantiles[kind] = float(errors[math.ceil(WITHIN * (len(errors) + 1)) - 1])
+    return quantiles
 
 
 def share_within(
@@ -347,15 +347,15 @@ def predict(
     return answers
 
 
-def with_r2(found: dict[str, float], tm: np.ndarray) -> dict[str, float]:
+def with_r2(metrics: dict[str, float], tm: np.ndarray) -> dict[str, float]:
     """Returns mae and rmse in degrees C, and r2, the share of the variance that is explained.
 
     Without r2 where it is undefined: equal temperatures have no variance.
     """
-    errors = {"mae": found["mae"], "rmse": found["rmse"]}
+    errors = {"mae": metrics["mae"], "rmse": metrics["rmse"]}
     if np.ptp(tm) == 0:
         return errors
-    return errors | {"r2": 1 - found["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
+    return errors | {"r2": 1 - metrics["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
 
 
 if __name__ == "__main__":

@@ -250,17 +250,17 @@ def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> No
         return all(created_in_scope(variable.value) for variable in variables)
 
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    found = []
+    outside = []
     if model.distribute_strategy is not strategy or not in_scope(model.variables):
-        found.append(f"the model {model.name}")
+        outside.append(f"the model {model.name}")
     elif not in_scope(optimizer.variables):
-        found.append(f"the optimizer {type(optimizer).__name__}")
+        outside.append(f"the optimizer {type(optimizer).__name__}")
     else:
         metrics = [metric for each in model.metrics for metric in getattr(each, "metrics", [each])]
-        found += [f"the metric {m.name}" for m in metrics if not in_scope(m.variables)]
-    if found:
+        outside += [f"the metric {m.name}" for m in metrics if not in_scope(m.variables)]
+    if outside:
         raise RunError(
-            f"{found[0]} was created outside of the strategy's scope: create the model, its "
+            f"{outside[0]} was created outside of the strategy's scope: create the model, its "
             "optimizer and its metrics, and call compile(), inside `with run.strategy.scope():`"
         )
 

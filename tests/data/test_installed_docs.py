@@ -168,3 +168,27 @@ def test_the_result_is_cached(tmp_path, monkeypatch):
     packages("2")
     with pytest.raises(TypeError):
         installed_docs.load_labelled_docs(cache_dir)
+
+
+def test_modules_that_several_processes_read(tmp_path, monkeypatch):
+    for number in range(5):
+        text = f"Tells in a sentence that the module has the number {number}."
+        docstring = f"{text}\n\nAnd it is in a second one, too, é."
+        (tmp_path / f"{number}.py").write_text(f'"""{docstring}"""')
+    (tmp_path / "5.py").write_text("not a module of Python")
+    paths = sorted(tmp_path.iterdir())
+    alone = installed_docs.read_modules(paths)
+    started = []
+    run = installed_docs.subprocess.run
+
+    def count(*words, **options):
+        started.append(words)
+        return run(*words, **options)
+
+    monkeypatch.setattr(installed_docs.subprocess, "run", count)
+    monkeypatch.setattr(installed_docs.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(installed_docs, "MODULES_PER_PROCESS", 2)
+    assert installed_docs.read_modules(paths) == alone
+    assert len(started) == 2
+    assert [len(paragraphs) for paragraphs in alone] == [2, 2, 2, 2, 2, 0]
+    assert alone[3][0] == "Tells in a sentence that the module has the number 3."
