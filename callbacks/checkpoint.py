@@ -94,7 +94,7 @@ def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
     return None
 
 
-def newest_name(folder: Path) -> str | None:
+def newest_path(folder: Path) -> str | None:
     """Returns the path of the newest checkpoint, or None."""
     paths = _all(folder)
     return str(paths[-1]) if paths else None
@@ -127,7 +127,7 @@ def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> No
     Raises:
         CannotSave: the disk is full, or the folder is gone or not writable.
     """
-    last = newest_name(target.parent) or "not there"
+    last = newest_path(target.parent) or "not there"
     with saving(f"the checkpoint {target}", f"; the last good one is {last}"):
         for left in target.parent.glob(".step-*"):  # left by a process that was killed
             files.remove(left)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import keras
 
-from callbacks.checkpoint import newest_name
+from callbacks.checkpoint import newest_path
 from callbacks.errors import BadLoss, Stopped
 from callbacks.records import used_learning_rate
 from callbacks.steps import StepCallback
@@ -88,6 +88,6 @@ class StopOnBadLoss(StepCallback):
         rate = used_learning_rate(self.model.optimizer)
         raise BadLoss(
             f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); the last "
-            f"good checkpoint: {newest_name(self.checkpoints) or 'none'}; a lower "
+            f"good checkpoint: {newest_path(self.checkpoints) or 'none'}; a lower "
             "--base-learning-rate or --clip-norm 1 may help"
         )

@@ -49,7 +49,7 @@ def learn_merges(lines: Iterable[str], size: int) -> list[str]:
     tokenizer.train_from_iterator((line.strip() for line in lines), trainer)
     merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     if not merges:
-        raise DataError("too little text to learn a vocabulary from: no two letters occur twice")
+        raise DataError("too little text to learn a vocabulary from: no pair of letters recurs")
     return merges
 
 

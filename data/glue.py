@@ -20,7 +20,7 @@ class Columns:
         second: of the second sentence; empty for single sentences.
         label: of the class.
         header: the columns of a file without a header line.
-        metrics: metrics of the benchmark beside accuracy and macro F1: "f1" (of the last class) or
+        metrics: metrics of the benchmark besides accuracy and macro F1: "f1" (of the last class) or
             "matthews".
         skips_broken_rows: whether to skip rows of another length or with an empty field.
     """

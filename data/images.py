@@ -228,11 +228,11 @@ def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
                     f"{width}x{height} pixels, expected at most {MOST_PIXELS:,} in all"
                 )
             if file.mode[0] in "IF":
-                raise ValueError("16 bits or floating point numbers, expected 8 bits a colour")
+                raise ValueError("16 bits or floating point numbers, expected 8 bits per channel")
             image = ImageOps.exif_transpose(file).convert("RGBA")
     # On a file that is not an image, Pillow raises whatever its decoders raise.
     except Exception as error:
-        raise DataError(f"{path}: no image that can be read ({str(error)[:100]})") from error
+        raise DataError(f"{path}: not a readable image ({str(error)[:100]})") from error
     paper = Image.new("RGBA", image.size, "white")
     image = Image.alpha_composite(paper, image).convert("L")
     done = []

@@ -124,7 +124,7 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
         paths: Python files.
     """
     processes = min(os.cpu_count() or 1, len(paths) // MODULES_PER_PROCESS)
-    if processes < 2:
+    if processes < 2 or not sys.executable:
         return [
             [paragraph for docstring in _docstrings(path) for paragraph in prose(docstring)]
             for path in paths
@@ -138,6 +138,7 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
             cwd=Path(__file__).resolve().parents[1],
             text=True,
             check=True,
+            start_new_session=True,  # Ctrl-C is answered by the run, not by a traceback of each
         )
         return json.loads(reader.stdout)
 

@@ -267,7 +267,7 @@ def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> N
     empty = [split for split, rows in sequences.items() if not _counts(rows, masking).any()]
     if empty:
         raise DataError(
-            f"{', '.join(empty)}: no word piece that could be predicted; take more text, longer "
+            f"{', '.join(empty)}: no word piece to predict; use more text, longer "
             "sequences, or a vocabulary that fits the text"
         )
 

@@ -69,7 +69,7 @@ class Molecule:
         structure: dot-bracket, of the same length.
         sodium: mol/l.
         strand_concentration: mol/l of all strands; without effect on a hairpin.
-        tm: degrees C, or nan where it is asked for.
+        tm: degrees C, or nan if unknown.
         dataset, id: where it was measured, and its name there.
     """
 
@@ -132,7 +132,7 @@ def load_melting(
             `structure`, `sodium`, `strand_concentration` and `tm`, and may have `dataset` and, in
             a single file, `split`.
         cache_dir: for downloads.
-        seed: what the formula's molecules are drawn from.
+        seed: seed of the formula's molecules.
         count: training molecules to draw by the formula.
         fold: 0 to 9, the tenth of the sequences that is the test split where the tables do not
             name one; in a single file the tenth after it is the validation split. No sequence is
@@ -177,7 +177,7 @@ def formula_duplexes(seed: int, count: int, splits: dict[str, list[Molecule]]) -
     """Draws perfect duplexes with the formula's temperatures, none of a measured sequence.
 
     Args:
-        seed: what they are drawn from.
+        seed: seed of the draw.
         count: number of duplexes.
         splits: measured molecules, whose sequences are left out.
     """
@@ -320,7 +320,7 @@ def formula(molecule: Molecule) -> float:
     """Computes degrees C by SantaLucia's nearest neighbours (1998), as Biopython has them.
 
     Returns:
-        nan for what is no perfect duplex: the formula does not apply.
+        nan if the molecule is not a perfect duplex: the formula does not apply.
     """
     from Bio.SeqUtils import MeltingTemp
 
@@ -344,7 +344,7 @@ def formula(molecule: Molecule) -> float:
 
 
 def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
-    """Returns mean absolute errors on the test split, degrees C, of what is simpler than a model.
+    """Returns mean absolute errors of simpler predictors on the test split, in degrees C.
 
     Returns:
         "mean_mae": the training split's mean; "nearest_neighbour_mae": a ridge regression on the

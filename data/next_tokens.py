@@ -2,7 +2,7 @@
 
 A document is a line of text, or a prompt with its response. It becomes [start] tokens [end], with
 the special tokens of the model's family: GPT-2 has one token for both ends, others two, some none
-at the start. A model predicts each token of it but the first, and the end.
+at the start. A model predicts every token of a document except the first, so also the end.
 """
 
 import dataclasses
@@ -96,7 +96,9 @@ CUT = {True: packed, False: one_per_row}
 
 
 def is_predicted(rows, ends: Ends):
-    """Tells which tokens of rows are predicted: not what follows an end, and no padding.
+    """Marks the predicted tokens: neither padding nor the first token of a document.
+
+    A token that both ends one document and starts the next is predicted.
 
     Args:
         rows: Integers of shape (rows, length + 1), an array or a tensor.
@@ -134,7 +136,7 @@ class Rows:
     def make_batch(self) -> Callable:
         """Returns a function from indices to (inputs, next tokens, weights of one or zero).
 
-        The inputs are a KerasNLP causal model's. Its `padding_mask` holds zero for padding and,
+        The inputs are those of a KerasNLP causal model. `padding_mask` holds zero for padding and,
         where documents share a row and are apart, the number of each token's document in the row,
         from 1 on, which `models.decoders` needs for that; any other model reads it as true and
         false. Where the row is the context, all of its tokens are read as one document.
@@ -213,7 +215,7 @@ def rows_once(
     }
     for split, rows in rows_of.items():
         if not len(rows):
-            raise DataError(f"{text.name}: the {split} split has no tokens; take more text")
+            raise DataError(f"{text.name}: the {split} split has no tokens; use more text")
     return rows_of
 
 

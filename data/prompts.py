@@ -127,7 +127,7 @@ class PromptRows:
         next_tokens: The next token of each, of the same type and shape.
         documents: Numbers of the examples in their row, from 1 on, 0 for padding; likewise.
         loss: One where the next token belongs to a response, or ends it; uint8, likewise.
-        cut: How many examples were longer than a row; their ends are left out.
+        cut: How many examples were longer than a row: cut off, or left out if the prompt fills it.
     """
 
     def __init__(self, tokens, next_tokens, documents, loss, cut: int = 0):
@@ -183,11 +183,11 @@ def make_rows(
             examples.append((ids[: length + 1], len(given)))
     if not examples:
         raise DataError(
-            f"no prompt is shorter than {length} tokens; take a longer --sequence-length"
+            f"no prompt is shorter than {length} tokens; use a longer --sequence-length"
         )
     room: list[int] = []  # of each row
     place = np.zeros((len(examples), 2), np.int64)
-    oldest = 0  # before it, rows are as good as full
+    oldest = 0  # only the last 100 rows are searched for room
     for index, (ids, _) in enumerate(examples):
         size = len(ids) - 1
         row = next((r for r in range(oldest, len(room)) if together and room[r] >= size), len(room))

@@ -46,7 +46,7 @@ class Sentences:
             int32 of shape (n,), indices of `classes`. Every split contains every class.
         classes: The labels of the file, two or more: integers sorted by value, names by letters.
         note: One line that names the default dataset, or the split without test labels; or None.
-        metrics: Metrics of the benchmark beside accuracy and macro F1, see `glue.Columns`.
+        metrics: Metrics of the benchmark besides accuracy and macro F1, see `glue.Columns`.
     """
 
     name: str

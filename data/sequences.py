@@ -108,7 +108,7 @@ def sequences_once(
     for split, rows in sequences.items():
         if not len(rows):
             raise DataError(
-                f"{text.name}: the {split} split gives no sequence of {length} tokens; take more "
+                f"{text.name}: the {split} split gives no sequence of {length} tokens; use more "
                 "text or a shorter --sequence-length"
             )
     return sequences

@@ -52,7 +52,7 @@ CHATS = {
 
 
 def problem_of(template: str) -> str | None:
-    """Says what is wrong with an option `--template`, or None."""
+    """Returns the problem of a `--template`, or None if it is valid."""
     if template in ("auto", "chat"):
         return None
     counts = [template.count(name) for name in ("{prompt}", "{response}")]
@@ -91,17 +91,17 @@ def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | Non
     if template == "chat":
         if chat is None:
             raise DataError(
-                f"--template chat: the tokenizer of {preset or 'a new model'} has the special "
-                f"tokens of no chat ({', '.join(c.end for c in CHATS.values())}); pass a text with "
-                "{prompt} and {response}"
+                f"--template chat: the tokenizer of {preset or 'a new model'} has none of the "
+                f"tokens of known chats ({', '.join(c.end for c in CHATS.values())}); pass a text "
+                "with {prompt} and {response}"
             )
         return chat, None
     if not preset or not _named_for_chats(preset):
-        hint = "the tokenizer also has the tokens of a chat: --template chat" if chat else None
+        hint = "the tokenizer also has a chat's tokens; --template chat uses them" if chat else None
         return TEXT, hint
     if chat is None:
         return TEXT, f"template: {TEXT!r}, since the tokenizer has the tokens of no known chat"
-    return chat, f"template: the turns of {chat}, as the preset's name says; --template changes it"
+    return chat, f"template: the turns of {chat}, by the preset's name; --template overrides it"
 
 
 def _named_for_chats(preset: str) -> bool:

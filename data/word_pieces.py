@@ -140,7 +140,7 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     if len(fixed) >= size:
         raise DataError(
             f"--vocabulary-size {size} has no room for the text's characters: "
-            f"take at least {len(fixed) + 1}"
+            f"use at least {len(fixed) + 1}"
         )
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -207,8 +207,8 @@ def read_vocabulary(path: str | Path) -> list[str]:
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     if missing:
         raise DataError(
-            f"--vocabulary {path}: lacks {', '.join(missing)}; a BERT vocabulary has one piece a "
-            f"line and holds {', '.join(SPECIAL_TOKENS)}"
+            f"--vocabulary {path}: lacks {', '.join(missing)}; a BERT vocabulary has one piece per "
+            f"line and contains {', '.join(SPECIAL_TOKENS)}"
         )
     ((piece, count),) = collections.Counter(pieces).most_common(1)
     if count > 1:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from typing import Literal
 
 from distribution.errors import DistributionError
@@ -9,6 +10,8 @@ from distribution.errors import DistributionError
 Strategy = Literal[
     "auto", "none", "mirrored", "central_storage", "multi_worker", "parameter_server"
 ]
+# A host's name or IPv4 address, or an IPv6 address in brackets; and a port.
+ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):([0-9]{1,5})")
 EXPECTED = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -27,7 +30,8 @@ def cluster_spec() -> dict[str, list[str]]:
         addresses = [address for tasks in cluster.values() for address in tasks]
         own = range(len(cluster.get(config["task"]["type"], [])))
         is_valid = (
-            all(address.rpartition(":")[2].isdecimal() for address in addresses)
+            all(map(_is_address, addresses))
+            and len(cluster.get("chief", [])) <= 1
             and len(set(addresses)) == len(addresses)
             and cluster.keys() <= {"chief", "worker", "ps"}
             and int(config["task"]["index"]) in own
@@ -36,10 +40,15 @@ def cluster_spec() -> dict[str, list[str]]:
         is_valid = False
     if not is_valid:
         raise DistributionError(
-            "TF_CONFIG: expected a cluster of workers, parameter servers (ps) and one chief, with"
-            f" different addresses and a task of it, {EXPECTED}; found {text[:500]!r}"
+            "TF_CONFIG: expected a cluster of workers, parameter servers (ps) and at most one chief"
+            f" with distinct addresses, and one of its tasks, {EXPECTED}; found {text[:500]!r}"
         )
     return cluster
+
+
+def _is_address(text: str) -> bool:
+    match = ADDRESS.fullmatch(text)
+    return match is not None and 1 <= int(match[1]) <= 65535
 
 
 def count_workers() -> int:
@@ -49,7 +58,19 @@ def count_workers() -> int:
 
 
 def slurm_tasks() -> int:
-    """Counts the tasks that `srun` started; 1 if this process is not one of them."""
-    if not os.environ.get("SLURM_PROCID"):
+    """Counts the tasks that `srun` started; 1 if this process is not one of them.
+
+    Raises:
+        DistributionError: SLURM's variables are not whole numbers, or contradict each other.
+    """
+    task = os.environ.get("SLURM_PROCID")
+    if not task:
         return 1
-    return int(os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or 1)
+    name = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    count = os.environ.get(name) or "1"
+    if not (task.isdecimal() and count.isdecimal() and int(task) < int(count)):
+        raise DistributionError(
+            f"SLURM_PROCID {task[:40]!r}, {name} {count[:40]!r}: expected the number of this task, "
+            "from 0, and the number of all tasks"
+        )
+    return int(count)

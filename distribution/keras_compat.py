@@ -703,7 +703,7 @@ def _add_loss_of_output(update_state: Callable, path, factor: float, value, samp
 def _add_up_outputs(model: keras.Model, losses: list) -> None:
     """Makes `loss` the sum of what its metric has and of the losses of the outputs, in evaluations.
 
-    Breaks: one mean has the losses of all outputs, which count by weights of their own. Does: adds
+    Breaks: one mean has the losses of all outputs, which have different weights. Does: adds
     the mean loss of each output, times its factor, to the metric's result within `evaluate()`,
     whose step leaves them out of that metric.
 

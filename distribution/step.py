@@ -61,15 +61,15 @@ def install(
     replicas = strategy.num_replicas_in_sync
     if own and (replicas > 1 or batches_per_update > 1 or updates_per_execution > 1):
         raise DistributionError(
-            f"{type(model).__name__} has {' and '.join(own)} of its own, which computes the mean "
-            "of one replica and one batch: it trains on one device, without --accumulate-steps "
-            "and --steps-per-execution; or override compute_loss() and compute_metrics() instead"
+            f"{type(model).__name__} overrides {' and '.join(own)}, which computes the mean of one "
+            "replica and one batch: train it on one device, without --accumulate-steps and "
+            "--steps-per-execution, or override compute_loss() and compute_metrics() instead"
         )
     stateful = [layer.name for layer in keras_compat.layers_of(model) if _is_stateful(layer)]
     if stateful and replicas > 1:
         raise DistributionError(
             f"the layer {stateful[0]} is stateful: its state has a row for each example of the "
-            "global batch, of which each replica sees a part; it trains on one device "
+            "global batch, of which each replica sees a part; train it on one device "
             "(--strategy none)"
         )
     refused = keras_compat.not_for_xla(model)

@@ -54,8 +54,8 @@ def problems(name: str, replicas: int | None) -> list[str]:
         messages.append(f"--strategy none runs on one device; --replicas {replicas} needs mirrored")
     if name == "parameter_server" and replicas is not None:
         messages.append(
-            "--replicas does not go with parameter servers: each of their workers trains on one "
-            "device; start more workers instead"
+            "--replicas is incompatible with parameter servers: each of their workers trains on "
+            "one device; start more workers instead"
         )
     if name == "parameter_server" and not has_servers:
         messages.append(
@@ -191,7 +191,7 @@ def _split(kind: str, count: int) -> None:
             listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise DistributionError(
-                f"--replicas {count} splits the GPU by its memory, which nvidia-smi has to tell:"
+                f"--replicas {count}: nvidia-smi must report the GPU's memory in order to split it:"
                 f" {error}"
             ) from error
         part = tf.config.LogicalDeviceConfiguration(

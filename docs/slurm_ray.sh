@@ -18,7 +18,7 @@ start() { # name of the node, options of ray start
 start "${names[0]}" --head --node-ip-address="$head" --port="$port" --include-dashboard=false
 for _ in $(seq 60); do (: < "/dev/tcp/$head/$port") 2> /dev/null && break; sleep 1; done
 for name in "${names[@]:1}"; do start "$name" --address="$head:$port"; done
-.venv/bin/python -m distribution.on_ray --address "$head:$port" --workers "1:$SLURM_NNODES" \
+.venv/bin/python -m launch.on_ray --address "$head:$port" --workers "1:$SLURM_NNODES" \
   --cpus-per-worker "$SLURM_CPUS_PER_TASK" -m recipes.bert_mlm --run-dir /shared/runs/first &
 driver=$!
 trap 'kill -TERM "$driver"' TERM

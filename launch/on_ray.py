@@ -164,7 +164,7 @@ class RayRun(launch.Requests):
                 self.release()
             elif not count and now > next_line:
                 next_line = now + SAY_SECONDS
-                say(f"places for {len(slots)} of at least {self.least} workers; waiting for nodes")
+                say(f"slots for {len(slots)} of at least {self.least} workers; waiting for nodes")
             time.sleep(1)
         return False
 
@@ -282,11 +282,11 @@ class RayRun(launch.Requests):
         draining, now = state.get_draining_nodes(), len(self.actors)
         leaving = [address for node, address in self.hosts if node in draining]
         if leaving:
-            return f"Ray takes the node of {', '.join(leaving)} away"
+            return f"Ray is draining the node of {', '.join(leaving)}"
         if now == self.most or self.checkpoint() <= before:
             return None
         count = self.largest(now + len(self.free_slots()))
-        return f"places for {count} workers" if count > now else None
+        return f"slots for {count} workers" if count > now else None
 
 
 def worker_counts(text: str) -> tuple[int, int]:
@@ -359,7 +359,7 @@ def main(argv: list[str] | None = None) -> int:
         return WRONG_OPTIONS
     kinds = {kind for kind in ray.cluster_resources() if kind.startswith("accelerator_type:")}
     if options.gpus_per_worker and len(kinds) > 1:
-        say(f"the cluster has GPUs of several types, whose numbers differ: {', '.join(kinds)}")
+        say(f"the cluster has GPUs of several types, whose results differ: {', '.join(kinds)}")
         return WRONG_OPTIONS
     run = RayRun(options)
     run.listen()

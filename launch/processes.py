@@ -223,7 +223,7 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
         if len(set(hosts)) < len(hosts) or "" in hosts or ":" in "".join(hosts):
             problems.append("--hosts: expected different names or IPv4 addresses, without ports")
         if rank is None:
-            problems.append("--hosts needs --node-rank: which of them is this one, from 0?")
+            problems.append("--hosts needs --node-rank, the position of this host, from 0")
         if options.ps:
             problems.append("--ps runs on one machine; leave out --hosts")
         if run_dir is None:

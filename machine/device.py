@@ -43,12 +43,12 @@ def gpu_models() -> list[tuple[str, str]]:
 def unused_gpu() -> str | None:
     """Returns one line if the machine has a GPU that TensorFlow cannot use, else None."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    there = glob.glob("/dev/nvidia[0-9]*")
-    if hidden or not there or tf.config.list_physical_devices("GPU"):
+    device_files = glob.glob("/dev/nvidia[0-9]*")
+    if hidden or not device_files or tf.config.list_physical_devices("GPU"):
         return None
     return (
-        f"{len(there)} GPU(s) are there, but TensorFlow cannot use them: its CUDA libraries are "
-        "missing or do not fit the driver (pip install 'tensorflow[and-cuda]=="
+        f"{len(device_files)} GPU(s) are there, but TensorFlow cannot use them: its CUDA "
+        "libraries are missing or do not fit the driver (pip install 'tensorflow[and-cuda]=="
         f"{tf.__version__}'); the CPU is used instead"
     )
 

@@ -72,7 +72,7 @@ class _QuietFinder:
 
 @contextlib.contextmanager
 def _objects_kept() -> Iterator[None]:
-    """Lets no garbage collection look at what is made in it: 300,000 objects that stay."""
+    """Keeps garbage collection away from the objects made within it: 300,000 that stay."""
     enabled = gc.isenabled()
     gc.disable()
     try:

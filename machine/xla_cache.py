@@ -83,7 +83,7 @@ def restore(cache_dir: Path, *made_from) -> bool:
 
     Args:
         cache_dir: the cache; programs are stored in its folder `programs`.
-        *made_from: values that determine the programs beside versions, processor and GPUs.
+        *made_from: values that determine the programs besides versions, processor and GPUs.
 
     Returns:
         Whether any program was restored.

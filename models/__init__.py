@@ -1,1 +1,1 @@
-"""BERT: presets, initial weights, heads; what a recipe builds with."""
+"""Builds models: BERTs, causal language models, presets, initial weights, heads, fine-tuning."""

@@ -1,8 +1,8 @@
 """Causal language models of KerasNLP: new ones, presets of any family, training, generation.
 
-A model is trained in its own layers: `apart()` runs a stock model's graph again with an attention
-that stays within a document, so that documents can share a row, and `learner()` puts the head in
-chunks on it. What is saved, and what generates text, is the stock model.
+Training uses the stock model's layers: `apart()` reruns its graph with attention that stays within
+a document, so that documents can share a row, and `learner()` adds the head in chunks. The stock
+model itself is saved, and generates text.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from distribution import keras_compat
 from models import presets
 from models.chunked_head import ChunkedHead
 
-# A new model's task and tokenizer, and the special tokens that the tokenizer asks for.
+# The special tokens that a new model's tokenizer requires.
 GPT2_TOKENS = ("<|endoftext|>",)
 LLAMA_TOKENS = (
     "<|begin_of_text|>",
@@ -120,10 +120,10 @@ def _draw_kernels(backbone) -> None:
     """Draws the kernels of a new model with a variance of one over their inputs.
 
     KerasHub draws all of them with a standard deviation of 0.02, which is small for a model of a
-    width below 2,500: what a layer adds is then hardly heard beside the embeddings, and the model
+    width below 2,500: a layer's output is then negligible beside the embeddings, and the model
     stays a unigram model for longer ("Efficient BackProp", LeCun et al., 1998; measured in
     docs/notes/causal_lm.md). One initializer draws Llama's query, key, value and output kernels,
-    so they begin equal; here each is drawn by itself.
+    so they begin equal; this function draws each separately.
     """
     for weight in backbone.trainable_variables:
         if weight.path.endswith("/kernel"):
@@ -132,7 +132,7 @@ def _draw_kernels(backbone) -> None:
 
 
 def _draw(weight, stddev: float) -> None:
-    draw = keras.initializers.RandomNormal(stddev=stddev)  # each has a seed of its own
+    draw = keras.initializers.RandomNormal(stddev=stddev)  # a new one draws from a new seed
     weight.assign(draw(weight.shape, weight.dtype))
 
 
@@ -197,14 +197,14 @@ def load_task(
 
 
 def _keep_tied_embeddings(backbone) -> None:
-    """Adds to the configuration that is saved what KerasHub 0.32 leaves out of Llama's."""
+    """Adds `tie_word_embeddings` to Llama's saved configuration, where KerasHub 0.32 omits it."""
     stock, name = backbone.get_config, "tie_word_embeddings"
     if getattr(backbone, name, False) and name not in stock():
         backbone.get_config = lambda: stock() | {name: True}
 
 
 def require_whole_batches(task: keras_nlp.models.CausalLM, parts: int) -> None:
-    """Rejects a batch in parts where a layer adds a loss of the whole batch.
+    """Rejects split batches if a layer adds a loss that is computed over the whole batch.
 
     The loss of experts' routers is a product of two means over the batch's tokens: the mean over
     the parts of a batch is not that of the batch.
@@ -225,7 +225,7 @@ def require_whole_batches(task: keras_nlp.models.CausalLM, parts: int) -> None:
 
 
 def can_share_rows(task: keras_nlp.models.CausalLM) -> bool:
-    """Tells whether documents can share a row: all layers that attend take an attention mask."""
+    """Tells whether documents can share a row: a plain head, and layers with an attention mask."""
     if type(task).__name__ in OWN_ROWS:
         return False
     return _has_plain_head(task) and any(
@@ -248,10 +248,10 @@ def _takes(layer, name: str) -> bool:
 
 
 def apart(backbone) -> keras.Model:
-    """Runs a backbone's graph again, with each document of a row apart.
+    """Rebuilds a backbone's graph with the documents of a row kept apart.
 
-    A token attends to what is before it in its own document. Learned positions are counted from the
-    document's beginning, as `generate()` counts them; rotary ones and ALiBi read distances alone.
+    A token attends to itself and the earlier tokens of its document. Learned positions count from
+    the document's beginning, as in `generate()`; rotary ones and ALiBi depend on distances alone.
 
     Args:
         backbone: a KerasNLP backbone whose layers take `decoder_attention_mask`.
@@ -289,7 +289,7 @@ def apart(backbone) -> keras.Model:
 
 
 def learner(task: keras_nlp.models.CausalLM) -> keras.Model:
-    """Returns what trains and evaluates a model, without a matrix of all logits where it can.
+    """Returns the model to train and evaluate, which avoids a matrix of all logits where it can.
 
     Args:
         task: a causal language model without its preprocessor.

@@ -50,7 +50,7 @@ def freeze(model: keras.Model, options) -> None:
     if not adapters:
         raise DataError(
             f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
-            "with a query and a value that could be adapted; take --freeze-backbone, or train all"
+            "with a query and a value that could be adapted; use --freeze-backbone, or train all"
         )
 
 
@@ -213,7 +213,7 @@ def _save_what_trains(model: keras.Model) -> None:
         if trained.loaded_sha256 != trained.frozen_sha256():
             raise DataError(
                 f"{path}: cannot resume: the preset's weights have changed since, and a "
-                "checkpoint holds only what trains beside them; restore the preset, or take "
+                "checkpoint contains only the trained weights; restore the preset, or use "
                 "another --run-dir"
             )
 

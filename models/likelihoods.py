@@ -41,7 +41,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
     encoded = [[*begin, *ids, *end] for ids in _encode(tokenizer, texts, longest)]
     pieces = tokenizer.get_vocabulary()
-    goes_on = np.array([piece.startswith("##") for piece in pieces])
+    continues_word = np.array([piece.startswith("##") for piece in pieces])
 
     def score(batch: np.ndarray) -> list[float]:
         length = batch.shape[1] - 2
@@ -49,7 +49,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
             return [0.0] * len(batch)
         positions = np.arange(1, length + 1)
         # For each piece the later ones, up to the next piece that begins a word.
-        words = np.cumsum(~goes_on[batch[:, 1:-1]], axis=1)
+        words = np.cumsum(~continues_word[batch[:, 1:-1]], axis=1)
         hidden = (words[:, :, None] == words[:, None, :]) & (positions >= positions[:, None])
         masked = np.repeat(batch[:, None], length, axis=1)
         masked[:, :, 1:-1] = np.where(hidden, tokenizer.mask_token_id, masked[:, :, 1:-1])

@@ -226,7 +226,7 @@ def require_task(kind, preset: str) -> None:
         # A classifier can use the encoder of a masked LM; a classifier's head cannot fill masks.
         if kind is keras_nlp.models.MaskedLM and stored and not issubclass(stored, kind):
             raise DataError(
-                f"preset {preset}: no masked LM, but a {task}; pass its encoder's preset"
+                f"preset {preset}: a {task}, not a masked LM; pass its encoder's preset"
             )
     elif "://" not in preset:
         close = difflib.get_close_matches(preset, known, n=1)

@@ -11,7 +11,7 @@ learns a WordPiece vocabulary, packs the text into full sequences, and trains
 `model.fit()`: AdamW, linear warm-up, PolynomialDecay to zero.
 
 On the docstrings: test cross-entropy 3.69, accuracy 38.3 %, perplexity 39.9 (unigram model:
-cross-entropy 6.21) in 3.6 minutes on 2 CPU cores.
+cross-entropy 6.21) in 3.2 minutes on 2 CPU cores.
 """
 
 import dataclasses
@@ -69,8 +69,8 @@ class Options(TextOptions):
     sequence_length: int = option(128, "Tokens of a sequence, including [CLS].", within="[4, 512]")
     head: Literal["chunked", "stock"] = option(
         "chunked",
-        "chunked computes the predictions in chunks, where the logits are hidden states times "
-        "embeddings plus a bias; stock computes all at once. The numbers are equal.",
+        "chunked computes the logits in chunks, if they are hidden states times embeddings plus a "
+        "bias; stock computes them all at once. The results are the same.",
     )
     whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")

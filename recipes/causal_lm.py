@@ -8,10 +8,10 @@
 Trains a small GPT-2 or Llama from scratch, with a byte-level BPE vocabulary learned from the text,
 or fine-tunes a preset of any family that has a `keras_nlp.models.CausalLM`. A document is a line of
 the text, which for WikiText is a paragraph, or a prompt with its response (JSONL or CSV), of which
-only the response is learned. Documents are packed into full rows, and attention does not cross
-from one to another, unless `--context row` says that lines follow one another. Reports perplexity
-per token, and of a text per word and per byte, line ends counted, which compare with any other
-model of the same text. `model/` is a preset:
+only the response is trained on. Documents are packed into full rows, and attention does not cross
+from one to another, unless `--context row` declares that lines follow one another. Reports
+perplexity per token; for text also per word and per byte, line ends included, so that models with
+other vocabularies compare. `model/` is a preset:
 `keras_nlp.models.CausalLM.from_preset("RUN/model").generate("The station")`.
 """
 
@@ -38,13 +38,13 @@ from models import decoders, fine_tuning, likelihoods
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import FineTuningOptions, TextOptions, flag, option
+from training.options import FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(FineTuningOptions, TextOptions):
+class Options(FineTuningOptions):
     """Options of `recipes.causal_lm`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "This function returns"
@@ -61,7 +61,8 @@ class Options(FineTuningOptions, TextOptions):
     )
     architecture: Literal["gpt2", "llama"] = option(
         "gpt2",
-        "A new model's; llama: rotary positions, RMSNorm, SwiGLU of 8/3 of the width.",
+        "Architecture of a new model; llama has rotary positions, RMSNorm, and SwiGLU layers 8/3 "
+        "as wide as the model.",
         overridden_by=("preset",),
     )
     vocabulary: Path | None = option(
@@ -69,15 +70,15 @@ class Options(FineTuningOptions, TextOptions):
     )
     vocabulary_size: int = option(
         8192,
-        "Tokens to learn, the 256 bytes included; a small text has fewer.",
+        "Tokens of the vocabulary, bytes and special tokens included; a small text gives fewer.",
         within="[264, 1e6]",
         overridden_by=("vocabulary", "preset"),
     )
     template: str = option(
         "auto",
-        "Text with {prompt} and {response}, of which {response} is learned; chat: the turns of "
-        "Gemma, Llama 3 or ChatML, by the special tokens of the preset's tokenizer; auto: chat for "
-        "presets named instruct, it or chat, otherwise the two on lines of their own.",
+        "A text with {prompt} and {response}, trained on {response} only; chat: the chat format of "
+        "Gemma, Llama 3 or ChatML that the preset's tokenizer supports; auto: chat for presets "
+        "named instruct, it or chat, otherwise prompt and response on separate lines.",
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
@@ -85,8 +86,8 @@ class Options(FineTuningOptions, TextOptions):
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     context: Literal["document", "row"] = option(
         "document",
-        "What a token may read: its own document, or also the documents before it in its row, for "
-        "a text whose lines follow one another, as a novel's paragraphs do.",
+        "document lets a token attend to its own document only; row lets it attend to its whole "
+        "row so far, for a text whose lines follow one another, such as a novel's paragraphs.",
     )
     base_learning_rate: float | None = option(
         None,
@@ -172,7 +173,7 @@ def main(options: Options) -> dict:
         if not together:
             run.note(
                 f"{type(task).__name__}: its layers cannot keep documents of a row apart, so "
-                "each has rows for itself"
+                "each document gets its own rows"
             )
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
@@ -180,7 +181,7 @@ def main(options: Options) -> dict:
         if getattr(rows["train"], "cut", 0):
             run.note(
                 f"{rows['train'].cut:,} training examples are longer than --sequence-length "
-                f"{options.sequence_length}: their ends are left out"
+                f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"
             )
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
@@ -301,7 +302,7 @@ def make_rows(
 
 
 def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
-    """Returns what is reached by counts of the training split: of tokens, and of n-grams."""
+    """Computes the baselines: unigrams, most frequent token, and Kneser-Ney n-grams of text."""
     train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
     for split, counts in (("train", train), ("test", test)):
         for labels in rows[split].labels():
@@ -378,11 +379,11 @@ def predict(
     Args:
         run: a finished run of this recipe.
         inputs: beginnings of texts; prompts, where the run was trained on prompts.
-        max_length: tokens of a text, the input's included; 0 for those of the run's rows.
-        temperature: divides the logits; 0 takes the likeliest token each time.
-        top_k: draw among the K likeliest tokens; 0 among all.
-        top_p: draw among the likeliest tokens whose probabilities add up to P.
-        seed: decides the draws.
+        max_length: maximum number of tokens, the input's included; 0 for the run's row length.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample among the K most likely tokens; 0 for all.
+        top_p: sample among the most likely tokens whose probabilities add up to P.
+        seed: seed of the sampling.
 
     Raises:
         OptionsError: a value is out of range.

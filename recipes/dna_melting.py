@@ -6,15 +6,15 @@
 
 Reads duplexes and hairpins with mismatches, bulges and loops from their outside in, one token per
 pair of facing bases. Convolutions see neighbours, which stack on each other, and predict the
-energies of a token; `keras_nlp.layers.TransformerEncoder` sees the whole molecule, corrects them.
-These add up, and the temperature follows from thermodynamics, with the strands' concentration and
-the salt. Trained with `model.fit()`: mean absolute error in degrees C, AdamW, linear warm-up,
-PolynomialDecay to zero.
+energies of a token; `keras_nlp.layers.TransformerEncoder` sees the whole molecule and corrects
+them. They add up, and the temperature follows from thermodynamics, given the concentration of the
+strands and the salt. Trained with `model.fit()`: mean absolute error in degrees C, AdamW, linear
+warm-up, PolynomialDecay to zero.
 
 The default data are labelled by SantaLucia's formula (1998), which misses measured temperatures by
-about 1.8 degrees C: use it to try the recipe, not to draw conclusions. Measured ones are noisy, and
-want other options: --epochs 30 --dropout 0.1 --base-learning-rate 0.001. Results, with minutes and
-machine, are in README.md.
+about 1.8 degrees C: use it to try the recipe, not to draw conclusions. Measured temperatures are
+noisy and need other options: --epochs 30 --dropout 0.1 --base-learning-rate 0.001. Results, with
+minutes and machine, are in README.md.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Options(TransformerOptions):
 
     dataset: str = option(
         "nearest-neighbour",
-        "nearest-neighbour (a formula's), nnn (measured), a CSV, or a folder of CSVs by split.",
+        "nearest-neighbour (computed), nnn (measured), a CSV, or a folder with a CSV per split.",
     )
     fold: int = option(
         9, "Tenth of the sequences to test on where no test split is given.", within="[0, 9]"
@@ -54,8 +54,8 @@ class Options(TransformerOptions):
     oligos: int = option(12_000, "Training duplexes to draw for the formula.", within="[1, 1e7]")
     formula_weight: float = option(
         0.0,
-        "Train on measured molecules and on --oligos duplexes of the formula, each of which counts "
-        "this much; 0 leaves them out.",
+        "Weight in the loss of each of --oligos formula duplexes, added to the measured training "
+        "molecules; 0 adds none.",
         within="[0, 1000]",
     )
     num_heads: int = 4
@@ -83,8 +83,8 @@ class Options(TransformerOptions):
 # about 11 and 0.185. A column has softplus(0) = 0.69 of them before training.
 ENTROPY = 15.0
 SALT = 0.25
-# The share of molecules whose error `predict()` promises, as of a standard deviation, and of how
-# many it learns that.
+# Share of molecules whose error is at most `plus_minus`, as within one standard deviation; and the
+# fewest validation molecules of a kind to estimate it from.
 WITHIN = 0.68
 FEWEST = 10
 
@@ -321,8 +321,8 @@ def predict(
 ) -> list[list[dict]]:
     """Returns the temperatures at which molecules melt, and how far off they may be.
 
-    The error of two of three molecules is at most `plus_minus`. A kind of molecule without
-    validation examples has none.
+    About two in three molecules have an error of at most `plus_minus`. It is missing for a kind of
+    molecule with fewer than `FEWEST` validation examples.
 
     Args:
         run: a finished run of this recipe.

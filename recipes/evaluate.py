@@ -12,9 +12,9 @@ training split.
 
 `--on blimp:FOLDER` scores the minimal pairs of all `*.jsonl` files of the folder, which have the
 fields `sentence_good` and `sentence_bad` of BLiMP (arXiv 1912.00582). The accuracy is the share of
-pairs whose good sentence is more likely by the recipe's `log_likelihoods()`. A tie is wrong, so
-chance is 50 %. The n-grams of the run's training text are the baseline; `--png FILE` plots both by
-phenomenon.
+pairs whose good sentence is more likely by the recipe's `log_likelihoods()`. A tie counts as wrong,
+so chance is at most 50 %. The n-grams of the run's training text are the baseline; `--png FILE`
+plots both by phenomenon.
 
 Runs on one device and writes nothing into the run's folder.
 """

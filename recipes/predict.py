@@ -85,8 +85,7 @@ def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:
     """Calls the recipe's `predict()` and checks what it returns.
 
     Raises:
-        RunError: it raised an error of its own, or returned something else than a list of answers
-            for each input.
+        RunError: it raised an unexpected error, or did not return one list of answers per input.
     """
     name = f"{run.module.__name__}.predict()"
     try:
@@ -106,7 +105,7 @@ def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:
         isinstance(row, list) and all(isinstance(answer, dict) for answer in row) for row in rows
     ):
         raise RunError(
-            f"{name} must return a list for each of the {len(inputs)} inputs, of answers as dicts; "
+            f"{name} must return one list of dicts per input, {len(inputs)} in all; "
             f"found {' '.join(repr(answers).split())[:100]}"
         )
     return rows

@@ -33,13 +33,13 @@ from models.metrics import GLUE_METRICS, MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, top_k
-from training.options import FineTuningOptions, TextOptions, flag, option
+from training.options import FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(FineTuningOptions, TextOptions):
+class Options(FineTuningOptions):
     """Options of `recipes.text_classification`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "a small miracle of a film"
@@ -84,7 +84,7 @@ class Options(FineTuningOptions, TextOptions):
     base_learning_rate: float | None = option(
         None,
         "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 5e-5 "
-        "from a preset, 5e-4 with adapters or a frozen backbone).",
+        "from a preset, or 5e-4 from a preset with adapters or a frozen backbone).",
     )
     warmup_steps: int = 100
     epochs: int = 2

@@ -6,6 +6,7 @@ kind, are listed here after the Go types of ray.io/v1 (those that are used), and
 checked as above.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -142,6 +143,8 @@ def test_a_slurm_job_that_saved_is_queued_again(script, status, tmp_path):
     assert ("scontrol requeue 17" in notes) == (status == 75)
     (python,) = [line for line in notes if line.startswith("python")]
     assert "recipes.bert_mlm --run-dir /shared/runs/first" in python
+    modules = re.findall(r"-m ([\w.]+)", python)
+    assert modules and all(importlib.util.find_spec(module) for module in modules)
     if script == "slurm_ray.sh":
         assert "--address 127.0.0.1:6379 --workers 1:2 --cpus-per-worker 8" in python
         assert len([line for line in notes if "ray start" in line]) == 2

@@ -76,8 +76,8 @@ def refuse_pairs(options: SharedOptions) -> None:
         )
     if name in SHARED_WEIGHTS and options.precision == "mixed_float16":
         problems.append(
-            f"--precision mixed_float16 does not go with {name}, where replicas would share one "
-            "loss scale; mixed_bfloat16 needs none"
+            f"--precision mixed_float16 is incompatible with {name}, where replicas would share "
+            "one loss scale; mixed_bfloat16 needs none"
         )
     if problems:
         raise OptionsError("\n".join(problems))
@@ -161,7 +161,7 @@ def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> 
         if not math.isfinite(value):
             raise BadLoss(
                 f"the test's {name} is {value} after {steps} steps (learning rate "
-                f"{learning_rate:.3g} at the peak): no model is written; take a lower "
+                f"{learning_rate:.3g} at the peak): no model is written; use a lower "
                 "--base-learning-rate and another --run-dir"
             )
 
@@ -187,15 +187,15 @@ def stateful(
         name = type(callback).__name__
         if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
             raise RunError(
-                f"keras.callbacks.{name} holds state that no checkpoint keeps, a resumed run "
-                "would train differently: take --keep-best, --early-stopping and "
+                f"keras.callbacks.{name} has state that no checkpoint keeps, so a resumed run "
+                "would train differently: use --keep-best, --early-stopping and "
                 "--reduce-on-plateau, or write a callbacks.steps.StepCallback with get_state() "
                 "and set_state()"
             )
         if not isinstance(callback, StepCallback):
             continue
         if name in callbacks:
-            raise RunError(f"two callbacks of class {name}: make one a subclass of its own")
+            raise RunError(f"two callbacks of class {name}: make one a subclass with another name")
         callbacks[name] = callback
     if info is None:
         return callbacks
@@ -209,7 +209,7 @@ def stateful(
 
 
 def require_compiled(model: keras.Model, train_data) -> None:
-    """Rejects a model without `compile()`, and data that are no dataset or have ragged rows.
+    """Rejects a model without `compile()`, and data that are not a dataset or have ragged rows.
 
     Raises:
         RunError: one line per problem, with the remedy.
@@ -282,7 +282,7 @@ def first_batch_sha256(train_data: tf.data.Dataset) -> str:
     if len(seen) > 1:
         raise RunError(
             "train_data begins with another batch each time it is iterated: a resumed run would "
-            "train on other batches; take data.arrays.training_data(..., **plan.batches), or build "
+            "train on other batches; use data.arrays.training_data(..., **plan.batches), or build "
             "on data.batches.training_batches(), whose batches are functions of (seed, step)"
         )
     return seen.pop()
@@ -321,11 +321,11 @@ def require_same(
         raise RunError(
             f"{info.folder}: cannot resume: the model has changed since "
             f"({_first_difference(model, before['weights'], weights)}); restore build_model() and "
-            "its options, or take another --run-dir"
+            "its options, or use another --run-dir"
         )
     if before["first_batch"] == first_batch and global_batch_size >= MIN_FINGERPRINT_BATCH:
         raise RunError(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
-            "whole run; hand **plan.batches to the pipeline, whose first_batch is the next one"
+            "whole run; pass **plan.batches to the pipeline, whose first_batch is the next one"
         )
     return before

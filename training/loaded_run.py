@@ -106,7 +106,7 @@ def _require_finished(folder: Path) -> None:
     if not (folder / "options.json").exists():
         raise RunError(f"{folder}: not a run directory ({_contents(folder)})")
     planned = run_files.read_options(folder).get("resolved", {}).get("total_steps")
-    last = checkpoint.newest_name(folder / "checkpoints")
+    last = checkpoint.newest_path(folder / "checkpoints")
     done = int(Path(last).name.removeprefix("step-")) if last else 0
     of = f" of {planned:,}" if planned is not None else ""
     raise RunError(f"{folder}: the run is not finished, {done:,}{of} steps are saved")

@@ -306,11 +306,6 @@ class TransformerOptions(SharedOptions):
     warmup_steps: int = option(
         200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
     )
-    optimizer: Literal["adamw", "muon"] = option(
-        "adamw",
-        "muon: Muon for the kernels of attention and feed-forward layers, of each head on its own, "
-        "and AdamW for the rest.",
-    )
     weight_decay: float = option(
         0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
     )
@@ -328,7 +323,7 @@ class TransformerOptions(SharedOptions):
 
 @dataclasses.dataclass(kw_only=True)
 class TextOptions(TransformerOptions):
-    """Adds the vocabulary of a Transformer that reads word pieces."""
+    """Adds the vocabulary and the optimizer of a Transformer that reads word pieces."""
 
     vocabulary: Path | None = option(
         None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
@@ -339,10 +334,15 @@ class TextOptions(TransformerOptions):
         within="[1, 1e6]",
         overridden_by=("vocabulary", "preset", "init_from"),
     )
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw",
+        "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
+        "layers, and AdamW for the rest.",
+    )
 
 
 @dataclasses.dataclass(kw_only=True)
-class FineTuningOptions(TransformerOptions):
+class FineTuningOptions(TextOptions):
     """Adds the options of fine-tuning: see `models.fine_tuning`."""
 
     layer_decay: float = option(

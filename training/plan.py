@@ -134,7 +134,7 @@ def make_plan(
     per_step = batch * options.accumulate_steps
     if examples < per_step:
         raise OptionsError(
-            f"one step takes {per_step} examples and the training split has {examples}: take a "
+            f"one step takes {per_step} examples and the training split has {examples}: use a "
             "smaller batch or more data"
         )
     steps_per_epoch = examples // per_step

@@ -82,7 +82,7 @@ def verdict(
     """
     beaten: list[str] = []
     others: list[str] = []
-    hardly: dict[str, list[str]] = {}
+    narrowly: dict[str, list[str]] = {}
     for name, number in baseline.items():
         metric = next((m for m in sorted(test, key=len, reverse=True) if name.endswith(m)), "")
         better = direction(metric)
@@ -97,14 +97,16 @@ def verdict(
             beaten.append(comparison)
         elif gain > 0:
             few = f"{MARGIN:.2f}" if better == "max" else f"{MARGIN:.0%}"
-            hardly.setdefault(few, []).append(comparison)
+            narrowly.setdefault(few, []).append(comparison)
         else:
             others.append(comparison)
     lines = ["beats " + ", ".join(beaten)] if beaten else []
-    lines += [f"beats {', '.join(names)}, but by less than {few}" for few, names in hardly.items()]
+    lines += [
+        f"beats {', '.join(names)}, but by less than {few}" for few, names in narrowly.items()
+    ]
     if others:
         lines.append("does not beat " + ", ".join(others))
-    if others or hardly:
+    if others or narrowly:
         losses = history.get("val_loss", [])
         if losses and losses[-1] > min(losses) * 1.02:
             best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"

@@ -276,8 +276,8 @@ class Run:
         self._facts = facts
         if self.options.max_examples is not None and examples > self.options.max_examples:
             raise OptionsError(
-                f"--max-examples {self.options.max_examples}: this recipe does not apply it (its "
-                f"training split has {examples:,} examples); in a recipe, take the examples of "
+                f"--max-examples {self.options.max_examples}: this recipe ignores it (its "
+                f"training split has {examples:,} examples); a recipe applies it with "
                 "data.arrays.draw_examples(splits, options.max_examples, options.seed)"
             )
         if self.trained is not None:
@@ -370,9 +370,10 @@ class Run:
             saves: the model that `run.finish()` will save, if that is not `model`.
 
         Raises:
-            RunError: the data are no dataset, are ragged or do not repeat; the model is not
-                compiled, was created outside of the strategy's scope, cannot be saved or has
-                changed since the checkpoint; or a callback has state that no checkpoint keeps.
+            RunError: the data are not a dataset, are ragged or begin differently each time; the
+                model is not compiled, was created outside of the strategy's scope, cannot be saved
+                or has changed since the checkpoint; or a callback has state that no checkpoint
+                keeps.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`.
@@ -458,8 +459,8 @@ class Run:
         if not same:
             raise RunError(
                 f"{self.trained.folder}: from {self.dataset} the recipe builds another model than "
-                "the one that was trained; keep what build_model() takes from the data in "
-                "run.finish(metadata=...), and read it from run.metadata"
+                "the trained one; store the values that build_model() derives from the data with "
+                "run.finish(metadata=...), and read them from run.metadata"
             )
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 
@@ -615,7 +616,7 @@ class Run:
         self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path
-            last = checkpoints.newest_name(self.checkpoint.folder)
+            last = checkpoints.newest_path(self.checkpoint.folder)
             with saving(path / "model", f"; the last checkpoint is {last}"):
                 artifacts.save_model(
                     model,

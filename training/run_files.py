@@ -1,4 +1,4 @@
-"""Reads and validates the JSON files of a run's folder; nothing else reads them.
+"""Reads and validates the JSON files of a run's folder for the programs that use a run.
 
 A folder may be damaged, or a stranger's: each problem becomes one line that names the file, its
 value and the expected one.

@@ -79,7 +79,8 @@ class RunFolder:
             return
         if self.options.resume == "never":
             raise RunError(
-                f"--run-dir {self.path}: contains a run, which --resume never does not continue"
+                f"--run-dir {self.path}: already contains a run; --resume never requires an empty "
+                "folder"
             )
         if not self._was_trained():  # failed or stopped before training: starts again
             self._remove_logs()

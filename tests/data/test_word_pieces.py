@@ -72,7 +72,7 @@ class TestLearnVocabulary:
         assert "unk" not in word_pieces.learn_vocabulary(["<unk> the of"] * 50, 60)
 
     def test_a_size_without_room_names_one_that_has(self):
-        with pytest.raises(DataError, match="--vocabulary-size 20 .* take at least") as caught:
+        with pytest.raises(DataError, match="--vocabulary-size 20 .* use at least") as caught:
             word_pieces.learn_vocabulary(LINES, 20)
         least = int(str(caught.value).rsplit(" ", 1)[1])
         assert len(word_pieces.learn_vocabulary(LINES, least)) == least

@@ -41,7 +41,15 @@ def test_good_ones(text, workers, monkeypatch):
         config({"worker": ["a", "b"]}),
         config({"worker": ["a:1"], "ps": ["a:1"]}),
         config({"wroker": ["a:1", "b:1"]}, "wroker"),
+        config({"worker": ["a:0", "b:1"]}),
+        config({"worker": ["a:1", "b:65536"]}),
+        config({"worker": ["a:1", "b:²"]}),
+        config({"worker": [":1", "b:1"]}),
+        config({"worker": ["fe80::1:80", "b:1"]}),
+        config({"chief": ["a:1", "b:1"], "worker": ["c:1"]}),
+        config({"worker": ["a:1", 2]}),
         config(kind="chief"),
+        config(index=-1),
         config(index=2),
     ],
 )
@@ -70,3 +78,24 @@ def test_slurm(variables, tasks, monkeypatch):
 def test_needs_no_tensorflow():
     code = "import sys, distribution.cluster; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PROCID": "first", "NTASKS": "4"},
+        {"PROCID": "0", "NTASKS": "four"},
+        {"PROCID": "0", "STEP_NUM_TASKS": "2.0", "NTASKS": "2"},
+        {"PROCID": "0", "NTASKS": "0"},
+        {"PROCID": "-1", "NTASKS": "4"},
+        {"PROCID": "4", "NTASKS": "4"},
+    ],
+)
+def test_slurms_variables_that_make_no_sense_end_in_one_line(variables, monkeypatch):
+    for name in ("PROCID", "NTASKS", "STEP_NUM_TASKS"):
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(DistributionError, match="^SLURM_PROCID '.+', SLURM_") as error:
+        slurm_tasks()
+    assert "\n" not in str(error.value)

@@ -89,7 +89,7 @@ class TestStepOfItsOwn:
         with pytest.raises(DistributionError) as caught:
             install(model, **options)
         said = str(caught.value)
-        assert "OwnStep has train_step of its own, which computes the mean of one" in said
+        assert "OwnStep overrides train_step, which computes the mean of one" in said
         assert "--accumulate-steps" in said and "override compute_loss()" in said
 
 

@@ -195,7 +195,7 @@ def test_a_node_is_lost_in_mid_epoch(comes_back, nodes, whole):
     assert_equal_runs(whole, run)
     assert parts(run) == ([3, 2, 3] if comes_back else [3, 2])
     assert "Traceback" not in said and "is lost" in said
-    assert ("places for 3 workers: asking the processes to save" in said) == comes_back
+    assert ("slots for 3 workers: asking the processes to save" in said) == comes_back
 
 
 @ray_cluster
@@ -213,7 +213,7 @@ def test_the_chief_dies_while_it_writes_a_checkpoint(nodes, whole):
 def test_too_few_places_are_waited_for(nodes, whole):
     run = whole.parent / "waits"
     process = nodes.train(run, "2:3", RECIPES_TEST_STEP_SECONDS="0")
-    line = "places for 1 of at least 2 workers; waiting for nodes"
+    line = "slots for 1 of at least 2 workers; waiting for nodes"
     wait_for(lambda: "".join(process.said).count(line) == 1, process)
     between = wait_for(lambda: "".join(process.said).count(line) == 2, process)
     assert 25 < between < 40
@@ -303,7 +303,7 @@ def test_a_node_that_ray_takes_away_saves_first(nodes, tmp_path):
     wait_for(lambda: len(list(run.glob("ready-*"))) == 3, process)
     drain(nodes, nodes.nodes[0])
     said = end(process, 0, 120)
-    assert "Ray takes the node of 127.0.0.1:" in said
+    assert "Ray is draining the node of 127.0.0.1:" in said
     assert starts(run) == [3, 1]  # whether 2 can share the global batch is not known
 
 

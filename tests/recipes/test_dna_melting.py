@@ -262,3 +262,9 @@ def test_conditions_that_cannot_be_are_refused(run, name, value, command_line):
     status, printed, errors_ = command_line(predict, run[0], "ACGTACGT", flag)
     assert status == 2 and not printed and errors_.count("\n") == 1
     assert f"{name} is '{float(value)}', expected mol/l" in errors_
+
+
+def test_it_has_no_option_that_it_ignores():
+    """Its optimizer is always AdamW."""
+    with pytest.raises(TypeError, match="optimizer"):
+        dna_melting.Options(optimizer="muon")

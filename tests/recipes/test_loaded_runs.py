@@ -352,7 +352,7 @@ class TestPredict:
         [
             (lambda run, inputs: float(inputs[0]), "raised ValueError: could not convert string"),
             (lambda run, inputs: {}["class"], "raised KeyError: 'class' (test_loaded_runs.py, "),
-            (lambda run, inputs: [], "must return a list for each of the 1 inputs"),
+            (lambda run, inputs: [], "must return one list of dicts per input, 1 in all"),
             (lambda run, inputs: [0.5], "of answers as dicts; found [0.5]"),
             (lambda run, inputs: None, "found None"),
         ],

@@ -274,7 +274,7 @@ class TestOptions:
         "strategy, replicas, more, said",
         [
             ("central_storage", 2, {"jit": "on"}, "--jit on: XLA cannot compile"),
-            ("central_storage", 2, {"precision": "mixed_float16"}, "does not go with central_sto"),
+            ("central_storage", 2, {"precision": "mixed_float16"}, "is incompatible with central"),
             ("none", 2, {}, "--replicas 2 needs mirrored"),
         ],
     )

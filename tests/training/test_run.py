@@ -519,7 +519,7 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
 
 
 def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
-    with pytest.raises(OptionsError, match="does not apply it .* 72 examples"):
+    with pytest.raises(OptionsError, match="ignores it .* 72 examples"):
         start(tmp_path / "run", max_examples=50)
 
 

@@ -109,7 +109,7 @@ class TestDamagedFiles:
 
 class TestOtherRuns:
     def test_never_touches_one(self, there, opened):
-        with pytest.raises(RunError, match="which --resume never does not continue"):
+        with pytest.raises(RunError, match="already contains a run"):
             opened(resume="never")
 
     def test_other_options_are_named(self, trained, opened):
