@@ -77,7 +77,7 @@ def test_auto_takes_the_turns_of_presets_that_are_named_for_it(preset, named):
 
 def test_tokenizers_without_turns():
     tokenizer = make_tokenizer("GPT2")
-    with pytest.raises(DataError, match="--template chat: the tokenizer of gpt2_base_en has none of the"):
+    with pytest.raises(DataError, match="--template chat: the .* gpt2_base_en has none of the"):
         templates.choose("chat", "gpt2_base_en", tokenizer)
     assert templates.choose("auto", "gpt2_base_en", tokenizer) == (templates.TEXT, None)
     found, line = templates.choose("auto", "mistral_instruct_7b_en", tokenizer)
