@@ -47,7 +47,8 @@ def machine() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
-    return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.processor()}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else platform.processor()}"
 
 
 def entry_of(folder: Path) -> tuple[str, dict]:
