@@ -8,6 +8,7 @@ steps go to another one, so that each batch is trained on once.
 
 import logging
 import math
+import os
 import time
 from typing import Any
 
@@ -19,6 +20,10 @@ from distribution.step import Step
 log = logging.getLogger("recipes")
 
 WINDOW = 20  # steps between two joins
+# A function that waits for another process blocks such a thread: with only one, as TensorFlow has
+# on a single core, it waits forever (TensorFlow's guide to ParameterServerStrategy takes 4).
+MIN_THREADS = 4
+THREADS = "TF_NUM_INTEROP_THREADS"
 
 # Any: mypy cannot see the base class that `specialize` adds.
 Mixin: Any = object
@@ -26,6 +31,10 @@ Mixin: Any = object
 
 def make_strategy() -> tf.distribute.Strategy:
     """Builds the coordinator's strategy; a worker or parameter server serves until it is killed."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    chosen = os.environ.get(THREADS, "")
+    count = int(chosen) if chosen.isdecimal() else cores or 1
+    os.environ[THREADS] = str(max(MIN_THREADS, count))  # read when TensorFlow starts its threads
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     kind, index = resolver.task_type, resolver.task_id
     if kind in ("worker", "ps"):

@@ -331,10 +331,6 @@ def environment_of(
     threads, cores = {}, equal_share(options.cores, options, task, index)
     if cores:
         threads = dict.fromkeys(THREADS, str(len(cores)))
-        if options.ps:
-            # A function that waits for the parameter servers blocks such a thread: with only one a
-            # worker waits forever (TensorFlow's guide to ParameterServerStrategy takes 4).
-            threads["TF_NUM_INTEROP_THREADS"] = str(max(4, len(cores)))
     return threads | os.environ | environment
 
 

@@ -133,3 +133,23 @@ def test_what_has_no_bound():
     optimizer = keras.optimizers.AdamW()
     bound_adam(optimizer)
     assert type(optimizer) is not keras.optimizers.AdamW
+
+
+@pytest.mark.parametrize(
+    ("cores", "chosen", "expected"), [(1, "", "4"), (1, "1", "4"), (2, "8", "8"), (6, "", "6")]
+)
+def test_a_single_core_has_threads_that_may_wait(cores, chosen, expected, monkeypatch):
+    """With one thread a process waits forever for the others."""
+    monkeypatch.setattr(parameter_server.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", chosen)
+    chief = types.SimpleNamespace(task_type="chief", task_id=0)
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TFConfigClusterResolver", lambda: chief)
+    found = []
+
+    def strategy(resolver):
+        found.append(parameter_server.os.environ["TF_NUM_INTEROP_THREADS"])
+        return resolver
+
+    monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", strategy)
+    assert parameter_server.make_strategy() is chief
+    assert found == [expected]

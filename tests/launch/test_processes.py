@@ -110,8 +110,6 @@ def test_cores(words, cores, gpus, expected, tmp_path, bare):
     assert environment["OMP_NUM_THREADS"] == "7"  # what the user has set stays
     if expected[-1] == [2, 3]:
         assert environment["TF_NUM_INTEROP_THREADS"] == "2"
-    if "--ps=1" in words:  # one thread waits for the servers
-        assert environment["TF_NUM_INTEROP_THREADS"] == "4"
 
 
 def test_gpus_are_counted_by_the_driver_tool(tmp_path, bare):
