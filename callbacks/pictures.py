@@ -92,10 +92,19 @@ class RegressionSummaries(Predictions):
             2,000 examples are shown.
         truth: the true values, float of shape (n, 1).
         unit: unit of the values, for the axes.
+        predictor: the model that predicts; the one that `fit()` trains by default.
     """
 
-    def __init__(self, tensorboard: TensorBoard, inputs, truth: np.ndarray, unit: str):
-        super().__init__(tensorboard, keras.tree.map_structure(lambda x: x[:POINTS], inputs))
+    def __init__(
+        self,
+        tensorboard: TensorBoard,
+        inputs,
+        truth: np.ndarray,
+        unit: str,
+        predictor: keras.Model | None = None,
+    ):
+        first = keras.tree.map_structure(lambda x: x[:POINTS], inputs)
+        super().__init__(tensorboard, first, predictor)
         self.truth = np.asarray(truth, np.float64).reshape(-1)[:POINTS]
         self.unit = unit
 

@@ -56,6 +56,7 @@ COLUMNS = (
     ("dataset", ""),
     ("split", ""),
     ("id", "SEQID", ""),
+    ("dh", "dH", ""),
 )
 HELD_OUT = 1_000  # molecules of the formula to test on, and as many to validate on
 
@@ -71,6 +72,7 @@ class Molecule:
         strand_concentration: mol/l of all strands; without effect on a hairpin.
         tm: degrees C, or nan if unknown.
         dataset, id: where it was measured, and its name there.
+        dh: enthalpy in kcal/mol, or nan if it was not measured.
     """
 
     sequence: str
@@ -80,6 +82,7 @@ class Molecule:
     tm: float = math.nan
     dataset: str = ""
     id: str = ""
+    dh: float = math.nan
 
     @property
     def is_duplex(self) -> bool:
@@ -236,7 +239,8 @@ def molecule_of(row: dict, where: str) -> Molecule:
         duplex = plain_duplex(sequence, sodium, strands)
         sequence, structure = duplex.sequence, duplex.structure
     about = row.get("dataset", ""), row.get("id", "")
-    molecule = Molecule(sequence, structure, sodium, strands, tm, *about)
+    dh = number("dh", math.nan, -1000.0, 1000.0, "kcal/mol")
+    molecule = Molecule(sequence, structure, sodium, strands, tm, *about, dh)
     columns(molecule, where)
     return molecule
 
@@ -309,6 +313,17 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
             math.log(molecule.effective_concentration),
         )
     return {"columns": ids, "conditions": conditions}
+
+
+def enthalpies(molecules: list[Molecule]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns measured enthalpies.
+
+    Returns:
+        kcal/mol, float32 of shape (n, 1), 0 where it was not measured; and weights of shape (n,),
+        1 where it was and 0 where it was not.
+    """
+    values = np.array([[molecule.dh] for molecule in molecules], np.float32)
+    return np.nan_to_num(values), np.isfinite(values[:, 0]).astype(np.float32)
 
 
 def temperatures(molecules: list[Molecule]) -> np.ndarray:

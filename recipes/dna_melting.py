@@ -32,6 +32,7 @@ from callbacks.predictions import Predictions
 from data import arrays, melting
 from training.artifacts import data_sha256
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun
 from training.options import TransformerOptions, option
 from training.run import start_run
@@ -58,6 +59,12 @@ class Options(TransformerOptions):
         "molecules; 0 adds none.",
         within="[0, 1000]",
     )
+    enthalpy_weight: float = option(
+        0.0,
+        "Also train on measured enthalpies (column dh): an error of 1 kcal/mol counts as this many "
+        "degrees C; 0 leaves them out.",
+        within="[0, 1000]",
+    )
     num_heads: int = 4
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
@@ -69,8 +76,11 @@ class Options(TransformerOptions):
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems()
-        if self.formula_weight and self.dataset == melting.FORMULA:
+        of_the_formula = self.dataset == melting.FORMULA and self.trained is None
+        if self.formula_weight and of_the_formula:
             problems.append("--formula-weight: all molecules are the formula's; pass --dataset")
+        if self.enthalpy_weight and of_the_formula:
+            problems.append("--enthalpy-weight: the formula has no measured enthalpies")
         if self.formula_weight and self.max_examples is not None:
             problems.append(
                 "--max-examples and --formula-weight: pass only one of them; --oligos limits the "
@@ -79,6 +89,7 @@ class Options(TransformerOptions):
         return problems
 
 
+GAS_CONSTANT = 1.987e-3  # kcal/(mol K)
 # Sizes of a stack's -dS and of its part that salt changes, in units of R: SantaLucia's (1998) are
 # about 11 and 0.185. A column has softplus(0) = 0.69 of them before training.
 ENTROPY = 15.0
@@ -139,7 +150,8 @@ def build_model(options: Options, mean: float) -> keras.Model:
     pooled = keras.layers.Dense(options.hidden_dim, activation="gelu")(pooled)
     pooled = keras.layers.Dropout(options.dropout)(pooled)
     common = keras.layers.Dense(3, dtype=full, kernel_initializer=small, name="from_molecule")
-    energies += keras.ops.expand_dims(common(pooled), 1)
+    shared = keras.ops.expand_dims(common(pooled), 1)
+    energies = keras.layers.Add(dtype=full, name="energies")([energies, shared])
     celsius = melting_temperature(energies, weights, conditions, mean)
     inputs = {"columns": columns, "conditions": conditions}
     return keras.Model(inputs, celsius, name="melting_temperature")
@@ -173,6 +185,26 @@ def melting_temperature(energies, weights, conditions, reference: float):
     return reference + (reference + 273.15) * (stability + mixing) / entropy
 
 
+def with_enthalpy(model: keras.Model, reference: float) -> keras.Model:
+    """Returns a model of the same layers that predicts the enthalpy beside the temperature.
+
+    dH = dG + T0 dS is the sum of the columns' energies; salt and concentration do not change it.
+
+    Args:
+        model: of `build_model()`.
+        reference: its mean temperature T0 in degrees C.
+
+    Returns:
+        A `keras.Model` with outputs "celsius" and "enthalpy", kcal/mol, each of shape (batch, 1).
+    """
+    energies = model.get_layer("energies").output
+    is_column = keras.ops.not_equal(model.input["columns"], 0)
+    weights = keras.ops.expand_dims(keras.ops.cast(is_column, energies.dtype), -1)
+    columns = energies[..., :1] + ENTROPY * keras.ops.softplus(energies[..., 1:2])
+    enthalpy = -GAS_CONSTANT * (reference + 273.15) * keras.ops.sum(columns * weights, axis=1)
+    return keras.Model(model.input, {"celsius": model.output, "enthalpy": enthalpy})
+
+
 def main(options: Options) -> dict:
     """Trains, tests and saves; returns what `results.json` holds."""
     with start_run("dna_melting", options) as run:
@@ -191,6 +223,11 @@ def main(options: Options) -> dict:
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
+        has_enthalpies = melting.enthalpies(molecules["train"])[1].any()
+        if options.enthalpy_weight and not (has_enthalpies or run.metadata):
+            raise OptionsError(
+                f"--enthalpy-weight: no molecule of {run.dataset} has an enthalpy (column dh)"
+            )
         used = molecules | {"train": molecules["train"] + drawn}
         width = max(len(melting.columns(m)) for split in used.values() for m in split)
         splits = {name: to_arrays(split, width) for name, split in used.items()}
@@ -212,17 +249,24 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
         )
         batch_size = plan.global_batch_size
+        train_answers, valid_answers, test_answers = (
+            answers(used[name], options.enthalpy_weight, weights if name == "train" else None)
+            for name in ("train", "valid", "test")
+        )
         train_data = arrays.training_data(
-            *splits["train"], weights, seed=options.seed, **plan.batches
+            train_inputs, *train_answers, seed=options.seed, **plan.batches
         )
         if np.ptp(splits["test"][1]) == 0:
             run.note("r2 is left out: all temperatures of the test split are equal")
-        valid_data = arrays.evaluation_data(*splits["valid"], batch_size=batch_size)
-        test_data = arrays.evaluation_data(*splits["test"], batch_size=batch_size)
+        valid_data = arrays.evaluation_data(
+            splits["valid"][0], *valid_answers, batch_size=batch_size
+        )
+        test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
-            model = build_model(options, mean)
+            network = build_model(options, mean)
+            model = with_enthalpy(network, mean) if options.enthalpy_weight else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = keras.optimizers.AdamW(
@@ -231,24 +275,35 @@ def main(options: Options) -> dict:
                 beta_2=0.98,
                 global_clipnorm=options.clip_norm,
             )
+            # Measured temperatures have outliers, which a squared error would follow.
+            loss, loss_weights = keras.losses.MeanAbsoluteError(), None
+            metrics = [
+                keras.metrics.MeanAbsoluteError("mae"),
+                keras.metrics.RootMeanSquaredError("rmse"),
+            ]
+            if options.enthalpy_weight:
+                loss = {"celsius": loss, "enthalpy": keras.losses.MeanAbsoluteError()}
+                loss_weights = {"celsius": 1.0, "enthalpy": options.enthalpy_weight}
+                metrics = {"celsius": metrics}
             model.compile(
-                optimizer=optimizer,
-                # Measured temperatures have outliers, which a squared error would follow.
-                loss=keras.losses.MeanAbsoluteError(),
-                weighted_metrics=[
-                    keras.metrics.MeanAbsoluteError("mae"),
-                    keras.metrics.RootMeanSquaredError("rmse"),
-                ],
+                optimizer=optimizer, loss=loss, loss_weights=loss_weights, weighted_metrics=metrics
             )
         # Training and test; TensorBoard shows predicted and measured temperatures.
-        scatter = RegressionSummaries(run.tensorboard, *splits["test"], unit="°C")
+        scatter = RegressionSummaries(
+            run.tensorboard, *splits["test"], unit="°C", predictor=network
+        )
         fit_options = run.prepare(
-            model, train_data, validation=valid_data, test=test_data, extra=[scatter]
+            model,
+            train_data,
+            validation=valid_data,
+            test=test_data,
+            extra=[scatter],
+            saves=network,
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         missed = {
-            split: Predictions(run.tensorboard, splits[split][0], model).outputs()
+            split: Predictions(run.tensorboard, splits[split][0], network).outputs()
             - splits[split][1]
             for split in ("valid", "test")
         }
@@ -257,11 +312,12 @@ def main(options: Options) -> dict:
         for name in sorted({molecule.dataset for molecule in molecules["test"]}):
             here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
             inputs, tm = to_arrays(here, width)
-            part = arrays.evaluation_data(inputs, tm, batch_size=batch_size)
-            metrics = model.evaluate(part, return_dict=True, **run.evaluate_options)
-            by_dataset[name] = with_r2(metrics, tm)
+            targets = answers(here, options.enthalpy_weight)
+            part = arrays.evaluation_data(inputs, *targets, batch_size=batch_size)
+            scores = model.evaluate(part, return_dict=True, **run.evaluate_options)
+            by_dataset[name] = with_r2(scores, tm)
         return run.finish(
-            model,
+            network,
             test=with_r2(test, splits["test"][1]),
             baseline=baseline,
             test_by_dataset=by_dataset,
@@ -273,6 +329,28 @@ def main(options: Options) -> dict:
 def to_arrays(molecules: list[melting.Molecule], width: int) -> tuple[dict, np.ndarray]:
     """Returns a model's inputs and its answers."""
     return melting.encode(molecules, width), melting.temperatures(molecules)
+
+
+def answers(
+    molecules: list[melting.Molecule], enthalpy_weight: float, weights: np.ndarray | None = None
+) -> tuple:
+    """Returns the true values of molecules and their weights in the loss.
+
+    Args:
+        molecules: n of them.
+        enthalpy_weight: the option.
+        weights: of the molecules, of shape (n,); None for equal ones.
+
+    Returns:
+        Temperatures in degrees C, of shape (n, 1), and the weights; or both for the outputs of
+        `with_enthalpy()`, where a molecule without a measured enthalpy weighs zero.
+    """
+    tm = melting.temperatures(molecules)
+    if not enthalpy_weight:
+        return tm, weights
+    enthalpies, measured = melting.enthalpies(molecules)
+    weights = np.ones(len(molecules)) if weights is None else weights
+    return {"celsius": tm, "enthalpy": enthalpies}, {"celsius": weights, "enthalpy": measured}
 
 
 def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dict[str, float]:
@@ -350,8 +428,11 @@ def predict(
 def with_r2(metrics: dict[str, float], tm: np.ndarray) -> dict[str, float]:
     """Returns mae and rmse in degrees C, and r2, the share of the variance that is explained.
 
+    With several outputs the metrics' names begin with that of the output, "celsius".
+
     Without r2 where it is undefined: equal temperatures have no variance.
     """
+    metrics = {name.removeprefix("celsius_"): value for name, value in metrics.items()}
     errors = {"mae": metrics["mae"], "rmse": metrics["rmse"]}
     if np.ptp(tm) == 0:
         return errors

@@ -10,7 +10,8 @@ import pytest
 from data import melting
 from recipes import dna_melting, predict
 from tests.support.strategy_run import write_molecules
-from training.loaded_run import load_run
+from training.errors import OptionsError
+from training.loaded_run import evaluate, load_run
 from training.report import verdict
 
 TINY = dict(
@@ -268,3 +269,83 @@ def test_it_has_no_option_that_it_ignores():
     """Its optimizer is always AdamW."""
     with pytest.raises(TypeError, match="optimizer"):
         dna_melting.Options(optimizer="muon")
+
+
+class TestEnthalpies:
+    """`--enthalpy-weight`: a second output in training alone."""
+
+    @pytest.fixture(scope="class")
+    def measured(self, table, tmp_path_factory):
+        """Two of three molecules have an enthalpy, more of it the longer they are."""
+        path = tmp_path_factory.mktemp("enthalpies") / "molecules.csv"
+        header, *rows = table.read_text().splitlines()
+        dh = [f"{-2.0 * len(row):.1f}" if number % 3 else "" for number, row in enumerate(rows)]
+        lines = [f"{header},dh", *map(",".join, zip(rows, dh, strict=True))]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def test_a_hairpin_melts_where_enthalpy_and_entropy_balance(self):
+        """By hand from the energies of the columns, at the reference conditions: Tm = dH / dS."""
+        model = dna_melting.build_model(dna_melting.Options(**TINY), 47.0)
+        both = dna_melting.with_enthalpy(model, 47.0)
+        hairpins = [melting.Molecule("ACGAAAGT", "((....))", melting.SODIUM)]
+        hairpins.append(melting.Molecule("GGCTTTTGCC", "(((....)))", melting.SODIUM))
+        inputs = melting.encode(hairpins, 12)
+        energies = keras.Model(model.input, model.get_layer("energies").output)(inputs)
+        energies = np.asarray(keras.ops.convert_to_numpy(energies), np.float64)
+        outputs = {name: np.array(value) for name, value in both(inputs).items()}
+        for row, hairpin in enumerate(hairpins):
+            columns = energies[row, : len(melting.columns(hairpin))]
+            stability, order = columns[:, 0].sum(), 15 * np.log1p(np.exp(columns[:, 1])).sum()
+            enthalpy, entropy = -1.987e-3 * 320.15 * (stability + order), -1.987e-3 * order
+            assert outputs["enthalpy"][row, 0] == pytest.approx(enthalpy, rel=1e-5)
+            celsius = enthalpy / entropy - 273.15
+            assert outputs["celsius"][row, 0] == pytest.approx(celsius, abs=1e-3)
+            assert enthalpy < -10
+        np.testing.assert_array_equal(outputs["celsius"], np.array(model(inputs)))
+
+    def test_a_run(self, measured, tmp_path, monkeypatch):
+        handed = []
+        stock = dna_melting.arrays.training_data
+
+        def training_data(*arrays, **named):
+            handed.append(arrays)
+            return stock(*arrays, **named)
+
+        monkeypatch.setattr(dna_melting.arrays, "training_data", training_data)
+        options = TINY | dict(dataset=str(measured), keep_best="val_celsius_mae", max_examples=48)
+        runs = {}
+        for weight in (0.0, 0.2):
+            folder = tmp_path / str(weight)
+            changed = {} if weight else {"keep_best": None}
+            runs[weight] = dna_melting.main(
+                dna_melting.Options(**(options | changed), enthalpy_weight=weight, run_dir=folder)
+            )
+        assert runs[0.0]["weights_sha256"] != runs[0.2]["weights_sha256"]
+        _, targets, weights = handed[1]
+        train = melting.load_melting(str(measured), Path(), seed=0, count=1)["train"][:48]
+        assert weights["celsius"].tolist() == [1.0] * 48
+        assert weights["enthalpy"].tolist() == [float(np.isfinite(m.dh)) for m in train]
+        assert 0 < weights["enthalpy"].sum() < 48
+        known = weights["enthalpy"] == 1
+        assert targets["enthalpy"][known, 0].tolist() == [m.dh for m in train if np.isfinite(m.dh)]
+        # What is saved, tested and exported has one output, as without the option.
+        folder = tmp_path / "0.2"
+        model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+        test = melting.load_melting(str(measured), Path(), seed=0, count=1)["test"]
+        assert set(runs[0.2]["test"]) == {"mae", "rmse", "r2"}
+        assert runs[0.2]["test"]["mae"] == pytest.approx(errors(model, test)[0], rel=1e-5)
+        by_dataset = runs[0.2]["test_by_dataset"]
+        hairpins = [m for m in test if m.dataset == "hairpins"]
+        assert by_dataset["hairpins"]["rmse"] == pytest.approx(errors(model, hairpins)[1], rel=1e-5)
+        evaluated = evaluate(load_run(folder), dataset=None, batch_size=8)
+        assert evaluated["test"]["mae"] == pytest.approx(runs[0.2]["test"]["mae"], rel=1e-6)
+        assert evaluate(load_run(folder), dataset="nearest-neighbour", batch_size=8)["test"]
+        assert load_run(folder, best=True).load_model().output_shape == (None, 1)
+
+    def test_a_table_without_them_is_refused(self, table, tmp_path):
+        for dataset, message in ((table, "has an enthalpy"), (melting.FORMULA, "the formula has")):
+            options = TINY | dict(dataset=str(dataset), run_dir=tmp_path / "run")
+            with pytest.raises(OptionsError, match=f"--enthalpy-weight: .*{message}"):
+                dna_melting.main(dna_melting.Options(**options, enthalpy_weight=0.1))
+            assert not (tmp_path / "run").exists()
