@@ -159,7 +159,7 @@ def test_a_split_without_a_token_to_predict_is_named():
     one[1, 7] = 9
     masked_lm.require_predictions({"train": one, "valid": one}, MASKING)
     empty = {"train": one, "valid": special, "test": np.zeros((0, 20), np.int32)}
-    with pytest.raises(DataError, match="^valid, test: no word piece that could be predicted"):
+    with pytest.raises(DataError, match="^valid, test: no word piece to predict"):
         masked_lm.require_predictions(empty, MASKING)
 
 

@@ -301,7 +301,6 @@ class TestEnthalpies:
             assert outputs["enthalpy"][row, 0] == pytest.approx(enthalpy, rel=1e-5)
             celsius = enthalpy / entropy - 273.15
             assert outputs["celsius"][row, 0] == pytest.approx(celsius, abs=1e-3)
-            assert enthalpy < -10
         np.testing.assert_array_equal(outputs["celsius"], np.array(model(inputs)))
 
     def test_a_run(self, measured, tmp_path, monkeypatch):

@@ -353,7 +353,7 @@ class TestPredict:
             (lambda run, inputs: float(inputs[0]), "raised ValueError: could not convert string"),
             (lambda run, inputs: {}["class"], "raised KeyError: 'class' (test_loaded_runs.py, "),
             (lambda run, inputs: [], "must return one list of dicts per input, 1 in all"),
-            (lambda run, inputs: [0.5], "of answers as dicts; found [0.5]"),
+            (lambda run, inputs: [0.5], "1 in all; found [0.5]"),
             (lambda run, inputs: None, "found None"),
         ],
     )

@@ -215,7 +215,7 @@ class TestData:
         pipeline = self.shuffled(3, False)
         with pytest.raises(KeyboardInterrupt):
             tiny_recipe.main(options, extra=[StopAtFour()], pipeline=pipeline)
-        with pytest.raises(RunError, match=r"begins with the first batch .* hand \*\*plan.batches"):
+        with pytest.raises(RunError, match=r"begins with the first batch .* pass \*\*plan.batches"):
             tiny_recipe.main(options, pipeline=pipeline)
 
     def test_ours_without_the_first_batch(self, stopped_at_four):
@@ -229,7 +229,7 @@ class TestData:
 class TestCallbacks:
     def test_state_that_no_checkpoint_keeps(self, tmp_path):
         said = refused(tmp_path, parts={"extra": [keras.callbacks.EarlyStopping()]})
-        assert "keras.callbacks.EarlyStopping holds state" in said
+        assert "keras.callbacks.EarlyStopping has state" in said
         assert "--early-stopping" in said and "get_state() and set_state()" in said
 
     def test_two_of_one_name(self, tmp_path):

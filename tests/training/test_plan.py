@@ -80,7 +80,7 @@ class TestPlan:
         assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
 
     def test_too_few_examples(self):
-        with pytest.raises(OptionsError, match="one step takes 128 .* has 100: take"):
+        with pytest.raises(OptionsError, match="one step takes 128 .* has 100: use"):
             plan(examples=100, accumulate_steps=4)
         assert plan(examples=32).steps_per_epoch == 1
 
