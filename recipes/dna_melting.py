@@ -277,7 +277,7 @@ def main(options: Options) -> dict:
             )
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None
-            metrics = [
+            metrics: list | dict = [
                 keras.metrics.MeanAbsoluteError("mae"),
                 keras.metrics.RootMeanSquaredError("rmse"),
             ]
