@@ -51,7 +51,7 @@ class Failed(Exception):
 
 
 def write_page_recipe(folder: Path) -> None:
-    """Saves the recipe that the page shows, as somebody who follows it would."""
+    """Saves the recipe of the page, as a reader would."""
     page = (ROOT / "docs" / "write_a_recipe.md").read_text(encoding="utf-8")
     found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (recipe,) = [code for code in found if "def predict(" in code]

@@ -1,4 +1,4 @@
-"""What is logged and shown of a run changes nothing of what is trained."""
+"""Logging and pictures do not change the training."""
 
 import tensorflow as tf
 

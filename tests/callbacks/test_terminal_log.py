@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The lines of a run in the terminal."""
 
 import logging
 

@@ -46,7 +46,7 @@ def differ(found, expected):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
-    """A model of nobody's recipe, with two outputs; the size of the batch is not fixed."""
+    """A model without a recipe, with two outputs; the size of the batch is not fixed."""
     model = convolution()
     keras_formats.write(model, tmp_path / name, name)
     for count in (1, 5):

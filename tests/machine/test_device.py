@@ -1,4 +1,4 @@
-"""What a run reports about its device, with fake GPUs and a fake driver tool."""
+"""The device that a run reports, with fake GPUs and a fake driver tool."""
 
 import os
 import re

@@ -51,6 +51,20 @@ def molecules(table):
     return melting.load_melting(str(table), Path(), seed=0, count=1)
 
 
+@pytest.fixture
+def handed(monkeypatch):
+    """The arrays of each call of `arrays.training_data`, in order."""
+    calls = []
+    stock = dna_melting.arrays.training_data
+
+    def training_data(*arrays, **named):
+        calls.append(arrays)
+        return stock(*arrays, **named)
+
+    monkeypatch.setattr(dna_melting.arrays, "training_data", training_data)
+    return calls
+
+
 def errors(model, molecules, width=melting.LONGEST):
     """Mean absolute and root mean squared error, by hand."""
     found = keras.ops.convert_to_numpy(model(melting.encode(molecules, width), training=False))
@@ -75,16 +89,8 @@ def test_results(run, molecules):
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
 
 
-def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, monkeypatch):
+def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, handed):
     """Its duplexes count as much as they are told to, and none has a measured sequence."""
-    handed = []
-    stock = dna_melting.arrays.training_data
-
-    def training_data(*arrays, **named):
-        handed.append(arrays)
-        return stock(*arrays, **named)
-
-    monkeypatch.setattr(dna_melting.arrays, "training_data", training_data)
     options = TINY | dict(dataset=str(table), epochs=1, oligos=48, formula_weight=0.25)
     options["max_examples"] = None
     results = dna_melting.main(dna_melting.Options(**options, run_dir=tmp_path / "run"))
@@ -303,15 +309,7 @@ class TestEnthalpies:
             assert outputs["celsius"][row, 0] == pytest.approx(celsius, abs=1e-3)
         np.testing.assert_array_equal(outputs["celsius"], np.array(model(inputs)))
 
-    def test_a_run(self, measured, tmp_path, monkeypatch):
-        handed = []
-        stock = dna_melting.arrays.training_data
-
-        def training_data(*arrays, **named):
-            handed.append(arrays)
-            return stock(*arrays, **named)
-
-        monkeypatch.setattr(dna_melting.arrays, "training_data", training_data)
+    def test_a_run(self, measured, tmp_path, handed):
         options = TINY | dict(dataset=str(measured), keep_best="val_celsius_mae", max_examples=48)
         runs = {}
         for weight in (0.0, 0.2):
