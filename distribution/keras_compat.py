@@ -225,8 +225,9 @@ def add_in_place() -> Iterator[None]:
 
     Breaks: Keras's `variable.assign_add(x)` assigns `variable + x`, as metrics like AUC do
     themselves. Where all replicas share one copy, the sum over n replicas counts the old value n
-    times, and workers that do not wait for each other lose updates. Does: adds in place what the
-    value has more than the variable.
+    times, and workers that do not wait for each other lose updates. Does: in a replica, adds in
+    place what the value has more than the variable. Outside of them, such as where a saved sum is
+    put back, a value is assigned as it is: a difference would round it.
     """
 
     def make(stock):
@@ -241,7 +242,11 @@ def add_in_place() -> Iterator[None]:
     def make_assign(stock):
         def assign(self, value):
             is_sum = self._value is not None and self.aggregation == "sum"
-            if not is_sum or tf.distribute.in_cross_replica_context():
+            # Without a strategy's scope TensorFlow's default one says that it is in a replica.
+            in_replica = (
+                tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+            )
+            if not (is_sum and in_replica):
                 return stock(self, value)
             value = tf.cast(tf.convert_to_tensor(value), self._value.dtype)
             self._value.assign_add(value - self._value)

@@ -34,6 +34,28 @@ def test_two_replicas_get_their_own_numbers_back():
     np.testing.assert_allclose(total, 2 * np.array(rows[0]) + rows[1], rtol=1e-6)
 
 
+def a_state_over_another_one():
+    """A state that replaces another one under central storage, and what was read back."""
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", weighted_metrics=[keras.metrics.MeanSquaredError("error")])
+        keras_compat.build(model, tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1)))))
+        states = MetricStates.of(model)
+        size = len(states.read()[0])
+        states.write([[1000.0] * size])
+        state = np.linspace(0.1, 0.9, size, dtype="float32").astype("float64").tolist()
+        states.write([state])
+        return state, states.read()[0]
+
+
+def test_a_state_replaces_another_one_exactly_under_central_storage():
+    """An evaluation in mid-epoch leaves its own sums, which no difference may be taken from."""
+    state, read = forked.run(a_state_over_another_one)
+    assert read == state
+
+
 def part_of_an_epoch(count, first, last, state=None):
     """The metrics after some of six batches, and their state, which goes on from another one."""
     keras.config.set_floatx("float64")
