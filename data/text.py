@@ -1,4 +1,4 @@
-"""Loads text: WikiText by name, the installed packages' docstrings, or any files."""
+"""Loads text: WikiText or novels by name, the installed packages' docstrings, or any files."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data import download, files, installed_docs
+from data import download, files, installed_docs, novels
 from data.errors import DataError
 from data.splits import SPLITS
 
@@ -103,7 +103,7 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
     """Loads a text and its three splits.
 
     Args:
-        dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`;
+        dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`; `novels`;
             `installed-docs`; `auto` (`wikitext-2` if it is cached or a mirror answers, otherwise
             `installed-docs`); or a path: a folder with train, valid and test files (without a test
             file, the last twentieth of the training lines is the test split), one text file or a
@@ -129,15 +129,17 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
         return Text(dataset, {split: [text for text, _ in pairs] for split, pairs in docs.items()})
     if dataset in WIKITEXT:
         return _load_wikitext(dataset, cache_dir)
+    if dataset == novels.NAME:
+        return _load_folder(dataset, novels.fetch_novels(cache_dir))
     path = files.expand(dataset)
     if path.is_dir():
-        return _with_splits(dataset, {file.name: (file, None) for file in path.iterdir()})
+        return _load_folder(dataset, path)
     if path.is_file() and zipfile.is_zipfile(path):
         return _load_zip(dataset, path)
     matches = [path, *map(Path, sorted(glob.glob(str(path), recursive=True)))]
     sources = [(match, None) for match in dict.fromkeys(matches) if match.is_file()]
     if not sources:
-        known = ", ".join(["auto", "installed-docs", *WIKITEXT])
+        known = ", ".join(["auto", "installed-docs", novels.NAME, *WIKITEXT])
         raise DataError(
             f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
         )
@@ -151,6 +153,10 @@ def _load_wikitext(name: str, cache_dir: Path) -> Text:
     urls = [f"{mirror}{name}-v1.zip" for mirror in mirrors]
     download.fetch(urls, sha256, path, name)
     return _load_zip(name, path)
+
+
+def _load_folder(name: str, path: Path) -> Text:
+    return _with_splits(name, {file.name: (file, None) for file in path.iterdir()})
 
 
 def _load_zip(name: str, path: Path) -> Text:

@@ -50,7 +50,8 @@ class Options(TextOptions):
     JIT_MIN_STEPS: ClassVar[int] = 300
 
     dataset: str = option(
-        "auto", "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto."
+        "auto",
+        "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto.",
     )
     preset: str = option(
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."

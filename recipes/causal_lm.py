@@ -51,8 +51,8 @@ class Options(FineTuningOptions):
 
     dataset: str = option(
         "auto",
-        "wikitext-2[-raw], wikitext-103[-raw], installed-docs, a path or glob, or auto; or a JSONL "
-        "or CSV file, or a folder of them, with prompt and response.",
+        "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto; or "
+        "a JSONL or CSV file, or a folder of them, with prompt and response.",
     )
     preset: str = option(
         "scratch",
