@@ -143,6 +143,17 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
+def read_seeds(model: keras.Model) -> list[list[int]]:
+    """Returns the values of the model's seed generators."""
+    return [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(model)]
+
+
+def write_seeds(model: keras.Model, seeds: list[list[int]]) -> None:
+    """Sets the model's seed generators to values of `read_seeds()`."""
+    for variable, value in zip(dropout_seeds(model), seeds, strict=True):
+        variable.assign(value)
+
+
 class Checkpoint(StepCallback):
     """Saves every N steps, at each epoch's end, and when the run is asked to stop.
 
@@ -194,11 +205,15 @@ class Checkpoint(StepCallback):
         self.best_value: float | None = None
         self.epochs_done = restored.epochs_done if restored else 0
         self.best_epoch = self.epochs_done
+        self.best_step: int | None = None
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
+            self.best_step = restored.state["best_step"]
         self.weights_step: int | None = None
+        # At the last step of an epoch; what draws in the validation, too, advances the seeds.
         self._epoch_metrics: list | None = None
+        self._epoch_seeds: list | None = None
         self.saved_step = restored.step if restored else 0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -218,11 +233,15 @@ class Checkpoint(StepCallback):
         ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
         # The validation overwrites the metrics.
         self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
+        self._epoch_seeds = read_seeds(self.model) if ends else None
 
     def save_stopped(self) -> None:
-        """Saves a run that was stopped, unless its last step is saved already."""
+        """Saves a run that was stopped, unless its last step is saved already.
+
+        A resumed run repeats the validation that was stopped, with the seeds from before it.
+        """
         if self.saved_step != self.step:
-            self.save()
+            self.save(seeds=self._epoch_seeds)
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
@@ -235,6 +254,7 @@ class Checkpoint(StepCallback):
         highest = direction(str(self.best), self.model, self.best_mode) == "max"
         if before is None or (value > before if highest else value < before):
             self.best_value, self.best_epoch = value, self.epochs_done
+            self.best_step = self.step
             return True
         if self.patience and self.epochs_done - self.best_epoch >= self.patience:
             log.info(
@@ -249,7 +269,8 @@ class Checkpoint(StepCallback):
         if self.patience is None or self.best_value is None:
             return
         best = self.folder.parent / "best"
-        if self.best_epoch != self.epochs_done:
+        # By its step: a run that ended within an epoch may have been extended to its end.
+        if self.best_step != self.step:
             damage = files.damage(best, (WEIGHTS, STATE))
             if damage is not None:
                 log.warning("%s is damaged (%s): the last weights are kept", best, damage)
@@ -264,19 +285,22 @@ class Checkpoint(StepCallback):
             *("weights", self.best_epoch, self.epochs_done, self.best, self.best_value),
         )
 
-    def save(self, finished: bool = False, is_best: bool = False) -> None:
+    def save(
+        self, finished: bool = False, is_best: bool = False, seeds: list | None = None
+    ) -> None:
         """Writes a checkpoint of the current step.
 
         Args:
             finished: whether this is the last step.
             is_best: write it to `best` too.
+            seeds: values of the model's seed generators, if not the current ones.
 
         Raises:
             CannotSave: the disk is full or the folder not writable.
         """
         # A collective read: all workers take part.
         metrics = self._epoch_metrics or MetricStates.of(self.model).read()
-        seeds = [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(self.model)]
+        seeds = seeds or read_seeds(self.model)
         self.saved_step = self.step
         if not self.is_chief:
             return
@@ -289,6 +313,7 @@ class Checkpoint(StepCallback):
             "dropout_seeds": seeds,
             "best": self.best_value,
             "best_epoch": self.best_epoch,
+            "best_step": self.best_step,
             "best_metric": self.best,
             "fingerprint": self.fingerprint,
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
@@ -326,9 +351,7 @@ class Restore(StepCallback):
         if self.info is None:
             return
         self.model.load_weights(self.info.folder / WEIGHTS)
-        seeds = self.info.state["dropout_seeds"]
-        for variable, value in zip(dropout_seeds(self.model), seeds, strict=True):
-            variable.assign(value)
+        write_seeds(self.model, self.info.state["dropout_seeds"])
         states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
             if name in states:  # a new callback has no state
@@ -352,5 +375,7 @@ class Restore(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the metrics of an epoch that was stopped after its last step."""
-        for name, value in self._epoch_logs.items():
-            logs.setdefault(name, value)
+        if self._epoch_logs:
+            merged = self._epoch_logs | logs
+            logs.clear()
+            logs.update(sorted(merged.items()))  # in Keras's order

@@ -1,4 +1,4 @@
-"""Prompts and their responses, from JSONL or CSV; rows of tokens with the loss on responses."""
+"""Prompts and their responses, from JSONL or tables; rows of tokens with the loss on responses."""
 
 import dataclasses
 import functools
@@ -18,7 +18,8 @@ from data.templates import Template
 from data.text import SPLITS, Text
 
 Pair = tuple[str, str]
-ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", *TABLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +72,9 @@ def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
     Args:
-        dataset: A JSONL or CSV file with `prompt` and `response`, also compressed (`.gz`), split
-            90/5/5 by a hash of the prompt; or a folder with such files that begin with train,
-            valid (or dev) and test.
+        dataset: A JSONL (also called `.json`), CSV or TSV file with `prompt` and `response`, also
+            compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with such files
+            that begin with train, valid (or dev) and test.
 
     Raises:
         DataError: A file cannot be read, a line is not what it should be, or a split is empty.
@@ -87,13 +88,13 @@ def load_prompts(dataset: str) -> Prompts:
     if empty:
         raise DataError(
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
-            "a folder with train, valid and test files (.jsonl or .csv)"
+            "a folder with train, valid and test files (.jsonl, .csv or .tsv)"
         )
     return Prompts(dataset, splits)
 
 
 def _read(path: Path) -> Iterator[Pair]:
-    if ".csv" in path.name:
+    if path.name.endswith(TABLES):
         for where, columns in tables.read_table(path, ("prompt",), ("response",)):
             yield _checked(where, *columns)
         return
@@ -102,11 +103,16 @@ def _read(path: Path) -> Iterator[Pair]:
             where = f"{path}, line {number}"
             if not line.strip():
                 continue
+            row = None
             try:
                 row = json.loads(line)
                 pair = row["prompt"], row["response"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise DataError(f"{where}: expected JSON with prompt and response") from error
+                names = ", ".join(map(str, row)) if isinstance(row, dict) else ""
+                reason = f"; found {names[:100]!a}" if names else ", one object per line"
+                raise DataError(
+                    f"{where}: expected JSON with prompt and response{reason}"
+                ) from error
             yield _checked(where, *pair)
 
 

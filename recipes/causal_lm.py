@@ -52,7 +52,7 @@ class Options(FineTuningOptions):
     dataset: str = option(
         "auto",
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto; or "
-        "a JSONL or CSV file, or a folder of them, with prompt and response.",
+        "a JSONL, CSV or TSV file, or a folder of them, with prompt and response.",
     )
     preset: str = option(
         "scratch",
@@ -152,6 +152,11 @@ def main(options: Options) -> dict:
             data = load_text(run.dataset, run.cache_dir)
         if isinstance(data, prompts.Prompts) and options.context == "row":
             raise OptionsError("--context row: prompts do not follow one another; leave it out")
+        if isinstance(data, Text) and options.template != "auto" and not run.metadata:
+            raise OptionsError(
+                f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV or TSV "
+                "file with prompt and response, or a folder of them"
+            )
         run.note(data.note)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
@@ -249,12 +254,16 @@ def main(options: Options) -> dict:
             nats = test["cross_entropy"] * predicted["test"]
             for unit, count in next_tokens.measure(data.splits["test"]).items():
                 test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
+        example = None
+        if isinstance(data, prompts.Prompts):
+            example = min((prompt for prompt, _ in data.splits["valid"]), key=len)
         return run.finish(
             task,
             test=test,
             baseline=baseline,
             metadata={"template": template},
             preprocessor=preprocessor,
+            example_input=example,
         )
 
 

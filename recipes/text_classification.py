@@ -37,6 +37,8 @@ from training.options import FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
+PAIR = " ||| "  # between the two sentences of a pair that is to be classified
+
 
 @dataclasses.dataclass(kw_only=True)
 class Options(FineTuningOptions):
@@ -250,6 +252,10 @@ def main(options: Options) -> dict:
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        example = None
+        if data.pairs:
+            shortest = min(splits["valid"][0], key=len)
+            example = shortest.replace(sentences.SEPARATOR, PAIR)
         return run.finish(
             model,
             test={name: test[name] for name in ("accuracy", "macro_f1", *data.metrics)},
@@ -257,6 +263,7 @@ def main(options: Options) -> dict:
             metadata={"classes": data.classes, "pairs": data.pairs},
             test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
+            example_input=example,
         )
 
 
@@ -287,7 +294,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
 
 
 def _pair(text: str) -> str:
-    parts = [part.strip() for part in text.split("|||")]
+    parts = [part.strip() for part in text.split(PAIR.strip())]
     if len(parts) != 2 or not all(parts):
         raise DataError(f'{text[:60]!r}: expected two sentences, "first ||| second"')
     return sentences.SEPARATOR.join(parts)

@@ -20,12 +20,15 @@ from training.plan import Plan
 # Smallest batch whose examples identify it; smaller batches may be equal by chance.
 MIN_FINGERPRINT_BATCH = 4
 
-# No checkpoint keeps their state, so a resumed run would train differently.
+# No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
+# function of the last one), so a resumed run would train differently.
 STATEFUL_KERAS_CALLBACKS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
 )
 
 SHARED_WEIGHTS = ("central_storage", "parameter_server")  # one copy for all replicas
@@ -188,9 +191,10 @@ def stateful(
         if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
             raise RunError(
                 f"keras.callbacks.{name} has state that no checkpoint keeps, so a resumed run "
-                "would train differently: use --keep-best, --early-stopping and "
-                "--reduce-on-plateau, or write a callbacks.steps.StepCallback with get_state() "
-                "and set_state()"
+                "would train differently: use --keep-best, --early-stopping, "
+                "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
+                "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
+                "get_state() and set_state()"
             )
         if not isinstance(callback, StepCallback):
             continue

@@ -216,7 +216,14 @@ def command_line(options_type: type, main: Callable) -> None:
 
     Exit status: 0 on success, 2 for an error that the user can correct, 75 for a run that was
     stopped and can resume, 1 for anything else.
+
+    Args:
+        options_type: the recipe's `Options`; options that it imports as they are, such as
+            `SharedOptions`, count as those of the module of `main`.
+        main: takes them.
     """
+    if options_type.__module__ != main.__module__:
+        options_type = type("Options", (options_type,), {"__module__": main.__module__})
     module = sys.modules[options_type.__module__]
     recipe = Path(str(module.__file__)).stem
     prog = " ".join(["python", *options.started_by(options_type)])

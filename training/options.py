@@ -494,17 +494,18 @@ def command(recipe: str, options: SharedOptions) -> str:
     return shlex.join(words)
 
 
-def predict_command(options: SharedOptions) -> str | None:
+def predict_command(options: SharedOptions, example: str | None = None) -> str | None:
     """Returns the command that queries the model of a run; None for a recipe without `predict()`.
 
     Args:
         options: the run's options, with its folder.
+        example: an input, if `EXAMPLE_INPUT` does not suit the run's data.
     """
     kind = type(options)
     if not hasattr(sys.modules[kind.__module__], "predict"):
         return None
     words = [interpreter(), "-m", "recipes.predict", str(options.run_dir)]
-    words.append("--help" if kind.EXAMPLE_INPUT is None else kind.EXAMPLE_INPUT)
+    words.append(example or kind.EXAMPLE_INPUT or "--help")
     if not module_name(kind).startswith("recipes."):
         words += ["--trust-module", module_name(kind)]
     return shlex.join(words)

@@ -34,7 +34,7 @@ $notes
 
 ## Model
 
-`$model`, $parameters parameters.
+`$model`, $parameters parameters.$origin
 
 ## Test
 
@@ -116,6 +116,14 @@ def verdict(
     return lines
 
 
+def _origin(preset: str | None) -> str:
+    """Names the preset that a model was trained from; of a folder only its name: no path."""
+    if preset in (None, "scratch"):
+        return ""
+    name = preset if "://" in preset or "/" not in preset else Path(preset).name
+    return f" Fine-tuned from `{name}`, whose licence applies too."
+
+
 def model_card(model: keras.Model, results: dict, options: SharedOptions, is_preset: bool) -> str:
     """Returns the model card in Markdown; its Python runs in the model's folder.
 
@@ -140,6 +148,7 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions, is_pre
         notes="\n\n".join(results["notes"]),
         model=type(model).__name__,
         parameters=f"{model.count_params():,}",
+        origin=_origin(results["preset"]),
         metrics="\n".join(rows),
         options="\n".join(
             f"- `{name}`: {value}"

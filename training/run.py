@@ -541,6 +541,7 @@ class Run:
         baseline: dict[str, float],
         metadata: dict | None = None,
         preprocessor=None,
+        example_input: str | None = None,
         **more,
     ) -> dict:
         """Saves the model and `results.json`, logs where they are; returns the results.
@@ -552,6 +553,8 @@ class Run:
             metadata: values that the model's inputs and outputs need, JSON, for instance the names
                 of the classes; stored in `model/`, covered by its checksums.
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
+            example_input: an input for the `predict` command that is printed, if the one of the
+                recipe's options does not suit these data.
             **more: further values of `results.json`.
 
         Raises:
@@ -629,7 +632,7 @@ class Run:
             log.log(RESULT, "model    %s", path / "model")
             log.log(RESULT, "logs     tensorboard --logdir %s", path)
             log.log(RESULT, "results  %s", path / "results.json")
-            query = predict_command(self.options)
+            query = predict_command(self.options, example_input)
             if query is not None:
                 log.log(RESULT, "predict  %s", query)
         signals.training = False

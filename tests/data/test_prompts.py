@@ -79,9 +79,15 @@ def test_jsonl_and_csv_hold_the_same(tmp_path):
         (p.strip(), r) for p, r in pairs
     }
     assert first.sha256 != second.sha256
+    (tmp_path / "a.json").write_text((tmp_path / "a.jsonl").read_text())
+    assert prompts.load_prompts(str(tmp_path / "a.json")).splits == first.splits
+    (tmp_path / "c.tsv").write_text(
+        "prompt\tresponse\n" + "".join(f"{p.strip()}\t{r}\n" for p, r in pairs)
+    )
+    assert prompts.load_prompts(str(tmp_path / "c.tsv")).splits == second.splits
     folder = tmp_path / "folder"
     folder.mkdir()
-    for name in ("train.jsonl", "dev.jsonl", "test.jsonl"):
+    for name in ("train.jsonl", "dev.jsonl", "test.json"):
         (folder / name).write_text("\n".join(lines[:3]))
     assert prompts.load_prompts(str(folder)).splits["valid"] == pairs[:3]
 
@@ -95,7 +101,8 @@ def test_other_datasets_are_not_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "expected JSON with prompt and response"),
+        ("{", "expected JSON with prompt and response, one object per line"),
+        ('{"messages": []}', "expected JSON with prompt and response; found 'messages'"),
         ('["a"]', "expected JSON with prompt and response"),
         ('{"prompt": "a"}', "expected JSON with prompt and response"),
         ("[" * 100_000, "expected JSON with prompt and response"),

@@ -318,6 +318,13 @@ def test_prompts_do_not_follow_one_another(tmp_path, command_line):
     assert status == 2 and "--context row: prompts do not follow one another" in err
 
 
+def test_a_template_for_text_is_refused(tmp_path, command_line):
+    (tmp_path / "a.txt").write_text("\n".join(f"line {n}" for n in range(200)))
+    words = ("--dataset", tmp_path / "a.txt", "--template", "{prompt} {response}")
+    status, _, err = command_line(causal_lm, *words, "--run-dir", tmp_path / "run")
+    assert status == 2 and "a.txt is text; prompts and responses are a JSONL" in err
+
+
 def test_options_that_do_not_go_together_are_named():
     found = all_problems(
         causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="llama", template="x")

@@ -81,7 +81,9 @@ def test_pairs_of_sentences(tmp_path):
     options = TINY | dict(dataset=str(tmp_path), run_dir=tmp_path / "run", max_examples=24)
     results = text_classification.main(text_classification.Options(**options))
     assert set(results["test"]) == {"accuracy", "macro_f1", "f1"}
-    assert ": 24 train, 9 valid, 9 test" in (tmp_path / "run" / "worker-0.log").read_text()
+    said = (tmp_path / "run" / "worker-0.log").read_text()
+    assert ": 24 train, 9 valid, 9 test" in said
+    assert re.search(r"predict  .*recipes.predict .*'A film \d+ \|\|\| (bad|good) \d+'", said)
     run = load_run(tmp_path / "run")
     inputs = run.load_model().preprocessor((["a film"], ["good"]), None)
     assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}

@@ -80,8 +80,16 @@ def test_the_soak_kills_the_complete_one(tmp_path):
 
 
 def test_the_program_of_the_page_trains(run, tmp_path):
-    run("recipes.short", "--max-steps", 5, "--run-dir", tmp_path / "short")
-    assert results(tmp_path / "short")["steps"] == 5
+    """Its options are `SharedOptions` as they are, which are of another module."""
+    folder = tmp_path / "short"
+    run("recipes.short", "--max-steps", 5, "--run-dir", folder)
+    trained = results(folder)
+    assert trained["steps"] == 5 and trained["module"] == "recipes.short"
+    assert "tumours: Tell benign tumours from malignant ones" in (
+        folder / "model" / "README.md"
+    ).read_text(encoding="utf-8")
+    accuracy = f"{trained['test']['accuracy']:.4f}"
+    assert accuracy in run("recipes.evaluate", folder, "--trust-module", "recipes.short")
 
 
 def test_it_learns_and_shows_up(said):

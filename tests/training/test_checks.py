@@ -227,9 +227,18 @@ class TestData:
 
 
 class TestCallbacks:
-    def test_state_that_no_checkpoint_keeps(self, tmp_path):
-        said = refused(tmp_path, parts={"extra": [keras.callbacks.EarlyStopping()]})
-        assert "keras.callbacks.EarlyStopping has state" in said
+    @pytest.mark.parametrize(
+        "callback",
+        [
+            keras.callbacks.EarlyStopping(),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+            keras.callbacks.SwapEMAWeights(),
+        ],
+        ids=lambda callback: type(callback).__name__,
+    )
+    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
+        said = refused(tmp_path, parts={"extra": [callback]})
+        assert f"keras.callbacks.{type(callback).__name__} has state" in said
         assert "--early-stopping" in said and "get_state() and set_state()" in said
 
     def test_two_of_one_name(self, tmp_path):

@@ -190,6 +190,8 @@ class TestParse:
         ]
         assert words(dna_melting.Options(run_dir="r")) == ["r", "ACGTTGCATGCCA"]
         assert words(mnist.Options(run_dir="r")) == ["r", "--help"]
+        pair = shlex.split(predict_command(text_classification.Options(run_dir="r"), "a ||| b"))
+        assert pair[3:] == ["r", "a ||| b"]
         # A recipe outside the package: nothing without predict(), its module is named with it.
         options = tiny_recipe.Options(run_dir="r")
         assert predict_command(options) is None

@@ -72,6 +72,7 @@ def test_a_card_names_no_path_and_all_numbers():
         "steps": 1200,
         "global_batch_size": 32,
         "dataset": "/home/me/images",
+        "preset": None,
         "notes": ["digits are used instead"],
         "test": {"accuracy": 0.9},
         "baseline": {"most_frequent_accuracy": 0.1},
@@ -99,3 +100,20 @@ def test_a_card_names_no_path_and_all_numbers():
     assert "load_model" in model_card(task, results, options, is_preset=False)
     card = model_card(task, results, options, is_preset=True)
     assert 'keras_nlp.models.SimpleNamespace.from_preset(".")' in card
+
+
+@pytest.mark.parametrize(
+    ("preset", "said"),
+    [
+        ("scratch", " parameters.\n"),
+        ("bert_tiny_en_uncased", " parameters. Fine-tuned from `bert_tiny_en_uncased`, whose"),
+        ("hf://google/bert_tiny", " parameters. Fine-tuned from `hf://google/bert_tiny`, whose"),
+        ("/home/me/bert", " parameters. Fine-tuned from `bert`, whose licence applies too.\n"),
+    ],
+)
+def test_a_card_names_the_preset(preset, said):
+    names = ("recipe", "dataset")
+    results = dict.fromkeys(names, "mnist") | {"preset": preset, "steps": 1, "notes": []}
+    results |= {"global_batch_size": 1, "test": {}, "baseline": {}, "versions": {}}
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    assert said in model_card(model, results, mnist.Options(), is_preset=False)

@@ -1,0 +1,87 @@
+"""A run that is stopped during an evaluation repeats it exactly, and what cannot is refused."""
+
+import json
+import os
+import signal
+
+import keras
+import pytest
+
+from callbacks import stopping
+from callbacks.errors import Stopped
+from tests.support import tiny_recipe
+
+
+@keras.saving.register_keras_serializable("tests")
+class Sample(keras.layers.Layer):
+    """Adds noise also in evaluations, as a variational autoencoder does."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.seed_generator = keras.random.SeedGenerator(1337)
+
+    def call(self, x):
+        noise = keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
+        return x + 0.3 * noise
+
+
+def build(options):
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh"),
+            Sample(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def train(folder, **options):
+    keras.backend.clear_session()
+    return tiny_recipe.main(tiny_recipe.Options(run_dir=folder, **options), build=build)
+
+
+def lines(folder):
+    """The lines of metrics.jsonl, without speeds, with the order of their keys."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [[(k, v) for k, v in each.items() if "per_second" not in k] for each in records]
+
+
+@pytest.mark.parametrize("options", [{}, {"validate_every": 4}])
+def test_what_draws_in_evaluations_draws_the_same_again(tmp_path, monkeypatch, options):
+    whole = train(tmp_path / "whole", **options)
+    stock, batches = stopping.StopEvaluation.on_test_batch_end, []
+
+    def on_test_batch_end(self, batch, logs=None):
+        batches.append(batch)
+        if len(batches) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        stock(self, batch, logs)
+
+    monkeypatch.setattr(stopping.StopEvaluation, "on_test_batch_end", on_test_batch_end)
+    with pytest.raises(Stopped):
+        train(tmp_path / "broken", **options)
+    broken = train(tmp_path / "broken", **options)
+    assert broken["resumed_from_step"] == (4 if options else 9)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    for name in ("weights_sha256", "history", "test"):
+        assert broken[name] == whole[name]
+
+
+def rising_rate(options, learning_rate):
+    """SGD whose last steps ruin the weights."""
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([20], [0.5, 30.0])
+    arguments = tiny_recipe.compile_arguments(options, learning_rate)
+    return arguments | {"optimizer": keras.optimizers.SGD(schedule)}
+
+
+def test_an_extended_run_ends_on_the_best_weights_of_the_epoch_that_was_cut(tmp_path):
+    """The best epoch, the third, ended at step 20; extended it ends at step 27, worse."""
+    options = dict(epochs=3, keep_best="val_loss", early_stopping=2, run_dir=tmp_path)
+    cut = tiny_recipe.Options(max_steps=20, **options)
+    tiny_recipe.main(cut, arguments=rising_rate)
+    keras.backend.clear_session()
+    extended = tiny_recipe.Options(max_steps=27, resume="extend", **options)
+    results = tiny_recipe.main(extended, arguments=rising_rate)
+    assert results["steps"] == 27 and results["weights_of_step"] == 20
+    assert results["test"]["loss"] < 1
