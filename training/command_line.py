@@ -218,11 +218,11 @@ def command_line(options_type: type, main: Callable) -> None:
     stopped and can resume, 1 for anything else.
 
     Args:
-        options_type: the recipe's `Options`; options that it imports as they are, such as
-            `SharedOptions`, count as those of the module of `main`.
+        options_type: the recipe's `Options`; `SharedOptions` as they are count as those of the
+            module of `main`.
         main: takes them.
     """
-    if options_type.__module__ != main.__module__:
+    if options_type.__module__ == options.__name__:
         options_type = type("Options", (options_type,), {"__module__": main.__module__})
     module = sys.modules[options_type.__module__]
     recipe = Path(str(module.__file__)).stem
