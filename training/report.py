@@ -120,7 +120,9 @@ def _origin(preset: str | None) -> str:
     """Names the preset that a model was trained from; of a folder only its name: no path."""
     if preset in (None, "scratch"):
         return ""
-    name = preset if "://" in preset or "/" not in preset else Path(preset).name
+    name, path = preset, Path(preset)
+    if "/" in preset and "://" not in preset:
+        name = path.parent.name if path.name == "model" else path.name  # of a run
     return f" Fine-tuned from `{name}`, whose licence applies too."
 
 

@@ -109,6 +109,7 @@ def test_a_card_names_no_path_and_all_numbers():
         ("bert_tiny_en_uncased", " parameters. Fine-tuned from `bert_tiny_en_uncased`, whose"),
         ("hf://google/bert_tiny", " parameters. Fine-tuned from `hf://google/bert_tiny`, whose"),
         ("/home/me/bert", " parameters. Fine-tuned from `bert`, whose licence applies too.\n"),
+        ("runs/first/model", " parameters. Fine-tuned from `first`, whose licence"),
     ],
 )
 def test_a_card_names_the_preset(preset, said):
