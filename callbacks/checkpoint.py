@@ -209,7 +209,8 @@ class Checkpoint(StepCallback):
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
-            self.best_step = restored.state["best_step"]
+            # None in checkpoints from before it was kept: `best` then says which step it was.
+            self.best_step = restored.state.get("best_step")
         self.weights_step: int | None = None
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
         self._epoch_metrics: list | None = None
