@@ -19,7 +19,7 @@ def listener():
 
 
 class FakeModel:
-    """What a callback asks of a model, without one."""
+    """Stands in for the model that a callback uses."""
 
     def __init__(self):
         self.stop_training = False

@@ -1,4 +1,4 @@
-"""What TensorBoard shows as text and pictures of a model's answers."""
+"""TensorBoard's texts and pictures of a model's predictions."""
 
 import html
 

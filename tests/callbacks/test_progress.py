@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
         return True
 
     def lines(self):
-        """What a person has seen, line by line."""
+        """Returns the lines that the terminal has shown."""
         return [line.strip() for line in self.getvalue().replace("\r", "\n").splitlines()]
 
 

@@ -53,7 +53,7 @@ def keras_cache(tmp_path, monkeypatch):
 
 
 class Response(io.BytesIO):
-    """What `requests.get` gives, as far as a download looks at it."""
+    """Stands in for the response of `requests.get`."""
 
     headers = {}
     ok = True
