@@ -6,6 +6,7 @@ A checkpoint is a folder, `step-00000500`. It contains
   counter and, in half precision, the loss scale and the scale's own step counter;
 - `state.json`:
   - `step`, `epochs_done`, `steps_into_epoch`, `finished`: the progress of the run;
+  - `stop_training`: whether a callback has ended the run before its last step;
   - `dropout_seeds`: the states of the seed generators, which Keras's file lacks;
   - `metrics`: the sums of the epoch's metrics per replica, before the validation;
   - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
@@ -310,6 +311,7 @@ class Checkpoint(StepCallback):
             "epochs_done": self.epochs_done,
             "steps_into_epoch": max(0, self.step - self.epochs_done * self.steps_per_epoch),
             "finished": finished,
+            "stop_training": self.step < self.total_steps and bool(self.model.stop_training),
             "metrics": metrics,
             "dropout_seeds": seeds,
             "best": self.best_value,
@@ -367,11 +369,13 @@ class Restore(StepCallback):
             return
         MetricStates.of(self.model).write(info.state["metrics"])
         done = info.steps_into_epoch
-        if info.step >= self.last_step_of_epoch():
+        ended = info.state.get("stop_training", False)
+        if ended or info.step >= self.last_step_of_epoch():
             # Only the validation is left; Keras then has no metrics to log.
             results = self.model.get_metrics_result()
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             done = self.steps_per_epoch  # also where the run ends in mid-epoch
+        self.model.stop_training = ended
         keras_compat.start_in_mid_epoch(done)
 
     def on_epoch_end(self, epoch, logs=None):

@@ -21,10 +21,11 @@ class MetricStates:
 
     @classmethod
     def of(cls, model: keras.Model) -> "MetricStates":
-        """Returns the instance of this model: its functions are traced once."""
-        if model not in cls._known:
-            cls._known[model] = cls(model)
-        return cls._known[model]
+        """Returns the instance of this model: its functions are traced once for its metrics."""
+        known = cls._known.get(model)
+        if known is None or list(map(id, known.variables)) != list(map(id, model.metrics_variables)):
+            known = cls._known[model] = cls(model)
+        return known
 
     def __init__(self, model: keras.Model):
         self.strategy = model.distribute_strategy

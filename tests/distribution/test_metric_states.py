@@ -56,6 +56,17 @@ def test_a_state_replaces_another_one_exactly_under_central_storage():
     assert read == state
 
 
+def test_a_model_that_is_compiled_again_has_the_states_of_its_new_metrics():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    data = tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1))))
+    for metrics in ([], [keras.metrics.MeanSquaredError("error")]):
+        model.compile("sgd", "mse", weighted_metrics=metrics)
+        keras_compat.build(model, data)
+        states = MetricStates.of(model)
+        assert [*map(id, states.variables)] == [*map(id, model.metrics_variables)]
+        assert MetricStates.of(model) is states
+
+
 def part_of_an_epoch(count, first, last, state=None):
     """The metrics after some of six batches, and their state, which goes on from another one."""
     keras.config.set_floatx("float64")

@@ -36,9 +36,10 @@ def build(options):
     )
 
 
-def train(folder, **options):
+def train(folder, extra=(), **options):
     keras.backend.clear_session()
-    return tiny_recipe.main(tiny_recipe.Options(run_dir=folder, **options), build=build)
+    options = tiny_recipe.Options(run_dir=folder, **options)
+    return tiny_recipe.main(options, build=build, extra=extra)
 
 
 def lines(folder):
@@ -63,6 +64,32 @@ def test_what_draws_in_evaluations_draws_the_same_again(tmp_path, monkeypatch, o
         train(tmp_path / "broken", **options)
     broken = train(tmp_path / "broken", **options)
     assert broken["resumed_from_step"] == (4 if options else 9)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    for name in ("weights_sha256", "history", "test"):
+        assert broken[name] == whole[name]
+
+
+class EndAtStep(keras.callbacks.Callback):
+    """Ends training in mid-epoch, as `keras.callbacks.TerminateOnNaN` may."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 3
+
+
+def test_a_run_that_a_callback_ended_in_mid_epoch_ends_there_again(tmp_path, monkeypatch):
+    whole = train(tmp_path / "whole", extra=[EndAtStep()])
+    stock = stopping.StopEvaluation.on_test_batch_end
+
+    def on_test_batch_end(self, batch, logs=None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        stock(self, batch, logs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stopping.StopEvaluation, "on_test_batch_end", on_test_batch_end)
+        with pytest.raises(Stopped):
+            train(tmp_path / "broken", extra=[EndAtStep()])
+    broken = train(tmp_path / "broken", extra=[EndAtStep()])
+    assert broken["resumed_from_step"] == broken["steps"] == whole["steps"] == 4
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
     for name in ("weights_sha256", "history", "test"):
         assert broken[name] == whole[name]
