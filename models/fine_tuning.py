@@ -54,7 +54,13 @@ def freeze(model: keras.Model, options) -> None:
         )
 
 
-def make_optimizer(options, schedule, model: keras.Model | None = None, beta_2: float = 0.999):
+def make_optimizer(
+    options,
+    schedule,
+    model: keras.Model | None = None,
+    beta_2: float = 0.999,
+    default: str = "adamw",
+):
     """Makes the AdamW or the Muon of the options; biases and layer norms do not decay.
 
     Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) orthogonalizes the momentum of
@@ -67,6 +73,7 @@ def make_optimizer(options, schedule, model: keras.Model | None = None, beta_2: 
         schedule: learning rate by step.
         model: the task that is trained, for `layer_decay`.
         beta_2: decay of AdamW's variance.
+        default: "adamw" or "muon", what `--optimizer auto` is.
 
     Returns:
         A `keras.optimizers.AdamW` or `keras.optimizers.Muon`.
@@ -82,7 +89,7 @@ def make_optimizer(options, schedule, model: keras.Model | None = None, beta_2: 
         use_ema=ema is not None,
         ema_momentum=ema or 0.0,
     )
-    if options.optimizer == "muon":
+    if (default if options.optimizer == "auto" else options.optimizer) == "muon":
         optimizer = keras.optimizers.Muon(
             schedule,
             adam_beta_2=beta_2,

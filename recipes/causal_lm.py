@@ -59,8 +59,8 @@ class Options(FineTuningOptions):
         "scratch, a preset of Kaggle or Hugging Face (hf://...), or a preset's folder; of any "
         "family with a CausalLM.",
     )
-    architecture: Literal["gpt2", "llama"] = option(
-        "gpt2",
+    architecture: Literal["llama", "gpt2"] = option(
+        "llama",
         "Architecture of a new model; llama has rotary positions, RMSNorm, and SwiGLU layers 8/3 "
         "as wide as the model.",
         overridden_by=("preset",),
@@ -73,6 +73,13 @@ class Options(FineTuningOptions):
         "Tokens of the vocabulary, bytes and special tokens included; a small text gives fewer.",
         within="[264, 1e6]",
         overridden_by=("vocabulary", "preset"),
+    )
+    num_layers: int = 4
+    num_heads: int = 4
+    optimizer: Literal["auto", "adamw", "muon"] = option(
+        "auto",
+        "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
+        "layers, and AdamW for the rest; auto: muon from scratch, adamw from a preset.",
     )
     template: str = option(
         "auto",
@@ -105,7 +112,12 @@ class Options(FineTuningOptions):
             for name in ("architecture", *names):
                 if getattr(self, name) != getattr(default, name):
                     problems.append(f"{flag(name)}: the preset {self.preset} has its own")
-        elif self.architecture == "llama" and self.num_heads > 0:
+        elif self.optimizer == "auto" and self.layer_decay != 1.0:
+            problems.append(
+                "--layer-decay: a new model trains with Muon, which has one learning rate; pass "
+                "--optimizer adamw"
+            )
+        if self.preset == "scratch" and self.architecture == "llama" and self.num_heads > 0:
             width = self.hidden_dim // self.num_heads
             if width % 2:
                 problems.append(
@@ -224,7 +236,9 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
-                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), task),
+                optimizer=fine_tuning.make_optimizer(
+                    options, WarmUp(warmup, decay), task, default="adamw" if preset else "muon"
+                ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -446,8 +460,10 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     tokenizer = run.load_model().preprocessor.tokenizer
     rows = make_rows(run.options, text, tokenizer, True, cache_dir)["train"]
     n_grams = KneserNey(rows.tokens, tokenizer.vocabulary_size(), separator=rows.ends.end)
-    encoded = next_tokens.tokenize(texts, tokenizer)
-    return n_grams.log_likelihoods([np.array([rows.ends.end, *ids]) for ids in encoded]).tolist()
+    # A family's own token that starts a document follows the one that ends the document before.
+    end = [] if rows.ends.start == rows.ends.end else [rows.ends.end]
+    begun = [end + rows.ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]
+    return n_grams.log_likelihoods(list(map(np.array, begun))).tolist()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import types
 
 import keras
 import keras_nlp
@@ -158,8 +159,8 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     wrong = ("--temperature", -1, "--top-p", 0, "--top-k", -1, "--max-length", 1)
     status, _, err = command_line(predict, moved, "a", *wrong)
     assert status == 2 and len(err.splitlines()) == 4
-    status, _, err = command_line(predict, moved, "a", "--max-length", 17)
-    assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
+    # Rotary positions have no last one.
+    assert command_line(predict, moved, "a", "--max-length", 17)[0] == 0
 
 
 def test_kerasnlp_alone_loads_it_and_generates_the_same(finished):
@@ -169,7 +170,7 @@ def test_kerasnlp_alone_loads_it_and_generates_the_same(finished):
     answers = [found[0]["text"] for found in causal_lm.predict(run, texts, temperature=0.0)]
     task = keras_nlp.models.CausalLM.from_preset(str(folder / "model"))
     task.compile(sampler="greedy", jit_compile=False)
-    assert isinstance(task, keras_nlp.models.GPT2CausalLM)
+    assert isinstance(task, keras_nlp.models.Llama3CausalLM)
     assert list(task.generate(texts)) == answers and len(set(answers)) == 3
 
 
@@ -178,7 +179,7 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     task = run.load_model()
     tokenizer = task.preprocessor.tokenizer
     text = "the loss of a step"
-    ids, expected = [tokenizer.end_token_id], 0.0
+    ids, expected = [tokenizer.start_token_id], 0.0
     for piece in tokenizer(text).tolist():
         inputs = {"token_ids": np.array([ids]), "padding_mask": np.ones((1, len(ids)))}
         expected += np.log(float(keras.ops.softmax(task(inputs)[0, -1])[piece]))
@@ -197,7 +198,33 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     assert causal_lm.log_likelihoods(run, many) == pytest.approx([alone[each] for each in many])
 
 
-def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_n_grams_score_a_text_as_the_beginning_of_a_document(architecture, tiny_text, tmp_path):
+    """The same as the training line that it is, wherever that stands in its row."""
+    options = causal_lm.Options(**TINY, architecture=architecture)
+    data = load_text(str(tiny_text), tmp_path)
+    preprocessor = causal_lm.make_preprocessor(options, None, data, tmp_path)
+    tokenizer = preprocessor.tokenizer
+    rows = causal_lm.make_rows(options, data, tokenizer, True, tmp_path)["train"]
+    stream = np.concatenate([rows.tokens[0], *(row[1:] for row in rows.tokens[1:])])
+    n_grams = KneserNey(rows.tokens, tokenizer.vocabulary_size(), separator=rows.ends.end)
+    scores = n_grams.log_probabilities(stream[None])[0]
+    second = list(data.splits["train"])[1]
+    first_end, second_end = np.flatnonzero(stream[1:] == rows.ends.end)[:2]
+    expected = scores[first_end + 1 : second_end].sum()
+    run = types.SimpleNamespace(
+        resolved={"dataset": str(tiny_text), "text_sha256": data.sha256},
+        metadata={"template": None},
+        options=options,
+        load_model=lambda: types.SimpleNamespace(preprocessor=preprocessor),
+    )
+    found = causal_lm.n_gram_log_likelihoods(run, [second], tmp_path)
+    assert found == pytest.approx([expected], rel=0.01)
+
+
+def test_continuations_begin_where_a_document_begins(
+    tiny_text, tmp_path, monkeypatch, command_line
+):
     written = {}
 
     def write(tag, text):
@@ -205,8 +232,8 @@ def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_pa
             written[tag] = text
 
     monkeypatch.setattr(causal_lm.tf.summary, "text", write)
-    options = causal_lm.Options(**(TINY | dict(max_steps=2)), dataset=str(tiny_text))
-    options.run_dir = tmp_path / "run"
+    options = causal_lm.Options(**(TINY | dict(max_steps=2, architecture="gpt2")))
+    options.dataset, options.run_dir = str(tiny_text), tmp_path / "run"
     causal_lm.main(options)
     lines = list(load_text(str(tiny_text), tmp_path).splits["valid"])
     assert len(written) == 4
@@ -214,6 +241,8 @@ def test_continuations_begin_where_a_document_begins(finished, tiny_text, tmp_pa
         begun, _, drawn = text.removeprefix("**").partition("**")
         begun = " ".join(lines[number].split()[:5]).startswith(html.unescape(begun))
         assert begun and drawn and "endoftext" not in text
+    status, _, err = command_line(predict, tmp_path / "run", "a", "--max-length", 17)
+    assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
 
 
 @pytest.mark.long
@@ -299,8 +328,8 @@ def test_a_token_reads_its_document_or_its_row(context, finished, tiny_text, tmp
     rows = causal_lm.make_rows(options, data, task.preprocessor.tokenizer, True, tmp_path)
     inputs, _, _ = rows["test"].make_batch()(np.arange(len(rows["test"])), 0)
     ids, mask = (np.array(inputs[name]) for name in ("token_ids", "padding_mask"))
-    end = task.preprocessor.tokenizer.end_token_id
-    row, place = next(found for found in np.argwhere(ids == end) if 2 < found[1] < 14)
+    start = task.preprocessor.tokenizer.start_token_id
+    row, place = next(found for found in np.argwhere(ids == start) if 2 < found[1] < 14)
     model, answers = decoders.learner(task).hidden, []
     for token in (0, 1):
         ids[row, place - 1] = token
@@ -327,7 +356,7 @@ def test_a_template_for_text_is_refused(tmp_path, command_line):
 
 def test_options_that_do_not_go_together_are_named():
     found = all_problems(
-        causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="llama", template="x")
+        causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="gpt2", template="x")
     )
     assert found == [
         "--architecture: the preset gpt2_base_en has its own",
@@ -337,6 +366,13 @@ def test_options_that_do_not_go_together_are_named():
     assert all_problems(causal_lm.Options(architecture="llama", hidden_dim=6, num_heads=2)) == [
         "--hidden-dim 6: llama's heads need an even width, not 3"
     ]
+    assert all_problems(causal_lm.Options(layer_decay=0.9)) == [
+        "--layer-decay: a new model trains with Muon, which has one learning rate; pass "
+        "--optimizer adamw"
+    ]
+    assert not all_problems(causal_lm.Options(layer_decay=0.9, optimizer="adamw"))
+    assert not all_problems(causal_lm.Options(preset="gpt2_base_en", layer_decay=0.9))
+    assert not all_problems(causal_lm.Options(preset="gpt2_base_en", lora_rank=8))
     assert all_problems(causal_lm.Options(vocabulary_size=200)) == [
         "--vocabulary-size 200: must be in [264, 1e6]"
     ]
