@@ -52,25 +52,25 @@ TASKS = {
     "SST-2": Columns(("sentence", "text")),
 }
 
-# GLUE's file names by split.
+# GLUE's names of the splits' files and usual other ones, without their endings.
 FILES = {
-    "train": ("train.tsv",),
-    "valid": ("dev.tsv", "dev_matched.tsv"),
-    "test": ("test.tsv", "test_matched.tsv"),
+    "train": ("train",),
+    "valid": ("dev", "dev_matched", "valid", "validation"),
+    "test": ("test", "test_matched"),
 }
 
 
-def file_of(folder: Path, split: str) -> Path:
-    """Returns the file of a split, or the expected one if none exists."""
-    paths = [folder / name for name in FILES[split]]
-    return next((path for path in paths if path.exists()), paths[0])
+def file_of(folder: Path, split: str) -> Path | None:
+    """Returns the file of a split, a TSV, CSV or JSON, or None if there is none."""
+    paths = [folder / f"{name}{end}" for name in FILES[split] for end in tables.ENDINGS]
+    return next((path for path in paths if path.exists()), None)
 
 
 def columns_of(path: Path) -> Columns:
     """Recognises a labelled file by its first line.
 
     Args:
-        path: a TSV or CSV file.
+        path: a TSV, CSV or JSON file.
 
     Returns:
         The task's columns; those of a single sentence if no task is recognised.

@@ -15,11 +15,12 @@ from data import files, installed_docs, tables
 from data.errors import DataError
 from data.next_tokens import Ends
 from data.templates import Template
-from data.text import SPLITS, Text
+from data.text import SPLITS, TEXT, Text
 
 Pair = tuple[str, str]
-TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", *TABLES)
+# The names of the fields; the others are those of Alpaca's file and of TRL.
+PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
+INPUT = "input"  # what Alpaca's instruction is about; may be empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Prompts:
     Attributes:
         name: The path that was given.
         splits: Pairs (prompt, response) by "train", "valid" and "test".
+        note: One line about splits that a folder lacks, or None.
     """
 
     name: str
@@ -52,68 +54,104 @@ class Prompts:
 def find_files(dataset: str) -> dict[str, Path]:
     """Returns the files of prompts that a dataset names, by split; "" for one file of all.
 
-    Empty where the dataset is something else, for instance text.
+    Empty where the dataset is something else, for instance text, also in the fields `text` of a
+    table or of JSON.
     """
     path = files.expand(dataset)
-    if path.name.endswith(ENDINGS):
-        return {"": path}
+    if path.name.endswith(tables.ENDINGS):
+        return {} if _holds_text(path) else {"": path}
     if not path.is_dir():
         return {}
     words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
     paths: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if file.name.startswith(word)), None)
-        if split is not None and file.name.endswith(ENDINGS):
+        if split is not None and file.name.endswith(tables.ENDINGS):
             paths.setdefault(split, file)
-    return paths
+    return {} if any(map(_holds_text, paths.values())) else paths
+
+
+def _holds_text(path: Path) -> bool:
+    """Returns whether a file has a field `text` and none of prompts."""
+    if not path.is_file():
+        return False
+    names = set(tables.header_of(path))
+    return TEXT in names and names.isdisjoint({*PROMPT, "messages"})
 
 
 def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
+    A prompt may also be called `instruction`, with an `input` that follows it on the next line but
+    one, and a response `completion` or `output`. JSON may have `messages` instead, one of the role
+    `user` and one of the role `assistant`.
+
     Args:
-        dataset: A JSONL (also called `.json`), CSV or TSV file with `prompt` and `response`, also
-            compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with such files
-            that begin with train, valid (or dev) and test.
+        dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
+            TSV, also compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with
+            such files that begin with train, valid (or dev) and test. A split that a folder lacks
+            is cut from training in the same way.
 
     Raises:
-        DataError: A file cannot be read, a line is not what it should be, or a split is empty.
+        DataError: A file cannot be read, an example is not what it should be, or a split is empty.
     """
     paths = find_files(dataset)
+    missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for split, path in paths.items():
         for pair in _read(path):
-            splits[split or installed_docs.split_of(pair[0])].append(pair)
+            drawn = installed_docs.split_of(pair[0])
+            is_cut = split == "" or (split == "train" and drawn in missing)
+            splits[drawn if is_cut else split].append(pair)
     empty = [split for split, pairs in splits.items() if not pairs]
     if empty:
         raise DataError(
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
-            "a folder with train, valid and test files (.jsonl, .csv or .tsv)"
+            "a folder with train, valid and test files (.jsonl, .json, .csv or .tsv)"
         )
-    return Prompts(dataset, splits)
+    note = None
+    if missing:
+        note = f"no file for {' and '.join(missing)}: a twentieth of the training prompts each"
+    return Prompts(dataset, splits, note)
 
 
 def _read(path: Path) -> Iterator[Pair]:
-    if path.name.endswith(TABLES):
-        for where, columns in tables.read_table(path, ("prompt",), ("response",)):
-            yield _checked(where, *columns)
+    """Yields the pairs of a file."""
+    if path.name.endswith(tables.TABLES):
+        about = (INPUT, "") if "instruction" in tables.header_of(path) else ("",)
+        for where, (prompt, more, response) in tables.read_table(path, PROMPT, about, RESPONSE):
+            yield _checked(where, "\n\n".join(filter(None, (prompt, more))), response)
         return
-    with files.open_bytes(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            where = f"{path}, line {number}"
-            if not line.strip():
-                continue
-            row = None
-            try:
-                row = json.loads(line)
-                pair = row["prompt"], row["response"]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                names = ", ".join(map(str, row)) if isinstance(row, dict) else ""
-                reason = f"; found {names[:100]!a}" if names else ", one object per line"
-                raise DataError(
-                    f"{where}: expected JSON with prompt and response{reason}"
-                ) from error
-            yield _checked(where, *pair)
+    for where, row in tables.read_objects(path):
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected an object with prompt and response")
+        if "messages" in row:
+            yield _checked(where, *_turn(where, row["messages"]))
+            continue
+        fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
+        if None in fields:
+            found = ", ".join(map(str, row))
+            raise DataError(
+                f"{where}: expected {' or '.join(PROMPT)}, and {' or '.join(RESPONSE)}; or "
+                f"messages; found {found[:100]!a}"
+            )
+        prompt, response = map(row.get, fields)
+        more = row.get(INPUT) if "instruction" in row else None
+        if more and isinstance(more, str) and isinstance(prompt, str):
+            prompt = f"{prompt}\n\n{more}"
+        yield _checked(where, prompt, response)
+
+
+def _turn(where: str, messages) -> tuple:
+    """Returns the contents of the messages of a user and of the assistant who answers."""
+    found = messages if isinstance(messages, list) else []
+    roles = [each.get("role") if isinstance(each, dict) else None for each in found]
+    if roles != ["user", "assistant"]:
+        raise DataError(
+            f"{where}: expected messages of a user and an assistant, one each; found those of "
+            f"{', '.join(map(str, roles))[:100] or 'nobody'}"
+        )
+    return tuple(each.get("content") for each in found)
 
 
 def _checked(where: str, prompt, response) -> Pair:

@@ -102,12 +102,13 @@ def load_sentences(
 
     A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
     GLUE's tasks of classes (see `glue.TASKS`). Its test files have no labels: then the dev split
-    becomes the test split, and 10 percent of the training sentences the validation split.
+    becomes the test split. For a split that is missing, 10 percent of the training sentences are
+    cut off, as of a single file.
 
-    A single file is a CSV, or a TSV if its header contains a tab. Per class, 80 percent of its
-    different sentences go to the training split and 10 to each of the others (at least one), by a
-    permutation that depends on the seed and the class. All rows of a repeated sentence, also in
-    other case or spacing, go to one split.
+    A single file is a CSV, a TSV if its header contains a tab, or JSON. Per class, 80 percent of
+    its different sentences go to the training split and 10 to each of the others (at least one),
+    by a permutation that depends on the seed and the class. All rows of a repeated sentence, also
+    in other case or spacing, go to one split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`, or `sentence1`,
     `sentence2` and `label`; other columns are ignored. A CSV has quoting, a TSV has none. An
@@ -152,7 +153,7 @@ def load_sentences(
         return _numbered(dataset, _split(dataset, _read(path, columns), seed), columns=columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
-        "train.tsv, dev.tsv and test.tsv, or one CSV or TSV file"
+        "train.tsv, dev.tsv and test.tsv, or one CSV, TSV or JSONL file"
     )
 
 
@@ -172,17 +173,25 @@ def _load_folder(
     name: str, folder: Path, seed: int, named: tuple[str | None, str | None, str | None]
 ) -> Sentences:
     paths = {split: glue.file_of(folder, split) for split in SPLITS}
-    columns = _columns(paths["train"], *named)
-    if glue.has_labels(paths["test"], columns):
-        rows = {split: _read(path, columns) for split, path in paths.items()}
-        return _numbered(name, rows, columns=columns)
-    rows = _split(name, _read(paths["train"], columns), seed, held_out=("valid",))
-    rows["test"] = _read(paths["valid"], columns)
-    note = (
-        f"{paths['test'].name} has no labels: {paths['valid'].name} is the test split, and a tenth "
-        "of the training sentences the validation split"
-    )
-    return _numbered(name, rows, note, columns)
+    if paths["train"] is None:
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        raise DataError(
+            f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid for dev; "
+            "or .csv, .jsonl, .json, each also .gz)"
+        )
+    columns, notes = _columns(paths["train"], *named), []
+    if paths["test"] is not None and not glue.has_labels(paths["test"], columns):
+        instead = paths["valid"].name if paths["valid"] is not None else "part of training"
+        notes.append(f"{paths['test'].name} has no labels: {instead} is the test split")
+        paths["test"], paths["valid"] = paths["valid"], None
+    cut = tuple(split for split in ("test", "valid") if paths[split] is None)
+    for split in cut:
+        kind = {"test": "test", "valid": "validation"}[split]
+        notes.append(f"a tenth of the training sentences is the {kind} split")
+    rows = {split: _read(path, columns) for split, path in paths.items() if path is not None}
+    if cut:
+        rows |= _split(name, rows["train"], seed, held_out=cut)
+    return _numbered(name, rows, "; ".join(notes) or None, columns)
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
@@ -299,10 +308,10 @@ def _split(
         sentences_of.setdefault(label, []).append(sentence)
     split_of: dict[str, str] = {}
     for label, sentences in sentences_of.items():
-        if len(sentences) < len(SPLITS):
+        if len(sentences) <= len(held_out):
             raise DataError(
                 f"{name}: too few different sentences of the label {label[:100]!r}: "
-                f"{len(sentences)}, expected 3 or more, one for each split"
+                f"{len(sentences)}, expected {len(held_out) + 1} or more, one for each split"
             )
         # Seeded by the label, not by its number: a new class does not change the others' splits.
         rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
@@ -312,14 +321,18 @@ def _split(
             number = place // count
             split = held_out[number] if number < len(held_out) else "train"
             split_of[sentences[index]] = split
-    return {split: [row for row in rows if split_of[fold(row[0])] == split] for split in SPLITS}
+    return {
+        split: [row for row in rows if split_of[fold(row[0])] == split]
+        for split in ("train", *held_out)
+    }
 
 
 def _read(path: Path, columns: glue.Columns) -> list[Row]:
     rows = []
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
-    table = read_table(path, *wanted, header=columns.header, skips_broken_rows=skips)
+    hint = "; --text-column, --second-text-column and --label-column name others"
+    table = read_table(path, *wanted, header=columns.header, skips_broken_rows=skips, hint=hint)
     for where, (*texts, label) in table:
         if not all(texts) or not label:
             if skips:

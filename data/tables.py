@@ -1,12 +1,48 @@
-"""Reads CSV and TSV tables row by row; each error message names the line."""
+"""Reads CSV and TSV tables and JSON row by row; each error message names the line."""
 
 import csv
 import io
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data import files
 from data.errors import DataError
+
+TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
+JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+ENDINGS = (*TABLES, *JSON)
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, object]]:
+    """Yields the values of JSON lines, or of one JSON list, and the position of each.
+
+    Args:
+        path: UTF-8; `.gz` is unpacked. It is read line by line, unless it begins with "[".
+
+    Raises:
+        DataError: The file cannot be read, or is not JSON.
+    """
+    with files.open_bytes(path) as stream:
+        beginning = next((line for line in stream if line.strip()), b"")
+        stream.seek(0)
+        if beginning.lstrip().startswith(b"["):
+            try:
+                values = json.load(stream)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: not JSON ({error})") from error
+            yield from ((f"{path}, value {n}", value) for n, value in enumerate(values, start=1))
+            return
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{path}, line {number}: not JSON, one object per line ({error})"
+                ) from error
+            yield f"{path}, line {number}", value
 
 
 def read_table(
@@ -14,16 +50,19 @@ def read_table(
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
     skips_broken_rows: bool = False,
+    hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the wanted columns of each row that is not empty.
 
     Args:
         path: UTF-8 with a header; a tab in the first line makes it a TSV. A CSV has quoting,
-            a TSV has none. `.gz` is unpacked.
+            a TSV has none. JSON, by its name, has objects whose fields are texts or numbers.
+            `.gz` is unpacked.
         *columns: The possible names of each wanted column; "" among them makes it optional: a
             missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
         skips_broken_rows: Whether to skip rows of another length than the header.
+        hint: What the message about a missing or repeated column ends with.
 
     Yields:
         The position of the row ("path, line 7") and its stripped values.
@@ -32,10 +71,14 @@ def read_table(
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
             header, or lacks or repeats a wanted column.
     """
+    if path.name.endswith(JSON):
+        for where, row in read_objects(path):
+            yield where, [_field(where, row, wanted, hint) for wanted in columns]
+        return
     reader = _reader(_text(path))
     try:
         names = [name.strip() for name in header or next(reader, [])]
-        places = [_place(path, names, wanted) for wanted in columns]
+        places = [_place(f"{path}, line 1", names, wanted, hint) for wanted in columns]
         line = reader.line_num
         for row in reader:
             where, line = f"{path}, line {line + 1}", reader.line_num
@@ -53,11 +96,14 @@ def read_table(
 
 
 def header_of(path: Path) -> list[str]:
-    """Returns the stripped fields of a table's first line.
+    """Returns the stripped fields of a table's first line, or the names in JSON's first object.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
+    if path.name.endswith(JSON):
+        _, first = next(read_objects(path), ("", None))
+        return list(first) if isinstance(first, dict) else []
     with files.open_bytes(path) as stream:
         line = _decoded(path, stream.readline())
     try:
@@ -87,7 +133,23 @@ def _reader(text: str):
     return csv.reader(lines, strict=True)
 
 
-def _place(path: Path, header: list[str], names: Sequence[str]) -> int | None:
+def _field(where: str, row, names: Sequence[str], hint: str) -> str:
+    """Returns a field of a JSON object as a table would have it."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object, found {row!r:.40}")
+    keys = list(row)
+    place = _place(where, keys, names, hint)
+    value = "" if place is None else row[keys[place]]
+    if isinstance(value, bool | int | float):
+        value = str(value)
+    if value is None or not isinstance(value, str):
+        raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")
+    if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
+        raise DataError(f"{where}: {keys[place]} is not UTF-8 text")
+    return value.strip()
+
+
+def _place(where: str, header: list[str], names: Sequence[str], hint: str = "") -> int | None:
     indices = [index for index, name in enumerate(header) if name in names]
     if not indices and "" in names:
         return None
@@ -95,6 +157,6 @@ def _place(path: Path, header: list[str], names: Sequence[str]) -> int | None:
         return indices[0]
     counted = f"{len(indices)} columns" if indices else "no column"
     raise DataError(
-        f"{path}, line 1: {counted} {' or '.join(names)}, expected one; found "
-        f"{', '.join(header)[:100]!a}"
+        f"{where}: {counted} {' or '.join(filter(None, names))}, expected one; found "
+        f"{', '.join(header)[:100]!a}{hint}"
     )

@@ -11,17 +11,19 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data import download, files, installed_docs, novels
+from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
 from data.splits import SPLITS
 
+TEXT = "text"  # the field of a table or of JSON that holds the text
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
 class Lines:
     """The lines of text files; each iteration reads them again, none stays in memory.
 
-    A line is a paragraph without its newline; empty lines are skipped.
+    A line is a paragraph without its newline; empty lines are skipped. Of a table or of JSON the
+    fields `text` are read, each of one line or several.
 
     Args:
         sources: Paths, each with the name of a member if it is a zip archive.
@@ -30,7 +32,7 @@ class Lines:
         stop: The line after the last one to read; None for all.
 
     Raises (while iterating):
-        DataError: A file is not UTF-8 text.
+        DataError: A file is not UTF-8 text, or lacks a field.
     """
 
     def __init__(
@@ -46,18 +48,38 @@ class Lines:
         return itertools.islice(self._read(), self.start, self.stop)
 
     def _read(self) -> Iterator[str]:
-        for path, member in self.sources:
-            with files.open_bytes(path, member) as stream:
-                for number, raw in enumerate(stream, 1):
-                    try:
-                        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                    except UnicodeDecodeError:
-                        line = "\0"
-                    if "\0" in line:
-                        raise DataError(f"{path}, line {number}: not UTF-8 text")
-                    taken = self.split is None or installed_docs.split_of(line) == self.split
-                    if line.strip() and taken:
-                        yield line
+        for source in self.sources:
+            for where, line in _lines_of(*source):
+                if "\0" in line:
+                    raise DataError(f"{where}: not UTF-8 text")
+                taken = self.split is None or installed_docs.split_of(line) == self.split
+                if line.strip() and taken:
+                    yield line
+
+
+def _lines_of(path: Path, member: str | None) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a file, without their newlines, and where each is."""
+    if member is None and path.name.endswith(tables.TABLES):
+        for where, (text,) in tables.read_table(path, (TEXT,)):
+            yield from ((where, line) for line in text.split("\n"))
+        return
+    if member is None and path.name.endswith(tables.JSON):
+        for where, row in tables.read_objects(path):
+            text = row.get(TEXT) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+                raise DataError(f"{where}: expected a text in the field {TEXT}; found {found:.100}")
+            if text != text.encode(errors="ignore").decode():  # half of a surrogate pair
+                text = "\0"
+            yield from ((where, line) for line in text.split("\n"))
+        return
+    with files.open_bytes(path, member) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                line = "\0"
+            yield f"{path}, line {number}", line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +129,8 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
             `installed-docs`; `auto` (`wikitext-2` if it is cached or a mirror answers, otherwise
             `installed-docs`); or a path: a folder with train, valid and test files (without a test
             file, the last twentieth of the training lines is the test split), one text file or a
-            glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Text files
-            may be compressed (`.gz`).
+            glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Files are
+            text, or JSONL, JSON, CSV or TSV with `text`, also compressed (`.gz`).
         cache_dir: The cache of downloads and parsed docstrings.
 
     Returns:
@@ -177,7 +199,7 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     """
     splits, note = {}, None
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
-        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw)(\.gz)?"
+        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw|jsonl?|csv|tsv)(\.gz)?"
         matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
         if len(matches) == 1:
             splits[split] = Lines([sources[matches[0]]])
@@ -189,7 +211,7 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {names}; expected one train, one valid and perhaps one test file called "
-        "wiki.*.tokens, wiki.*.raw or *.txt, each also .gz"
+        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz"
     )
 
 

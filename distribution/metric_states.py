@@ -23,7 +23,9 @@ class MetricStates:
     def of(cls, model: keras.Model) -> "MetricStates":
         """Returns the instance of this model: its functions are traced once for its metrics."""
         known = cls._known.get(model)
-        if known is None or list(map(id, known.variables)) != list(map(id, model.metrics_variables)):
+        if known is None or list(map(id, known.variables)) != list(
+            map(id, model.metrics_variables)
+        ):
             known = cls._known[model] = cls(model)
         return known
 

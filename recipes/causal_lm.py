@@ -52,7 +52,7 @@ class Options(FineTuningOptions):
     dataset: str = option(
         "auto",
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto; or "
-        "a JSONL, CSV or TSV file, or a folder of them, with prompt and response.",
+        "a JSONL, JSON, CSV or TSV file, or a folder of them, with prompt and response.",
     )
     preset: str = option(
         "scratch",

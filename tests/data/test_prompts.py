@@ -92,6 +92,48 @@ def test_jsonl_and_csv_hold_the_same(tmp_path):
     assert prompts.load_prompts(str(folder)).splits["valid"] == pairs[:3]
 
 
+def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
+    """TRL's prompts and completions, Alpaca's list of instructions, and the messages of a chat."""
+    pairs = [(f"Add one.\n\n{n}", f"{n + 1}") for n in range(100)]
+    rows = {
+        "trl.jsonl": [{"prompt": p, "completion": r} for p, r in pairs],
+        "chats.jsonl": [
+            {"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": r}]}
+            for p, r in pairs
+        ],
+        "alpaca.json": [
+            {"instruction": "Add one.", "input": p.split()[-1], "output": r} for p, r in pairs
+        ],
+        "pairs.jsonl": [{"instruction": p, "input": "", "output": r} for p, r in pairs],
+    }
+    for name, values in rows.items():
+        is_list = name.endswith(".json")
+        lines = json.dumps(values, indent=1) if is_list else "\n".join(map(json.dumps, values))
+        (tmp_path / name).write_text(lines)
+    table = "".join(f"Add one.\t{p.split()[-1]}\t{r}\n" for p, r in pairs)
+    (tmp_path / "alpaca.tsv").write_text("instruction\tinput\toutput\n" + table)
+    found = [prompts.load_prompts(str(tmp_path / name)).splits for name in (*rows, "alpaca.tsv")]
+    assert sorted(pair for split in found[0].values() for pair in split) == sorted(pairs)
+    assert all(each == found[0] for each in found)
+
+
+def test_a_folder_may_lack_splits(tmp_path):
+    def lines(numbers):
+        return "\n".join(json.dumps({"prompt": f"{n}", "response": "r"}) for n in numbers)
+
+    (tmp_path / "train.jsonl").write_text(lines(range(200)))
+    whole = prompts.load_prompts(str(tmp_path))
+    assert whole.note == "no file for valid and test: a twentieth of the training prompts each"
+    one_file = tmp_path / "one.jsonl"
+    one_file.write_text(lines(range(200)))
+    assert whole.splits == prompts.load_prompts(str(one_file)).splits
+    (tmp_path / "valid.jsonl").write_text(lines(range(200, 210)))
+    found = prompts.load_prompts(str(tmp_path))
+    assert found.splits["test"] == whole.splits["test"] and len(found.splits["valid"]) == 10
+    assert len(found.splits["train"]) + len(found.splits["test"]) == 200
+    assert found.note == "no file for test: a twentieth of the training prompts each"
+
+
 def test_other_datasets_are_not_prompts(tmp_path):
     (tmp_path / "train.txt").write_text("x")
     for dataset in ("wikitext-2", "installed-docs", str(tmp_path), str(tmp_path / "train.txt")):
@@ -101,11 +143,12 @@ def test_other_datasets_are_not_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "expected JSON with prompt and response, one object per line"),
-        ('{"messages": []}', "expected JSON with prompt and response; found 'messages'"),
-        ('["a"]', "expected JSON with prompt and response"),
-        ('{"prompt": "a"}', "expected JSON with prompt and response"),
-        ("[" * 100_000, "expected JSON with prompt and response"),
+        ("{", "not JSON, one object per line"),
+        ('{"messages": []}', "expected messages of a user and an assistant, one each; .* nobody"),
+        ('{"messages": [{"role": "system"}, 1]}', "expected messages .* found .* system, None"),
+        ('["a"]', "expected an object with prompt and response"),
+        ('{"prompt": "a"}', "expected prompt or instruction, and .*; found 'prompt'"),
+        ("[" * 100_000, "not JSON, one object per line"),
         ('{"prompt": "a", "response": null}', "the response is None, expected text"),
         ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
         ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),
@@ -115,6 +158,16 @@ def test_a_wrong_line_is_named(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(DataError, match=f"a.jsonl, line 2: {message}"):
+        prompts.load_prompts(str(path))
+
+
+def test_a_wrong_list_is_named(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"prompt": "a", "response": "b"},\n{"prompt": "a"}]')
+    with pytest.raises(DataError, match="a.json, value 2: expected prompt or instruction"):
+        prompts.load_prompts(str(path))
+    path.write_text('[{"prompt": "a", "response": "b"},\n')
+    with pytest.raises(DataError, match="a.json: not JSON"):
         prompts.load_prompts(str(path))
 
 

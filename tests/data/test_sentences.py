@@ -1,3 +1,6 @@
+import gzip
+import json
+
 import keras_nlp
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from data.errors import DataError
 from data.sentences import baselines, load_sentences, repeated_in_test, repeated_note
 
 TINY = ["a fine film\t1", "a dull film\t0"]
+NAMED = {"valid": "validation", "test": "test"}
 
 
 def write(path, *lines, end="\n"):
@@ -20,6 +24,15 @@ def write_folder(folder, header="sentence\tlabel", **changes):
     for name in ("train", "dev", "test"):
         write(folder / f"{name}.tsv", header, *changes.get(name, TINY))
     return folder
+
+
+def write_rows(path, pairs):
+    """A CSV, or JSON by its name."""
+    objects = [json.dumps({"text": text, "label": label}) for text, label in pairs]
+    content = "\n".join(objects) if ".jsonl" in path.name else f"[{', '.join(objects)}]"
+    if path.name.endswith(".csv"):
+        content = "text,label\n" + "".join(f"{text},{label}\n" for text, label in pairs)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
 
 
 def error(path):
@@ -125,7 +138,10 @@ def test_sentences_of_training_and_test_are_counted():
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        ({"header": "words\tlabel"}, ["train.tsv, line 1", "no column sentence or text"]),
+        (
+            {"header": "words\tlabel"},
+            ["train.tsv, line 1", "no column sentence or text", "--text-column, --second"],
+        ),
         ({"dev": ["a\t2", *TINY]}, ["training and valid split: the label '2' is in one"]),
         ({"dev": TINY[:1]}, ["training and valid split: the label '0' is in one"]),
         ({"train": TINY[:1]}, ["the only label is '1'"]),
@@ -140,9 +156,50 @@ def test_what_a_folder_may_not_hold(tmp_path, changes, expected):
 
 
 def test_missing_files(tmp_path):
-    (write_folder(tmp_path) / "dev.tsv").unlink()
-    assert "dev.tsv: cannot be read (No such file" in error(tmp_path)
+    (write_folder(tmp_path) / "train.tsv").unlink()
+    assert "found dev.tsv, test.tsv; expected train.tsv, dev.tsv and test.tsv" in error(tmp_path)
     assert "no such file or folder" in error(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["{}.csv", "{}.jsonl", "{}.json.gz"])
+@pytest.mark.parametrize("missing", [("valid",), ("test",), ("test", "valid")])
+def test_a_folder_may_lack_splits_which_are_cut_from_training(tmp_path, name, missing):
+    known = {"train": rows(40), "valid": rows(20)[:4], "test": rows(60)[50:]}
+    for split in set(known) - set(missing):
+        write_rows(tmp_path / name.format(split), known[split])
+    loaded = load_sentences(str(tmp_path), cache_dir=None)
+    found = pairs_of(loaded)
+    assert all(f"the {kind} split" in loaded.note for kind in map(NAMED.get, missing))
+    for split in missing:
+        assert len(found[split]) == 4 and not set(found[split]) & set(found["train"])
+    assert len(found["train"]) == 40 - 4 * len(missing)
+    for split in {"valid", "test"} - set(missing):
+        assert sorted(found[split]) == sorted(known[split])
+
+
+def test_json_holds_what_a_csv_holds(tmp_path):
+    pairs = [(f"sentence {n} of {n % 3}", f"{n % 3}") for n in range(60)]
+    as_csv = load_sentences(str(csv_file(tmp_path / "data.csv", pairs)), cache_dir=None)
+    lines = [json.dumps({"id": [n], "text": t, "label": int(y)}) for n, (t, y) in enumerate(pairs)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    as_json = load_sentences(str(tmp_path / "data.jsonl"), cache_dir=None)
+    assert pairs_of(as_json) == pairs_of(as_csv) and as_json.classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"review": "a", "label": 1}', "no column sentence or text, expected one; found 'review,"),
+        ('{"text": "a", "label": null}', "label is None, expected a text or a number"),
+        ('{"text": ["a"], "label": 1}', "text is ['a'], expected a text or a number"),
+        ('{"text": "\\ud800", "label": 1}', "text is not UTF-8 text"),
+        ("[1]", "expected an object, found [1]"),
+        ("text,label", "not JSON, one object per line"),
+    ],
+)
+def test_a_wrong_line_of_json_is_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "b", "label": 0}\n' + line)
+    assert f"a.jsonl, line 2: {message}" in error(tmp_path / "a.jsonl")
 
 
 def test_too_few_sentences_of_a_class(tmp_path):

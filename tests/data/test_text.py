@@ -1,5 +1,7 @@
+import csv
 import gzip
 import itertools
+import json
 import os
 import shutil
 import tracemalloc
@@ -7,7 +9,7 @@ import zipfile
 
 import pytest
 
-from data import installed_docs, text
+from data import installed_docs, prompts, text
 from data.errors import DataError
 
 SPLITS = {
@@ -175,6 +177,56 @@ def test_a_glob_has_the_split_of_one_file(tmp_path):
     names = ("a.txt", "part-*.txt")
     one, several = (text.load_text(str(tmp_path / name), tmp_path / "cache") for name in names)
     assert lines_of(several) == lines_of(one) and several.sha256 == one.sha256
+
+
+def test_the_texts_of_json_and_tables_are_lines(tmp_path):
+    texts = ["One line.", "Two lines,\nof one text.", 'With "quotes", and tabs\tand é'] + [
+        f"Line {n}" for n in range(100)
+    ]
+    (tmp_path / "plain.txt").write_text("\n".join(texts))
+    rows = [{"text": each, "meta": 1} for each in texts]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    with gzip.open(tmp_path / "a.csv.gz", "wt", newline="") as file:
+        writer = csv.DictWriter(file, ["meta", "text"])
+        writer.writeheader()
+        writer.writerows(rows)
+    plain = text.load_text(str(tmp_path / "plain.txt"), tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a.jsonl", "a.json", "a.csv.gz"):
+        assert prompts.find_files(str(tmp_path / name)) == {}
+        found = text.load_text(str(tmp_path / name), tmp_path)
+        assert found.sha256 == plain.sha256
+        for split in ("train", "valid"):
+            (folder / name.replace("a", split, 1)).write_bytes((tmp_path / name).read_bytes())
+        assert prompts.find_files(str(folder)) == {}
+        assert list(text.load_text(str(folder), tmp_path).splits["valid"]) == "\n".join(
+            texts
+        ).split("\n")
+        for path in folder.iterdir():
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"body": "b"}',
+            "line 2: expected a text in .* text; found body",
+        ),
+        ("a.jsonl", '{"text": "a"}\n7', "line 2: expected a text in the field text; found int"),
+        ("a.jsonl", '{"text": "a"}\n{"text": null}', "line 2: expected a text"),
+        ("a.jsonl", '{"text": "a"}\n{', "line 2: not JSON, one object per line"),
+        ("a.jsonl", '{"text": "a\\ud800"}', "line 1: not UTF-8 text"),
+        ("reviews.csv", "sentence,label\na,1", "line 1: no column text"),
+    ],
+)
+def test_what_lacks_a_text_is_named(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}, {message}"):
+        list(text.load_text(str(tmp_path / name), tmp_path).splits["train"])
 
 
 def test_text_sha256_sees_every_change():
