@@ -4,6 +4,7 @@
     python -m recipes.predict runs/text_classification/first "a small miracle of a film"
     python -m recipes.predict runs/mnist/first digit.png photo.jpg
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
+    python -m recipes.predict runs/text_classification/first --file texts.txt --json > found.json
 
 RUN_DIR is the folder of a finished run. Calls the recipe's `predict()`, whose keyword
 arguments are options of this program: `python -m recipes.predict RUN_DIR --help` lists them.
@@ -14,15 +15,20 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import traceback
 import typing
 from pathlib import Path
 
+from data import files
 from data.errors import DataError
+from data.live_line import live_line
 from distribution.errors import DistributionError
 from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
 from training.options import RunOptions, check, flag, option
+
+AT_ONCE = 256  # inputs
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -30,9 +36,18 @@ class Options(TakesMore, RunOptions):
     """Options of `recipes.predict`."""
 
     inputs: tuple[str, ...] = option(
-        help="Inputs of the recipe's predict(); quote texts.", positional=True
+        (), "Inputs of the recipe's predict(); quote texts.", positional=True
+    )
+    file: Path | None = option(
+        None, "Read inputs from this file, one a line; - for standard input."
     )
     json: bool = option(False, "Print the answers as one JSON array.")
+
+    def problems(self) -> list[str]:
+        """Returns a line if there are no inputs, or two kinds of them."""
+        if self.inputs and self.file is not None:
+            return ["INPUTS and --file: pass only one of them"]
+        return [] if self.inputs or self.file is not None else ["INPUTS: pass some, or --file"]
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
@@ -70,15 +85,42 @@ def main(options: Options, **more) -> list[list[dict]]:
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
-    answers = _answers(run, options.inputs, options.more | more)
+    inputs = options.inputs if options.file is None else read_inputs(options.file)
+    answers = []
+    with live_line(what="predicting", total=len(inputs)) as bar:
+        for start in range(0, len(inputs), AT_ONCE):
+            part = inputs[start : start + AT_ONCE]
+            answers += _answers(run, part, options.more | more)
+            bar.update(len(part))
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
-    for text, answers_to_it in zip(options.inputs, answers, strict=True):
+    for text, answers_to_it in zip(inputs, answers, strict=True):
         print(text)
         for answer in answers_to_it:
             print("  " + "  ".join(format_value(name, value) for name, value in answer.items()))
     return answers
+
+
+def read_inputs(path: Path) -> tuple[str, ...]:
+    """Returns the lines of a file that are not empty, or of standard input for "-".
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or has no such line.
+    """
+    if str(path) == "-":
+        content = sys.stdin.buffer.read()
+    else:
+        with files.open_bytes(path) as stream:
+            content = stream.read()
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}") from error
+    inputs = tuple(line.strip() for line in lines if line.strip())
+    if not inputs:
+        raise DataError(f"--file {path}: no line with an input")
+    return inputs
 
 
 def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:

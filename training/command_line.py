@@ -112,10 +112,13 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser(kind, prog, description)
     all_known = not issubclass(kind, TakesMore) or kind.add_arguments(parser, arguments)
-    known, unknown = parser.parse_known_args(arguments)
+    # Inputs that may be left out may also come after an option.
+    takes_more = issubclass(kind, TakesMore)
+    parse_known = parser.parse_known_intermixed_args if takes_more else parser.parse_known_args
+    known, unknown = parse_known(arguments)
     if getattr(known, "options", None):
         parser.set_defaults(**vars(from_json(kind, Path(os.path.expanduser(known.options)))))
-        known, unknown = parser.parse_known_args(arguments)
+        known, unknown = parse_known(arguments)
     if unknown and all_known:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(parser, unknown)}")
     values = vars(known)

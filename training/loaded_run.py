@@ -41,6 +41,7 @@ class LoadedRun:
     results: dict
     metadata: run_files.Metadata
     weights: Path | None = None
+    _models: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def model_dir(self) -> Path:
@@ -53,7 +54,7 @@ class LoadedRun:
         return str(self.model_dir) if (self.model_dir / "task.json").is_file() else None
 
     def load_model(self, dtype: str | None = None) -> keras.Model:
-        """Loads the trained model, uncompiled.
+        """Loads the trained model, uncompiled; once for each policy.
 
         Args:
             dtype: a dtype policy, for instance "float32"; None for the training's, or, for a
@@ -62,10 +63,13 @@ class LoadedRun:
         Raises:
             RunError: it cannot be loaded.
         """
-        model = artifacts.load_model(self.model_dir, dtype, self.module)
-        if self.weights is not None:
-            artifacts.load_weights(model, self.weights)
-        return model
+        policy = dtype or keras.config.dtype_policy().name
+        if policy not in self._models:
+            model = artifacts.load_model(self.model_dir, dtype, self.module)
+            if self.weights is not None:
+                artifacts.load_weights(model, self.weights)
+            self._models[policy] = model
+        return self._models[policy]
 
 
 def load_run(folder: Path, *, best: bool = False, trust_module: str | None = None) -> LoadedRun:

@@ -1,10 +1,12 @@
 """Tests `evaluate` and `predict` on trained runs of each recipe."""
 
 import importlib
+import io
 import json
 import re
 import shutil
 import sys
+import types
 
 import keras
 import keras_nlp
@@ -59,6 +61,11 @@ def copied(runs, tmp_path):
         return shutil.copytree(runs[recipe][0], tmp_path / recipe, ignore=ignored)
 
     return copied
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
 
 
 def change(path, part=None, **values):
@@ -389,6 +396,32 @@ class TestPredict:
             assert [item["probability"] for item in found] == pytest.approx(
                 sorted(expected, reverse=True), rel=1e-4
             )
+
+    def test_inputs_of_a_file_are_those_of_the_command(
+        self, runs, command_line, tmp_path, monkeypatch
+    ):
+        folder, _ = runs["text_classification"]
+        texts = ["the film was good", "late", "the film was poor and late"]
+        (tmp_path / "texts.txt").write_text("\n".join(["", *texts, "  "]))
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        status, expected, _ = command_line(predict, folder, *texts, "--json")
+        assert status == 0 and len(json.loads(expected)) == 3
+        # Inputs may follow an option.
+        assert command_line(predict, folder, "--json", *texts) == (0, expected, "")
+        file = ("--file", tmp_path / "texts.txt", "--json")
+        assert command_line(predict, folder, *file) == (0, expected, "")
+        stdin = types.SimpleNamespace(buffer=io.BytesIO((tmp_path / "texts.txt").read_bytes()))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert command_line(predict, folder, "--file", "-", "--json") == (0, expected, "")
+        for arguments, said in [
+            ((), "INPUTS: pass some, or --file"),
+            (("a", *file), "INPUTS and --file: pass only one of them"),
+            (("--file", tmp_path / "none"), "none: cannot be read (No such file"),
+            (("--file", write(tmp_path / "a", b"\xff")), "a: not UTF-8 at byte 0"),
+            (("--file", write(tmp_path / "b", b" \n")), "b: no line with an input"),
+        ]:
+            status, _, errors = command_line(predict, folder, *arguments)
+            assert status == 2 and said in errors
 
     def test_temperatures_of_molecules(self, runs, command_line):
         folder, _ = runs["dna_melting"]
