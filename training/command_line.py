@@ -153,11 +153,43 @@ class TakesMore:
         raise NotImplementedError
 
 
+# Names in Hugging Face's scripts (`TrainingArguments`) and elsewhere, and the options here.
+NAMES_ELSEWHERE = {
+    "--lr": "--base-learning-rate",
+    "--per-device-train-batch-size": "--batch-size-per-replica",
+    "--gradient-accumulation-steps": "--accumulate-steps",
+    "--num-train-epochs": "--epochs",
+    "--num-epochs": "--epochs",
+    "--max-grad-norm": "--clip-norm",
+    "--bf16": "--precision",
+    "--fp16": "--precision",
+    "--eval-steps": "--validate-every",
+    "--save-steps": "--checkpoint-every",
+    "--save-total-limit": "--keep-checkpoints",
+    "--load-best-model-at-end": "--early-stopping",
+    "--metric-for-best-model": "--keep-best",
+    "--resume-from-checkpoint": "--run-dir",
+    "--output-dir": "--run-dir",
+    "--model-name-or-path": "--preset",
+    "--dataset-name": "--dataset",
+    "--train-file": "--dataset",
+    "--max-train-samples": "--max-examples",
+    "--max-seq-length": "--sequence-length",
+    "--block-size": "--sequence-length",
+    "--logging-steps": "--log-every",
+    "--torch-compile": "--jit",
+}
+
+
 def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
-    """Returns the options with names similar to unknown ones, as the end of a message."""
+    """Returns the options that unknown ones may stand for, as the end of a message."""
     names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    near = [match for word in words for match in difflib.get_close_matches(word, names, n=1)]
+    near = []
+    for word in words:
+        here = NAMES_ELSEWHERE.get(word.replace("_", "-"))
+        near += difflib.get_close_matches(word, names, n=1) if here is None else [here]
+    near = [name for name in near if name in names]
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 

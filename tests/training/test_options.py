@@ -119,7 +119,9 @@ class TestParse:
     def test_an_unknown_option_names_the_nearest_one(self, capsys):
         for line, said in (
             ("--epoch 3 --sed=4", "--epoch 3 --sed=4; did you mean --epochs, --seed?\n"),
-            ("--zzz", "unrecognized arguments: --zzz\n"),
+            ("--num_train_epochs 3 --lr 1", "; did you mean --epochs, --base-learning-rate?\n"),
+            ("--train-file a", "; did you mean --dataset?\n"),
+            ("--zzz --max-seq-length 9", "unrecognized arguments: --zzz --max-seq-length 9\n"),
         ):
             with pytest.raises(SystemExit):
                 parsed(mnist.Options, line)
