@@ -11,7 +11,7 @@ CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 i
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
 	@echo "make mnist [ARGS=...]        classify small images"
-	@echo "make causal_lm [ARGS=...]    continue text: train, test and save a GPT-2"
+	@echo "make causal_lm [ARGS=...]    continue text: train, test and save a Llama"
 	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA duplexes and hairpins"
 	@echo "make text_classification [ARGS=...]  classify sentences"
 	@echo "make test                    lint and the test suite"

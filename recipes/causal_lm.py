@@ -1,11 +1,11 @@
-"""Continue a text, or answer a prompt: GPT-2, Llama or any causal language model of KerasNLP.
+"""Continue a text, or answer a prompt: Llama, GPT-2 or any causal language model of KerasNLP.
 
     python -m recipes.causal_lm
-    python -m recipes.causal_lm --dataset my_text.txt --architecture llama --epochs 3
+    python -m recipes.causal_lm --dataset my_text.txt --epochs 8
     python -m recipes.causal_lm --preset gpt2_base_en --dataset prompts.jsonl
     python -m recipes.predict runs/causal_lm/first "The station was built in" --temperature 0.8
 
-Trains a small GPT-2 or Llama from scratch, with a byte-level BPE vocabulary learned from the text,
+Trains a small Llama or GPT-2 from scratch, with a byte-level BPE vocabulary learned from the text,
 or fine-tunes a preset of any family that has a `keras_nlp.models.CausalLM`. A document is a line of
 the text, which for WikiText is a paragraph, or a prompt with its response (JSONL or CSV), of which
 only the response is trained on. Documents are packed into full rows, and attention does not cross
