@@ -96,7 +96,9 @@ def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | Non
                 "with {prompt} and {response}"
             )
         return chat, None
-    if not preset or not _named_for_chats(preset):
+    if not preset:
+        return TEXT, None
+    if not _named_for_chats(preset):
         hint = "the tokenizer also has a chat's tokens; --template chat uses them" if chat else None
         return TEXT, hint
     if chat is None:
