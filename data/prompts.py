@@ -14,10 +14,10 @@ import tensorflow as tf
 from data import files, installed_docs, tables
 from data.errors import DataError
 from data.next_tokens import Ends
-from data.templates import Template
+from data.templates import Prompt, Template
 from data.text import SPLITS, TEXT, Text
 
-Pair = tuple[str, str]
+Pair = tuple[Prompt, str]
 # The names of the fields; the others are those of Alpaca's file and of TRL.
 PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
 INPUT = "input"  # what Alpaca's instruction is about; may be empty
@@ -46,9 +46,17 @@ class Prompts:
     def as_text(self) -> Text:
         """Returns prompts and responses as lines, to learn a vocabulary from."""
         lines = {
-            split: [text for pair in pairs for text in pair] for split, pairs in self.splits.items()
+            split: [text for pair in pairs for text in texts_of(pair)]
+            for split, pairs in self.splits.items()
         }
         return Text(self.name, lines)
+
+
+def texts_of(pair: Pair) -> list[str]:
+    """Returns what each turn of a prompt says, and the response."""
+    prompt, response = pair
+    said = [prompt] if isinstance(prompt, str) else [text for _, text in prompt]
+    return [*said, response]
 
 
 def find_files(dataset: str) -> dict[str, Path]:
@@ -83,8 +91,9 @@ def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
     A prompt may also be called `instruction`, with an `input` that follows it on the next line but
-    one, and a response `completion` or `output`. JSON may have `messages` instead, one of the role
-    `user` and one of the role `assistant`.
+    one, and a response `completion` or `output`. JSON may have `messages` instead, with `role` and
+    `content`: perhaps one of the system, then of user and assistant in turn; the prompt is all but
+    the last one, the response.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
@@ -100,7 +109,8 @@ def load_prompts(dataset: str) -> Prompts:
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for split, path in paths.items():
         for pair in _read(path):
-            drawn = installed_docs.split_of(pair[0])
+            known = pair[0] if isinstance(pair[0], str) else json.dumps(pair[0])
+            drawn = installed_docs.split_of(known)
             is_cut = split == "" or (split == "train" and drawn in missing)
             splits[drawn if is_cut else split].append(pair)
     empty = [split for split, pairs in splits.items() if not pairs]
@@ -126,7 +136,7 @@ def _read(path: Path) -> Iterator[Pair]:
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
         if "messages" in row:
-            yield _checked(where, *_turn(where, row["messages"]))
+            yield read_messages(where, row["messages"], ends_with="assistant")
             continue
         fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
         if None in fields:
@@ -142,25 +152,70 @@ def _read(path: Path) -> Iterator[Pair]:
         yield _checked(where, prompt, response)
 
 
-def _turn(where: str, messages) -> tuple:
-    """Returns the contents of the messages of a user and of the assistant who answers."""
+def read_messages(where: str, messages, ends_with: str) -> Pair:
+    """Returns the turns of a chat before its last message, and that one.
+
+    Args:
+        where: What an error begins with.
+        messages: JSON.
+        ends_with: The role of the last message, "user" or "assistant".
+
+    Raises:
+        DataError: Roles do not take turns, or a content is not text.
+    """
     found = messages if isinstance(messages, list) else []
     roles = [each.get("role") if isinstance(each, dict) else None for each in found]
-    if roles != ["user", "assistant"]:
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    expected = ["user", "assistant"] * len(turns)
+    if not turns or turns != expected[: len(turns)] or turns[-1] != ends_with:
         raise DataError(
-            f"{where}: expected messages of a user and an assistant, one each; found those of "
+            f"{where}: expected messages of user and assistant in turn, perhaps after one of the "
+            f"system, the last one of the {ends_with}; found those of "
             f"{', '.join(map(str, roles))[:100] or 'nobody'}"
         )
-    return tuple(each.get("content") for each in found)
+    said = [
+        (role, _text(where, f"content of the {role}", each.get("content")))
+        for role, each in zip(roles, found, strict=True)
+    ]
+    *before, (_, last) = said
+    is_text = len(before) == 1 and before[0][0] == "user"
+    return before[0][1] if is_text else tuple(before), last
+
+
+def as_input(prompt: Prompt) -> str:
+    """Returns a prompt as `of_input` reads it: a text, or the messages of a chat as JSON."""
+    if isinstance(prompt, str):
+        return prompt
+    return json.dumps([{"role": role, "content": text} for role, text in prompt])
+
+
+def of_input(text: str) -> Prompt:
+    """Returns the prompt that a text is, or the turns of a chat whose messages it is in JSON.
+
+    Raises:
+        DataError: The last message is not the user's, or roles do not take turns.
+    """
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return text
+    is_chat = isinstance(value, list) and value and isinstance(value[0], dict)
+    if not (is_chat and "role" in value[0]):
+        return text
+    before, last = read_messages(text[:60], value, ends_with="user")
+    return (*before, ("user", last))
 
 
 def _checked(where: str, prompt, response) -> Pair:
-    for name, value in (("prompt", prompt), ("response", response)):
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where}: the {name} is {value!r:.40}, expected text")
-        if value != value.encode(errors="ignore").decode():
-            raise DataError(f"{where}: the {name} is not UTF-8 text")
-    return prompt, response
+    return _text(where, "prompt", prompt), _text(where, "response", response)
+
+
+def _text(where: str, name: str, value) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: the {name} is {value!r:.40}, expected text")
+    if value != value.encode(errors="ignore").decode():
+        raise DataError(f"{where}: the {name} is not UTF-8 text")
+    return value
 
 
 class PromptRows:
@@ -170,7 +225,8 @@ class PromptRows:
         tokens: Token ids, int32 of shape (rows, length).
         next_tokens: The next token of each, of the same type and shape.
         documents: Numbers of the examples in their row, from 1 on, 0 for padding; likewise.
-        loss: One where the next token belongs to a response, or ends it; uint8, likewise.
+        loss: One where the next token belongs to a response, or ends it, also to those of the
+            assistant within a prompt; uint8, likewise.
         cut: How many examples were longer than a row: cut off, or left out if the prompt fills it.
     """
 
@@ -209,7 +265,7 @@ def make_rows(
     Args:
         pairs: Prompts and responses.
         tokenizer: A KerasNLP tokenizer.
-        template: See `data.templates.Template`; what comes before the response is not predicted.
+        template: See `data.templates.Template`; what comes before a response is not predicted.
         length: Predictions of a row.
         together: Whether examples share a row; an example goes into the first row with room.
 
@@ -220,11 +276,10 @@ def make_rows(
     encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
     examples, cut = [], 0
     for prompt, response in pairs:
-        given = encode.prompt(prompt)
-        ids = [*given, *encode.response(response)]
+        ids, predicted = encode.example(prompt, response)
         cut += len(ids) > length + 1
-        if len(given) <= length:
-            examples.append((ids[: length + 1], len(given)))
+        if any(predicted[: length + 1]):
+            examples.append((ids[: length + 1], predicted[: length + 1]))
     if not examples:
         raise DataError(
             f"no prompt is shorter than {length} tokens; use a longer --sequence-length"
@@ -243,9 +298,9 @@ def make_rows(
     tokens, labels = (np.full((len(room), length), padding, np.int32) for _ in range(2))
     documents = np.zeros((len(room), length), np.int32)
     loss = np.zeros((len(room), length), np.uint8)
-    for (ids, known), (row, start) in zip(examples, place, strict=True):
+    for (ids, predicted), (row, start) in zip(examples, place, strict=True):
         stop = start + len(ids) - 1
         tokens[row, start:stop], labels[row, start:stop] = ids[:-1], ids[1:]
         documents[row, start:stop] = documents[row].max() + 1
-        loss[row, start + known - 1 : stop] = 1
+        loss[row, start:stop] = predicted[1:]
     return PromptRows(tokens, labels, documents, loss, cut)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
 
 from data.errors import DataError
 from data.next_tokens import Ends
@@ -10,40 +9,56 @@ from data.next_tokens import Ends
 TEXT = "{prompt}\n{response}"
 
 
+Turn = tuple[str, str]  # a role, "system", "user" or "assistant", and what it says
+Prompt = str | tuple[Turn, ...]  # the turns of a chat before the response; a text is a user's
+
+
 @dataclasses.dataclass(frozen=True)
 class Chat:
     """The turns that an instruction-tuned model was trained on.
 
     Attributes:
-        before: What comes before the response.
-        markers: Its special tokens; `end` ends the prompt and the response.
-        strips: Whether white space around both is left out.
+        turn: A turn with {role} and {text}.
+        between: What stands between two turns.
+        markers: Its special tokens.
+        end: The one that ends a turn.
+        strips: Whether white space around texts is left out.
+        assistant: The name of the role that responds.
+        has_system: Whether there is a role for the system's message; otherwise it stands in the
+            first turn of the user, before an empty line.
     """
 
-    before: str
+    turn: str
+    between: str
     markers: tuple[str, ...]
     end: str
     strips: bool
+    assistant: str = "assistant"
+    has_system: bool = True
 
 
-# As the models' pages describe them, for one turn each, without a system message; Gemma's were
-# compared with its page, none with the `chat_template` of a tokenizer. In the order of the search.
+# As the models' pages describe them; Gemma's were compared with its page, none with the
+# `chat_template` of a tokenizer. In the order of the search.
 CHATS = {
     "chatml": Chat(  # Qwen, SmolLM; qwen.readthedocs.io, "Key Concepts"
-        "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>{role}\n{text}<|im_end|>",
+        "\n",
         ("<|im_start|>", "<|im_end|>"),
         end="<|im_end|>",
         strips=False,
     ),
     "gemma": Chat(  # Gemma 1 to 3; ai.google.dev/gemma/docs/core/prompt-structure
-        "<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n",
+        "<start_of_turn>{role}\n{text}<end_of_turn>",
+        "\n",
         ("<start_of_turn>", "<end_of_turn>"),
         end="<end_of_turn>",
         strips=True,
+        assistant="model",
+        has_system=False,
     ),
     "llama3": Chat(  # Llama 3 to 3.3; llama.com/docs, "Model Cards and Prompt formats"
-        "<|start_header_id|>user<|end_header_id|>\n\n{prompt}<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>",
+        "",
         ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         end="<|eot_id|>",
         strips=True,
@@ -129,30 +144,22 @@ class Template:
 
     def __init__(self, template: str, tokenizer):
         ends = Ends.of(tokenizer)
-        chat = CHATS.get(template)
-        self.tokenizer, self.strips = tokenizer, chat is not None and chat.strips
+        self.tokenizer, self.chat = tokenizer, CHATS.get(template)
         self.start = [] if ends.start is None else [ends.start]
         self.before, _, self.after = template.partition("{response}")
         self.end, self.markers = ends.end, {}
-        if chat is not None:
-            self.before, self.after = chat.before, ""
-            self.markers = {marker: int(tokenizer.token_to_id(marker)) for marker in chat.markers}
-            self.end = self.markers[chat.end]
+        if self.chat is not None:
+            self.after = ""
+            self.markers = {name: int(tokenizer.token_to_id(name)) for name in self.chat.markers}
+            self.end = self.markers[self.chat.end]
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, prompt: Prompt) -> list[int]:
         """Returns the tokens before the response to a prompt, the document's start included.
 
         Raises:
-            DataError: the prompt contains a special token of the chat.
+            DataError: as `example`.
         """
-        text, ids = self._checked(text), list(self.start)
-        pattern = "|".join(map(re.escape, self.markers))
-        for part in re.split(f"({pattern})", self.before) if pattern else [self.before]:
-            if part in self.markers:
-                ids.append(self.markers[part])
-            else:
-                ids += self._tokens(part.replace("{prompt}", text))
-        return ids
+        return self._encoded(prompt)[0]
 
     def response(self, text: str) -> list[int]:
         """Returns the tokens of a response with what follows it, and the one that ends it.
@@ -162,11 +169,68 @@ class Template:
         """
         return [*self._tokens(self._checked(text) + self.after), self.end]
 
-    def _tokens(self, text: str) -> Sequence[int]:
+    def example(self, prompt: Prompt, response: str) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of a prompt with its response, and which of them are predicted.
+
+        Those are the response and the assistant's earlier turns, each with the token that ends it.
+
+        Raises:
+            DataError: a text contains a special token of the chat, or the template is none of a
+                chat and the prompt has several turns.
+        """
+        ids, predicted = self._encoded(prompt)
+        said = self.response(response)
+        return ids + said, predicted + [True] * len(said)
+
+    def _encoded(self, prompt: Prompt) -> tuple[list[int], list[bool]]:
+        turns = (("user", prompt),) if isinstance(prompt, str) else prompt
+        chat, ids = self.chat, list(self.start)
+        predicted = [False] * len(ids)
+
+        def add(text: str) -> None:
+            new = self._with_markers(text)
+            ids.extend(new)
+            predicted.extend([False] * len(new))
+
+        if chat is None:
+            if [role for role, _ in turns] != ["user"]:
+                raise DataError(
+                    "messages with a system's or with several turns need the turns of a chat: "
+                    "--template chat"
+                )
+            add(self.before.replace("{prompt}", self._checked(turns[0][1])))
+            return ids, predicted
+        text = ""  # that is not encoded yet
+        opening = chat.turn.partition("{text}")[0].replace("{role}", chat.assistant)
+        system = ""
+        for role, said in turns:
+            said = self._checked(said)
+            if role == "system" and not chat.has_system:
+                system = f"{said}\n\n"
+            elif role == "assistant":
+                add(text + opening)
+                response = self.response(said)
+                ids += response
+                predicted += [True] * len(response)
+                text = chat.between
+            else:
+                turn = chat.turn.replace("{role}", role).replace("{text}", system + said)
+                text, system = text + turn + chat.between, ""
+        add(text + opening)
+        return ids, predicted
+
+    def _with_markers(self, text: str) -> list[int]:
+        pattern = "|".join(map(re.escape, self.markers))
+        ids: list[int] = []
+        for part in re.split(f"({pattern})", text) if pattern else [text]:
+            ids += [self.markers[part]] if part in self.markers else self._tokens(part)
+        return ids
+
+    def _tokens(self, text: str) -> list[int]:
         return [int(token) for token in self.tokenizer(text)] if text else []
 
     def _checked(self, text: str) -> str:
         for marker in self.markers:
             if marker in text:
                 raise DataError(f"{marker} is a special token of the template: {text[:60]!r}")
-        return text.strip() if self.strips else text
+        return text.strip() if self.chat is not None and self.chat.strips else text

@@ -17,7 +17,7 @@ import tensorflow as tf
 from data import batches, byte_pairs
 from data.errors import DataError
 from data.next_tokens import Ends
-from data.templates import Template
+from data.templates import Prompt, Template
 from distribution import keras_compat
 from models import presets
 from models.chunked_head import ChunkedHead
@@ -395,7 +395,7 @@ def stop_tokens(tokenizer) -> set[int]:
 def generate(
     task: keras_nlp.models.CausalLM,
     preprocessor,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     max_length: int,
     sampler: Sampler,
@@ -407,7 +407,7 @@ def generate(
     Args:
         task: a causal language model.
         preprocessor: its preprocessor.
-        prompts: beginnings of texts, or prompts that a template is for.
+        prompts: beginnings of texts, or prompts that a template is for, perhaps turns of a chat.
         max_length: tokens of a text, the prompt's and special ones included.
         sampler: how tokens are drawn.
         strip_prompt: whether to leave out the prompts.
@@ -423,14 +423,15 @@ def generate(
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
     tokenizer, ends = preprocessor.tokenizer, Ends.of(preprocessor.tokenizer)
+    texts = [prompt if isinstance(prompt, str) else prompt[-1][1] for prompt in prompts]
     if template is None:
-        given = [ends.around(list(map(int, tokenizer(prompt))))[:-1] for prompt in prompts]
+        given = [ends.around(list(map(int, tokenizer(text))))[:-1] for text in texts]
     else:
         given = [template.prompt(prompt) for prompt in prompts]
-    for prompt, ids in zip(prompts, given, strict=True):
+    for text, ids in zip(texts, given, strict=True):
         if len(ids) >= max_length:
             raise DataError(
-                f"{len(ids)} tokens leave no room for more within {max_length}: {prompt[:60]!r}"
+                f"{len(ids)} tokens leave no room for more within {max_length}: {text[:60]!r}"
             )
     stop = stop_tokens(tokenizer)
     if template is not None:
@@ -446,7 +447,7 @@ def generate(
             return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
 
         task.generate_function = generate_function
-    inputs = preprocessor.generate_preprocess(list(prompts), sequence_length=max_length)
+    inputs = preprocessor.generate_preprocess(texts, sequence_length=max_length)
     if template is not None:  # its special tokens are no text, which a tokenizer would read
         padding = getattr(tokenizer, "pad_token_id", 0)
         rows = [ids + [padding] * (max_length - len(ids)) for ids in given]

@@ -270,7 +270,8 @@ def main(options: Options) -> dict:
                 test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
         example = None
         if isinstance(data, prompts.Prompts):
-            example = min((prompt for prompt, _ in data.splits["valid"]), key=len)
+            known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
+            example = min(known, key=len)
         return run.finish(
             task,
             test=test,
@@ -344,22 +345,32 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
     return scores
 
 
-def beginnings(options: Options, data, tokenizer) -> list[str]:
+def beginnings(options: Options, data, tokenizer) -> list[templates.Prompt]:
     """Returns beginnings of the first validation documents, or prompts, for TensorBoard."""
     lines = iter(data.splits["valid"])
-    texts: list[str] = []
-    while len(texts) < 4 and (line := next(lines, None)) is not None:
-        text = line[0] if isinstance(data, prompts.Prompts) else " ".join(line.split()[:5])
-        if 0 < len(tokenizer(text)) < options.sequence_length // 2:
-            texts.append(text)
-    return texts
+    begun: list[templates.Prompt] = []
+    while len(begun) < 4 and (line := next(lines, None)) is not None:
+        if isinstance(data, prompts.Prompts):
+            prompt, texts = line[0], prompts.texts_of(line)[:-1]
+        else:
+            prompt = " ".join(line.split()[:5])
+            texts = [prompt]
+        if 0 < sum(len(tokenizer(text)) for text in texts) < options.sequence_length // 2:
+            begun.append(prompt)
+    return begun
 
 
 class Continuations(StepCallback):
     """Writes continuations of the first validation documents to TensorBoard, each epoch."""
 
     def __init__(
-        self, tensorboard, task, preprocessor, shown: Sequence[str], template: str | None, seed: int
+        self,
+        tensorboard,
+        task,
+        preprocessor,
+        shown: Sequence[templates.Prompt],
+        template: str | None,
+        seed: int,
     ):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
@@ -381,7 +392,8 @@ class Continuations(StepCallback):
         )
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
-                line = f"**{escape(begun)}** {escape(text)}"
+                said = begun if isinstance(begun, str) else begun[-1][1]
+                line = f"**{escape(said)}** {escape(text)}"
                 tf.summary.text(f"continuations/text_{number}", line)
 
 
@@ -401,7 +413,8 @@ def predict(
 
     Args:
         run: a finished run of this recipe.
-        inputs: beginnings of texts; prompts, where the run was trained on prompts.
+        inputs: beginnings of texts; prompts, where the run was trained on prompts; also, with the
+            turns of a chat, its messages as JSON, the last one of the user.
         max_length: maximum number of tokens, the input's included; 0 for the run's row length.
         temperature: divides the logits; 0 always takes the most likely token.
         top_k: sample among the K most likely tokens; 0 for all.
@@ -421,10 +434,11 @@ def predict(
         raise OptionsError("\n".join(filter(None, problems)))
     task = run.load_model("float32")
     template = run.metadata["template"]
+    asked = inputs if template is None else [prompts.of_input(text) for text in inputs]
     texts = decoders.generate(
         task,
         task.preprocessor,
-        inputs,
+        asked,
         max_length=max_length or task.preprocessor.sequence_length,
         sampler=decoders.Sampler(temperature, top_k or None, top_p, seed),
         strip_prompt=template is not None,

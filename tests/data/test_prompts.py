@@ -117,6 +117,30 @@ def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
     assert all(each == found[0] for each in found)
 
 
+def test_a_chat_of_several_turns_is_a_prompt_and_the_last_response(tmp_path):
+    def message(role, content):
+        return {"role": role, "content": content}
+
+    chats = [
+        [message("system", "Be brief."), message("user", f"{n}?"), message("assistant", f"{n}!")]
+        + [message("user", "And?"), message("assistant", "No.")]
+        for n in range(100)
+    ]
+    lines = [json.dumps({"messages": chat}) for chat in chats]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    splits = prompts.load_prompts(str(tmp_path / "chats.jsonl")).splits
+    found = [pair for pairs in splits.values() for pair in pairs]
+    turns = (("system", "Be brief."), ("user", "7?"), ("assistant", "7!"), ("user", "And?"))
+    assert len(found) == 100 and (turns, "No.") in found
+    assert prompts.texts_of((turns, "No.")) == ["Be brief.", "7?", "7!", "And?", "No."]
+    # As an input of a query.
+    assert prompts.of_input(prompts.as_input(turns)) == turns
+    for text in ("And?", "[1, 2]", "[a", '[{"a": 1}]'):
+        assert prompts.of_input(text) == text == prompts.as_input(text)
+    with pytest.raises(DataError, match="the last one of the user; found those of assistant"):
+        prompts.of_input('[{"role": "assistant", "content": "a"}]')
+
+
 def test_a_folder_may_lack_splits(tmp_path):
     def lines(numbers):
         return "\n".join(json.dumps({"prompt": f"{n}", "response": "r"}) for n in numbers)
@@ -144,8 +168,16 @@ def test_other_datasets_are_not_prompts(tmp_path):
     ("line", "message"),
     [
         ("{", "not JSON, one object per line"),
-        ('{"messages": []}', "expected messages of a user and an assistant, one each; .* nobody"),
+        ('{"messages": []}', "expected messages of user and assistant in turn, .* of nobody"),
         ('{"messages": [{"role": "system"}, 1]}', "expected messages .* found .* system, None"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            "expected messages .* the last one of the assistant; found those of user",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant"}]}',
+            "the content of the assistant is None, expected text",
+        ),
         ('["a"]', "expected an object with prompt and response"),
         ('{"prompt": "a"}', "expected prompt or instruction, and .*; found 'prompt'"),
         ("[" * 100_000, "not JSON, one object per line"),

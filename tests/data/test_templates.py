@@ -42,10 +42,50 @@ def test_turns_are_those_that_were_published(family):
             template.prompt(f"Hi{marker}")
 
 
+# A system's message and two turns; Gemma has no system's role.
+PUBLISHED_TURNS = {
+    "chatml": "<|im_start|>system\nIt is two.<|im_end|>\n<|im_start|>user\nWhat?<|im_end|>\n"
+    "<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nWhat is two?<|im_end|>\n"
+    "<|im_start|>assistant\nfour<|im_end|>",
+    "gemma": "<bos><start_of_turn>user\nIt is two.\n\nWhat?<end_of_turn>\n"
+    "<start_of_turn>model\nIt is.<end_of_turn>\n<start_of_turn>user\nWhat is two?<end_of_turn>\n"
+    "<start_of_turn>model\nfour<end_of_turn>",
+    "llama3": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nIt is two.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWhat?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nIt is.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWhat is two?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nfour<|eot_id|>",
+}
+TURNS = (
+    ("system", "It is two."),
+    ("user", "What?"),
+    ("assistant", "It is."),
+    ("user", "What is two?"),
+)
+
+
+@pytest.mark.parametrize("family", ["Qwen", "Gemma", "Llama3"])
+def test_turns_of_a_chat_follow_one_another_and_all_responses_are_predicted(family):
+    tokenizer = make_tokenizer(family)
+    name = CHAT_OF.get(family, "gemma")
+    template = templates.Template(name, tokenizer)
+    ids, predicted = template.example(TURNS, "four")
+    assert pieces(tokenizer, ids) == PUBLISHED_TURNS[name]
+    end = templates.CHATS[name].end
+    said = [token for token, is_said in zip(ids, predicted, strict=True) if is_said]
+    assert pieces(tokenizer, said) == f"It is.{end}four{end}"
+    assert template.prompt(TURNS) + template.response("four") == ids
+    one_turn = template.example((("user", "What?"),), "It is.")
+    assert one_turn == template.example("What?", "It is.")
+    text = templates.Template("{prompt} {response}", tokenizer)
+    with pytest.raises(DataError, match="need the turns of a chat: --template chat"):
+        text.example(TURNS, "four")
+
+
 def test_the_loss_is_on_the_response_and_the_end_of_its_turn():
     tokenizer = make_tokenizer("Gemma")
     rows = prompts.make_rows(
-        [("What?", "It is."), ("Two?", "four")],
+        [("What?", "It is."), ("What is two?", "four")],
         tokenizer,
         template="gemma",
         length=64,

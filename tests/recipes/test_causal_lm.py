@@ -272,14 +272,21 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
 def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     """The answer ends with its turn, whose token ends no text; it is not printed."""
     chat_presets.make_task().save_to_preset(str(tmp_path / "tiny_instruct"))
-    pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
-    lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
+    names = ["even", "odd"]
+    lines = []
+    for n in range(400):
+        turns = [("user", f"{n} is"), ("assistant", names[n % 2])]
+        if n % 3 == 0:
+            turns = [("system", "Say it."), *turns, ("user", f"{n + 1} is")]
+            turns.append(("assistant", names[(n + 1) % 2]))
+        messages = [{"role": role, "content": content} for role, content in turns]
+        lines.append(json.dumps({"messages": messages}))
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     options = causal_lm.Options(
         preset=str(tmp_path / "tiny_instruct"),
         dataset=str(tmp_path / "pairs.jsonl"),
         strategy="none",
-        sequence_length=48,
+        sequence_length=96,
         epochs=40,
         max_steps=120,
         global_batch_size=8,
@@ -294,6 +301,11 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     inputs = ("1234 is", "77 is", "--temperature", 0)
     status, out, err = command_line(predict, tmp_path / "run", *inputs)
     assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
+    turns = [("system", "Say it."), ("user", "4 is"), ("assistant", "even"), ("user", "77 is")]
+    chat = json.dumps([{"role": role, "content": content} for role, content in turns])
+    asked = ("--temperature", 0, "--json")
+    status, out, err = command_line(predict, tmp_path / "run", chat, *asked)
+    assert (status, err) == (0, "") and json.loads(out) == [[{"text": "odd"}]]
     status, _, err = command_line(predict, tmp_path / "run", "5<|im_end|>")
     assert (status, err.count("\n")) == (2, 1)
     assert "<|im_end|> is a special token of the template" in err
