@@ -21,7 +21,7 @@ import tensorflow as tf
 from data import arrays, images, masked_lm, melting, sentences, text
 from data.batches import training_batches
 from models import bert as bert_model
-from models import decoders
+from models import decoders, fine_tuning
 from recipes import bert_mlm, causal_lm, dna_melting, mnist, text_classification
 
 
@@ -123,7 +123,10 @@ def causal(options, strategy):
         states = decoders.apart(task.backbone)
         logits = task.backbone.token_embedding(states.output, reverse=True)
         model = keras.Model(states.input, logits)
-        optimizer = adamw(options, task)
+        if options.optimizer == "adamw":
+            optimizer = adamw(options, task)
+        else:
+            optimizer = fine_tuning.make_optimizer(options, 0.0, task, default="muon")
     seen = train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
     return task, *seen[1:]
 

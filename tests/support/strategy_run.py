@@ -57,7 +57,10 @@ RUNS = {
     "bert_lines": ("bert_mlm", LINES | dict(head="stock")),
     "bert_together": ("bert_mlm", LINES | TOGETHER),
     "causal": ("causal_lm", TINY_CAUSAL),
-    "causal_together": ("causal_lm", TINY_CAUSAL | TOGETHER),
+    "causal_together": (
+        "causal_lm",
+        TINY_CAUSAL | TOGETHER | dict(architecture="gpt2", optimizer="adamw"),
+    ),
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
