@@ -66,8 +66,9 @@ def find_files(dataset: str) -> dict[str, Path]:
     table or of JSON.
     """
     path = files.expand(dataset)
-    if path.name.endswith(tables.ENDINGS):
-        return {} if _holds_text(path) else {"": path}
+    if path.is_file():
+        is_asked = path.name.endswith(tables.ENDINGS) and not _holds_text(path)
+        return {"": path} if is_asked else {}
     if not path.is_dir():
         return {}
     words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
@@ -81,8 +82,6 @@ def find_files(dataset: str) -> dict[str, Path]:
 
 def _holds_text(path: Path) -> bool:
     """Returns whether a file has a field `text` and none of prompts."""
-    if not path.is_file():
-        return False
     names = set(tables.header_of(path))
     return TEXT in names and names.isdisjoint({*PROMPT, "messages"})
 
@@ -145,11 +144,11 @@ def _read(path: Path) -> Iterator[Pair]:
                 f"{where}: expected {' or '.join(PROMPT)}, and {' or '.join(RESPONSE)}; or "
                 f"messages; found {found[:100]!a}"
             )
-        prompt, response = map(row.get, fields)
-        more = row.get(INPUT) if "instruction" in row else None
-        if more and isinstance(more, str) and isinstance(prompt, str):
-            prompt = f"{prompt}\n\n{more}"
-        yield _checked(where, prompt, response)
+        asked, answer = map(row.get, fields)
+        given = row.get(INPUT) if "instruction" in row else None
+        if given and isinstance(given, str) and isinstance(asked, str):
+            asked = f"{asked}\n\n{given}"
+        yield _checked(where, asked, answer)
 
 
 def read_messages(where: str, messages, ends_with: str) -> Pair:
@@ -174,7 +173,7 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
             f"{', '.join(map(str, roles))[:100] or 'nobody'}"
         )
     said = [
-        (role, _text(where, f"content of the {role}", each.get("content")))
+        (str(role), _text(where, f"content of the {role}", each.get("content")))
         for role, each in zip(roles, found, strict=True)
     ]
     *before, (_, last) = said
@@ -199,8 +198,8 @@ def of_input(text: str) -> Prompt:
         value = json.loads(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
         return text
-    is_chat = isinstance(value, list) and value and isinstance(value[0], dict)
-    if not (is_chat and "role" in value[0]):
+    first = value[0] if isinstance(value, list) and value else None
+    if not isinstance(first, dict) or "role" not in first:
         return text
     before, last = read_messages(text[:60], value, ends_with="user")
     return (*before, ("user", last))

@@ -139,10 +139,12 @@ def _field(where: str, row, names: Sequence[str], hint: str) -> str:
         raise DataError(f"{where}: expected an object, found {row!r:.40}")
     keys = list(row)
     place = _place(where, keys, names, hint)
-    value = "" if place is None else row[keys[place]]
+    if place is None:
+        return ""
+    value = row[keys[place]]
     if isinstance(value, bool | int | float):
         value = str(value)
-    if value is None or not isinstance(value, str):
+    if not isinstance(value, str):
         raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")
     if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
         raise DataError(f"{where}: {keys[place]} is not UTF-8 text")

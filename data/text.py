@@ -65,13 +65,13 @@ def _lines_of(path: Path, member: str | None) -> Iterator[tuple[str, str]]:
         return
     if member is None and path.name.endswith(tables.JSON):
         for where, row in tables.read_objects(path):
-            text = row.get(TEXT) if isinstance(row, dict) else None
-            if not isinstance(text, str):
+            value = row.get(TEXT) if isinstance(row, dict) else None
+            if not isinstance(value, str):
                 found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise DataError(f"{where}: expected a text in the field {TEXT}; found {found:.100}")
-            if text != text.encode(errors="ignore").decode():  # half of a surrogate pair
-                text = "\0"
-            yield from ((where, line) for line in text.split("\n"))
+            if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
+                value = "\0"
+            yield from ((where, line) for line in value.split("\n"))
         return
     with files.open_bytes(path, member) as stream:
         for number, raw in enumerate(stream, 1):

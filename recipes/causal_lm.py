@@ -76,7 +76,7 @@ class Options(FineTuningOptions):
     )
     num_layers: int = 4
     num_heads: int = 4
-    optimizer: Literal["auto", "adamw", "muon"] = option(
+    optimizer: Literal["auto", "adamw", "muon"] = option(  # type: ignore[assignment]
         "auto",
         "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
         "layers, and AdamW for the rest; auto: muon from scratch, adamw from a preset.",

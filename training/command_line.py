@@ -185,7 +185,7 @@ def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
     """Returns the options that unknown ones may stand for, as the end of a message."""
     names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    near = []
+    near: list[str] = []
     for word in words:
         here = NAMES_ELSEWHERE.get(word.replace("_", "-"))
         near += difflib.get_close_matches(word, names, n=1) if here is None else [here]

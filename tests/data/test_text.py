@@ -206,6 +206,11 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
         ).split("\n")
         for path in folder.iterdir():
             path.unlink()
+    parts = str(tmp_path / "a.json*")
+    assert (
+        prompts.find_files(parts) == {}
+        and len(list(text.load_text(parts, tmp_path).splits["train"])) > 150
+    )
 
 
 @pytest.mark.parametrize(
