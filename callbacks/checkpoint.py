@@ -7,7 +7,8 @@ A checkpoint is a folder, `step-00000500`. It contains
 - `state.json`:
   - `step`, `epochs_done`, `steps_into_epoch`, `finished`: the progress of the run;
   - `stop_training`: whether a callback has ended the run before its last step;
-  - `dropout_seeds`: the states of the seed generators, which Keras's file lacks;
+  - `dropout_seeds`, `global_seed`, `layer_states`: the states of the model's seed generators, of
+    Keras's global one, and of stateful layers, which Keras's file lacks;
   - `metrics`: the sums of the epoch's metrics per replica, before the validation;
   - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
   - `fingerprint`: weight shapes and first batch, compared when the run resumes;
@@ -144,15 +145,29 @@ def dropout_seeds(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
-def read_seeds(model: keras.Model) -> list[list[int]]:
-    """Returns the values of the model's seed generators."""
-    return [keras.ops.convert_to_numpy(v).tolist() for v in dropout_seeds(model)]
+def _states(model: keras.Model, has_drawn: bool = False) -> dict[str, list[keras.Variable]]:
+    """Returns the variables that a step changes and Keras's file lacks, by their names here."""
+    found = {"dropout_seeds": dropout_seeds(model)}
+    if model.distribute_strategy.num_replicas_in_sync == 1:  # several have no stateful layers
+        found["global_seed"] = keras_compat.global_seed(create=has_drawn)
+        found["layer_states"] = keras_compat.states_of_layers(model)
+    return found
 
 
-def write_seeds(model: keras.Model, seeds: list[list[int]]) -> None:
-    """Sets the model's seed generators to values of `read_seeds()`."""
-    for variable, value in zip(dropout_seeds(model), seeds, strict=True):
-        variable.assign(value)
+def read_states(model: keras.Model) -> dict[str, list]:
+    """Returns the states of seed generators and of stateful layers, JSON."""
+    return {
+        name: [keras.ops.convert_to_numpy(v).tolist() for v in variables]
+        for name, variables in _states(model).items()
+    }
+
+
+def write_states(model: keras.Model, states: dict) -> None:
+    """Sets the states to those of `read_states()`; what they lack stays."""
+    for name, variables in _states(model, bool(states.get("global_seed"))).items():
+        # Fewer values: something was drawn, or a checkpoint of several replicas is resumed on one.
+        for variable, value in zip(variables, states.get(name, []), strict=name == "dropout_seeds"):
+            variable.assign(value)
 
 
 class Checkpoint(StepCallback):
@@ -215,7 +230,7 @@ class Checkpoint(StepCallback):
         self.weights_step: int | None = None
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
         self._epoch_metrics: list | None = None
-        self._epoch_seeds: list | None = None
+        self._epoch_states: dict | None = None
         self.saved_step = restored.step if restored else 0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -235,15 +250,15 @@ class Checkpoint(StepCallback):
         ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
         # The validation overwrites the metrics.
         self._epoch_metrics = MetricStates.of(self.model).read() if ends else None
-        self._epoch_seeds = read_seeds(self.model) if ends else None
+        self._epoch_states = read_states(self.model) if ends else None
 
     def save_stopped(self) -> None:
         """Saves a run that was stopped, unless its last step is saved already.
 
-        A resumed run repeats the validation that was stopped, with the seeds from before it.
+        A resumed run repeats the validation that was stopped, with the states from before it.
         """
         if self.saved_step != self.step:
-            self.save(seeds=self._epoch_seeds)
+            self.save(states=self._epoch_states)
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
@@ -288,21 +303,21 @@ class Checkpoint(StepCallback):
         )
 
     def save(
-        self, finished: bool = False, is_best: bool = False, seeds: list | None = None
+        self, finished: bool = False, is_best: bool = False, states: dict | None = None
     ) -> None:
         """Writes a checkpoint of the current step.
 
         Args:
             finished: whether this is the last step.
             is_best: write it to `best` too.
-            seeds: values of the model's seed generators, if not the current ones.
+            states: of `read_states()`, if not the current ones.
 
         Raises:
             CannotSave: the disk is full or the folder not writable.
         """
         # A collective read: all workers take part.
         metrics = self._epoch_metrics or MetricStates.of(self.model).read()
-        seeds = seeds or read_seeds(self.model)
+        states = states or read_states(self.model)
         self.saved_step = self.step
         if not self.is_chief:
             return
@@ -313,7 +328,7 @@ class Checkpoint(StepCallback):
             "finished": finished,
             "stop_training": self.step < self.total_steps and bool(self.model.stop_training),
             "metrics": metrics,
-            "dropout_seeds": seeds,
+            **states,
             "best": self.best_value,
             "best_epoch": self.best_epoch,
             "best_step": self.best_step,
@@ -350,11 +365,11 @@ class Restore(StepCallback):
         self._epoch_logs: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
-        """Loads weights, optimizer, dropout seeds and the callbacks' states."""
+        """Loads weights, optimizer, seeds, layers' and callbacks' states."""
         if self.info is None:
             return
         self.model.load_weights(self.info.folder / WEIGHTS)
-        write_seeds(self.model, self.info.state["dropout_seeds"])
+        write_states(self.model, self.info.state)
         states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
             if name in states:  # a new callback has no state

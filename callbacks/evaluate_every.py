@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import keras
 
-from callbacks.checkpoint import read_seeds, write_seeds
+from callbacks.checkpoint import read_states, write_states
 from callbacks.errors import Stopped
 from callbacks.records import Records
 from callbacks.steps import StepCallback
@@ -62,14 +62,14 @@ class EvaluateEvery(StepCallback):
 
     def _evaluate(self) -> None:
         states = MetricStates.of(self.model)
-        of_the_epoch, seeds = states.read(), read_seeds(self.model)
+        of_the_epoch, of_the_model = states.read(), read_states(self.model)
         self._owed = True
         try:
             numbers = self.model.evaluate(
                 self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
             )
         except Stopped:
-            write_seeds(self.model, seeds)  # it is repeated
+            write_states(self.model, of_the_model)  # it is repeated
             raise
         finally:
             states.write(of_the_epoch)

@@ -16,11 +16,13 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as tf_random
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
+from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import compile_utils, epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
@@ -822,6 +824,28 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     Lacks: `model.layers` has only the outermost ones.
     """
     return list(model._flatten_layers())
+
+
+def states_of_layers(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of a model's stateful layers, which neither weights nor files hold.
+
+    Lacks: Keras keeps them in `layer.states` alone.
+    """
+    layers = [e for e in layers_of(model) if isinstance(e, keras.layers.RNN) and e.stateful]
+    return [state for layer in layers for state in keras.tree.flatten(layer.states)]
+
+
+def global_seed(create: bool = False) -> list[keras.Variable]:
+    """Returns the state of the generator of draws without a `SeedGenerator`, if there is one.
+
+    Lacks: no public API names it.
+
+    Args:
+        create: whether to make one if nothing was drawn yet.
+    """
+    if not create and global_state.get_global_attribute("global_seed_generator") is None:
+        return []
+    return [seed_generator.global_seed_generator().state]
 
 
 def not_for_xla(model: keras.Model) -> list[str]:

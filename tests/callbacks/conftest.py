@@ -25,6 +25,7 @@ class FakeModel:
         self.stop_training = False
         self.optimizer = types.SimpleNamespace()
         self.non_trainable_variables = []
+        self.distribute_strategy = types.SimpleNamespace(num_replicas_in_sync=2)
         self.metrics_were_reset = 0
         self.metrics = []
 

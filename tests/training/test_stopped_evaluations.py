@@ -36,7 +36,7 @@ def build(options):
     )
 
 
-def train(folder, extra=(), **options):
+def train(folder, extra=(), build=build, **options):
     keras.backend.clear_session()
     options = tiny_recipe.Options(run_dir=folder, **options)
     return tiny_recipe.main(options, build=build, extra=extra)
@@ -64,6 +64,49 @@ def test_what_draws_in_evaluations_draws_the_same_again(tmp_path, monkeypatch, o
         train(tmp_path / "broken", **options)
     broken = train(tmp_path / "broken", **options)
     assert broken["resumed_from_step"] == (4 if options else 9)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    for name in ("weights_sha256", "history", "test"):
+        assert broken[name] == whole[name]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Jitter(keras.layers.Layer):
+    """Adds noise from Keras's global generator."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+def build_stateful(options):
+    return keras.Sequential(
+        [
+            keras.Input((6,), batch_size=8),
+            keras.layers.Reshape((3, 2)),
+            keras.layers.Bidirectional(keras.layers.LSTM(4, stateful=True)),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def build_jittered(options):
+    return keras.Sequential([keras.Input((6,)), Jitter(), keras.layers.Dense(2)])
+
+
+class StopAtStep(keras.callbacks.Callback):
+    """Stops the run, as a signal of the scheduler does."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("build", [build_stateful, build_jittered], ids=["stateful", "global"])
+def test_states_of_layers_and_of_the_global_generator_resume(build, tmp_path):
+    whole = train(tmp_path / "whole", build=build)
+    with pytest.raises(Stopped):
+        train(tmp_path / "broken", build=build, extra=[StopAtStep()])
+    broken = train(tmp_path / "broken", build=build)
+    assert broken["resumed_from_step"] == 6
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
     for name in ("weights_sha256", "history", "test"):
         assert broken[name] == whole[name]
