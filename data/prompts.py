@@ -91,8 +91,8 @@ def load_prompts(dataset: str) -> Prompts:
 
     A prompt may also be called `instruction`, with an `input` that follows it on the next line but
     one, and a response `completion` or `output`. JSON may have `messages` instead, with `role` and
-    `content`: perhaps one of the system, then of user and assistant in turn; the prompt is all but
-    the last one, the response.
+    `content`: an optional system message, then user and assistant messages in turn; the response is
+    the last one, the prompt all before it.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
@@ -152,7 +152,7 @@ def _read(path: Path) -> Iterator[Pair]:
 
 
 def read_messages(where: str, messages, ends_with: str) -> Pair:
-    """Returns the turns of a chat before its last message, and that one.
+    """Returns the turns of a chat before its last message, and the last message.
 
     Args:
         where: What an error begins with.
@@ -160,7 +160,7 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
         ends_with: The role of the last message, "user" or "assistant".
 
     Raises:
-        DataError: Roles do not take turns, or a content is not text.
+        DataError: The roles do not alternate, or a content is not text.
     """
     found = messages if isinstance(messages, list) else []
     roles = [each.get("role") if isinstance(each, dict) else None for each in found]
@@ -168,9 +168,9 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
     expected = ["user", "assistant"] * len(turns)
     if not turns or turns != expected[: len(turns)] or turns[-1] != ends_with:
         raise DataError(
-            f"{where}: expected messages of user and assistant in turn, perhaps after one of the "
-            f"system, the last one of the {ends_with}; found those of "
-            f"{', '.join(map(str, roles))[:100] or 'nobody'}"
+            f"{where}: expected alternating user and assistant messages, optionally after a "
+            f"system message, ending with the {ends_with}; found "
+            f"{', '.join(map(str, roles))[:100] or 'none'}"
         )
     said = [
         (str(role), _text(where, f"content of the {role}", each.get("content")))
@@ -192,7 +192,7 @@ def of_input(text: str) -> Prompt:
     """Returns the prompt that a text is, or the turns of a chat whose messages it is in JSON.
 
     Raises:
-        DataError: The last message is not the user's, or roles do not take turns.
+        DataError: The last message is not the user's, or the roles do not alternate.
     """
     try:
         value = json.loads(text) if text.lstrip().startswith("[") else None

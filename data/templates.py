@@ -24,8 +24,8 @@ class Chat:
         end: The one that ends a turn.
         strips: Whether white space around texts is left out.
         assistant: The name of the role that responds.
-        has_system: Whether there is a role for the system's message; otherwise it stands in the
-            first turn of the user, before an empty line.
+        has_system: Whether there is a system role; otherwise the system message begins the first
+            user turn, before an empty line.
     """
 
     turn: str
@@ -195,8 +195,7 @@ class Template:
         if chat is None:
             if [role for role, _ in turns] != ["user"]:
                 raise DataError(
-                    "messages with a system's or with several turns need the turns of a chat: "
-                    "--template chat"
+                    "a system message or several turns need a chat's template: pass --template chat"
                 )
             add(self.before.replace("{prompt}", self._checked(turns[0][1])))
             return ids, predicted

@@ -39,7 +39,7 @@ class Options(TakesMore, RunOptions):
         (), "Inputs of the recipe's predict(); quote texts.", positional=True
     )
     file: Path | None = option(
-        None, "Read inputs from this file, one a line; - for standard input."
+        None, "Read inputs from this file, one per line; - for standard input."
     )
     json: bool = option(False, "Print the answers as one JSON array.")
 

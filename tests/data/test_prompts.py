@@ -137,7 +137,7 @@ def test_a_chat_of_several_turns_is_a_prompt_and_the_last_response(tmp_path):
     assert prompts.of_input(prompts.as_input(turns)) == turns
     for text in ("And?", "[1, 2]", "[a", '[{"a": 1}]'):
         assert prompts.of_input(text) == text == prompts.as_input(text)
-    with pytest.raises(DataError, match="the last one of the user; found those of assistant"):
+    with pytest.raises(DataError, match="ending with the user; found assistant"):
         prompts.of_input('[{"role": "assistant", "content": "a"}]')
 
 
@@ -168,11 +168,11 @@ def test_other_datasets_are_not_prompts(tmp_path):
     ("line", "message"),
     [
         ("{", "not JSON, one object per line"),
-        ('{"messages": []}', "expected messages of user and assistant in turn, .* of nobody"),
-        ('{"messages": [{"role": "system"}, 1]}', "expected messages .* found .* system, None"),
+        ('{"messages": []}', "expected alternating user and assistant messages, .* found none"),
+        ('{"messages": [{"role": "system"}, 1]}', "expected alternating .* found system, None"),
         (
             '{"messages": [{"role": "user", "content": "a"}]}',
-            "expected messages .* the last one of the assistant; found those of user",
+            "expected alternating .* ending with the assistant; found user",
         ),
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant"}]}',

@@ -78,7 +78,7 @@ def test_turns_of_a_chat_follow_one_another_and_all_responses_are_predicted(fami
     one_turn = template.example((("user", "What?"),), "It is.")
     assert one_turn == template.example("What?", "It is.")
     text = templates.Template("{prompt} {response}", tokenizer)
-    with pytest.raises(DataError, match="need the turns of a chat: --template chat"):
+    with pytest.raises(DataError, match="need a chat's template: pass --template chat"):
         text.example(TURNS, "four")
 
 

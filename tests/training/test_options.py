@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 import shlex
 import sys
 import types
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes import bert_mlm, compare, dna_melting, mnist, predict, text_classification
+from recipes import bert_mlm, causal_lm, compare, dna_melting, mnist, predict, text_classification
 from tests.support import tiny_recipe
-from training.command_line import alias_notes, parse
+from training.command_line import NAMES_ELSEWHERE, alias_notes, make_parser, parse
 from training.errors import OptionsError, RunError
 from training.options import (
     SharedOptions,
@@ -126,6 +127,13 @@ class TestParse:
             with pytest.raises(SystemExit):
                 parsed(mnist.Options, line)
             assert capsys.readouterr().err.endswith(said)
+
+    def test_names_elsewhere_stand_for_options_of_the_recipes(self):
+        kinds = [recipe.Options for recipe in (bert_mlm, causal_lm, mnist)]
+        pages = " ".join(make_parser(kind, "prog", "").format_help() for kind in kinds)
+        known = set(re.findall(r"(?<!\S)--[a-z][\w-]*", pages))
+        assert set(NAMES_ELSEWHERE.values()) <= known
+        assert not set(NAMES_ELSEWHERE) & known
 
     def test_an_alias_says_which_option_it_is(self):
         line = "--learning-rate 0.1 --batch-size=16"
