@@ -52,6 +52,7 @@ def training_batches(
     *,
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
+    with_position: bool = False,
 ) -> tf.data.Dataset:
     """Makes endless global batches for training.
 
@@ -63,6 +64,8 @@ def training_batches(
         batches_per_epoch: batches of an epoch; all full ones by default. (With accumulation a
             multiple of the accumulated batches.)
         first_batch: number of the batch to start at, for a resumed run.
+        with_position: whether `make_batch` takes, as a third argument, how many examples all
+            batches before this one have, an int64 scalar.
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
@@ -80,7 +83,10 @@ def training_batches(
 
     def batch_at(positions):
         epoch = positions[0] // per_epoch
-        return make_batch(permuted(positions % per_epoch, seed, epoch, count), epoch)
+        examples = permuted(positions % per_epoch, seed, epoch, count)
+        if with_position:
+            return make_batch(examples, epoch, positions[0])
+        return make_batch(examples, epoch)
 
     return _in_batches(first_batch * batch_size, np.iinfo(np.int64).max, batch_size, batch_at)
 

@@ -28,6 +28,8 @@ class Masking:
         continuations: ids of the pieces that continue a word, to choose whole words; None to
             choose pieces.
         inputs: the names of the model's inputs.
+        first_probability: that share in the first step of training, from which it changes linearly
+            to `probability`; None for no change.
     """
 
     special: SpecialTokens
@@ -37,6 +39,7 @@ class Masking:
     seed: int
     continuations: tuple[int, ...] | None = None
     inputs: tuple[str, ...] = ("token_ids", "segment_ids", "padding_mask", "mask_positions")
+    first_probability: float | None = None
 
     @classmethod
     def of(
@@ -47,6 +50,7 @@ class Masking:
         seed: int,
         whole_words: bool = False,
         inputs: tuple[str, ...] | None = None,
+        first_probability: float | None = None,
     ) -> "Masking":
         """Returns a masking with slots for the predictions of a full sequence.
 
@@ -57,15 +61,18 @@ class Masking:
             seed: the run's seed.
             whole_words: whether to choose whole words.
             inputs: the names of the model's inputs; None for BERT's.
+            first_probability: `probability` in the first step of training; None for no change.
         """
+        most = max(probability, first_probability or 0.0)
         return cls(
             special=SpecialTokens.of(tokenizer),
             vocabulary_size=tokenizer.vocabulary_size(),
             probability=probability,
-            max_predictions=most_predictions(probability, sequence_length),
+            max_predictions=most_predictions(most, sequence_length),
             seed=seed,
             continuations=continuations(tokenizer) if whole_words else None,
             inputs=inputs or cls.inputs,
+            first_probability=first_probability,
         )
 
 
@@ -75,7 +82,12 @@ def most_predictions(probability: float, sequence_length: int) -> int:
 
 
 def mask_batch(
-    token_ids: tf.Tensor, indices: tf.Tensor, epoch: tf.Tensor, masking: Masking, split: str
+    token_ids: tf.Tensor,
+    indices: tf.Tensor,
+    epoch: tf.Tensor,
+    masking: Masking,
+    split: str,
+    probability: tf.Tensor | None = None,
 ) -> tuple:
     """Chooses positions; replaces 80 % by [MASK], 10 % by a random piece, and keeps 10 %.
 
@@ -88,6 +100,7 @@ def mask_batch(
         epoch: int64 scalar.
         masking: how to mask.
         split: "train", "valid" or "test": each has different masks.
+        probability: share of the tokens to predict, float scalar; None for that of `masking`.
 
     Returns:
         (x, labels, weights) for a `MaskedLM`: x has those of `masking.inputs`, int32
@@ -109,7 +122,8 @@ def mask_batch(
     score = batches.uniform(seed(f"{split} places"), epoch, example, place)
     score = tf.where(eligible, score, NOT_CHOSEN)
     tokens = tf.reduce_sum(padding_mask, axis=1, keepdims=True)
-    wanted = tf.round(masking.probability * tf.cast(tokens, tf.float32))
+    share = masking.probability if probability is None else tf.cast(probability, tf.float32)
+    wanted = tf.round(share * tf.cast(tokens, tf.float32))
     wanted = tf.clip_by_value(tf.cast(wanted, tf.int32), 1, masking.max_predictions)
     if masking.continuations is not None:
         score = keep_whole_words(score, token_ids, wanted, masking)
@@ -202,6 +216,8 @@ def training_data(
     batch_size: int,
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
+    steps: int = 1,
+    batches_per_step: int = 1,
 ) -> tf.data.Dataset:
     """Yields endless global batches, shuffled and masked differently in each epoch.
 
@@ -211,17 +227,33 @@ def training_data(
         batch_size: sequences of a global batch.
         batches_per_epoch: batches of an epoch, see `batches.training_batches`.
         first_batch: number of the batch to start at, for a resumed run.
+        steps: of the whole run; the share of predicted tokens changes, from that of
+            `masking.first_probability` in the first one, until the last one.
+        batches_per_step: batches that one step accumulates.
 
     Returns:
         Batches of `mask_batch`.
     """
+    table = as_tensor(sequences)
+
+    def make_batch(indices, epoch, position):
+        probability = None
+        if masking.first_probability is not None:
+            step = tf.cast(position // (batch_size * batches_per_step), tf.float64)
+            rest = 1.0 - tf.minimum(step / max(1, steps - 1), 1.0)
+            change = masking.first_probability - masking.probability
+            probability = masking.probability + change * rest
+        token_ids = tf.cast(tf.gather(table, indices), tf.int32)
+        return mask_batch(token_ids, indices, epoch, masking, "train", probability)
+
     return batches.training_batches(
         len(sequences),
         batch_size,
         masking.seed,
-        _gather_and_mask(sequences, masking, "train"),
+        make_batch,
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
+        with_position=True,
     )
 
 
@@ -240,18 +272,13 @@ def evaluation_data(
     Returns:
         Batches of `mask_batch`.
     """
-    make_batch = _gather_and_mask(sequences, masking, split)
-    return batches.evaluation_batches(len(sequences), batch_size, make_batch)
-
-
-def _gather_and_mask(sequences: np.ndarray, masking: Masking, split: str):
     table = as_tensor(sequences)
 
     def make_batch(indices, epoch):
         token_ids = tf.cast(tf.gather(table, indices), tf.int32)
         return mask_batch(token_ids, indices, epoch, masking, split)
 
-    return make_batch
+    return batches.evaluation_batches(len(sequences), batch_size, make_batch)
 
 
 def require_predictions(sequences: dict[str, np.ndarray], masking: Masking) -> None:

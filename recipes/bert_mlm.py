@@ -75,6 +75,12 @@ class Options(TextOptions):
     )
     whole_word_masking: bool = option(False, "Mask all word pieces of a chosen word.")
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
+    initial_mlm_probability: float | None = option(
+        None,
+        "That share in the first training step; it changes linearly to --mlm-probability, which "
+        "validation and test have throughout (default: the same).",
+        within="(0, 1]",
+    )
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
@@ -154,7 +160,13 @@ def main(options: Options) -> dict:
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         batch_size = plan.global_batch_size
-        train_data = masked_lm.training_data(sequences["train"], masking, **plan.batches)
+        train_data = masked_lm.training_data(
+            sequences["train"],
+            masking,
+            steps=plan.total_steps,
+            batches_per_step=plan.accumulate_steps,
+            **plan.batches,
+        )
         valid_data = masked_lm.evaluation_data(
             sequences["valid"], masking, batch_size=batch_size, split="valid"
         )
@@ -333,6 +345,7 @@ def make_sequences(
         options.seed,
         options.whole_word_masking,
         inputs,
+        options.initial_mlm_probability,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

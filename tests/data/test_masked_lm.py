@@ -139,6 +139,28 @@ class TestData:
         later = masked_lm.training_data(sequences, self.MASKING, batch_size=4, first_batch=1)
         np.testing.assert_array_equal(self.flat(later, 2)[1], found[1][4:])
 
+    def test_the_share_falls_from_step_to_step(self):
+        sequences = full_sequences(12, 100)
+        falling = dataclasses.replace(
+            MASKING, probability=0.1, first_probability=0.3, max_predictions=30
+        )
+        steps = {"steps": 5}
+        whole = self.flat(masked_lm.training_data(sequences, falling, batch_size=4, **steps), 7)
+        filled = whole[-1].reshape(7, 4, 30).sum(2)
+        wanted = np.array([30, 25, 20, 15, 10, 10, 10])[:, None]
+        np.testing.assert_array_equal(filled, np.broadcast_to(wanted, (7, 4)))
+        resumed = masked_lm.training_data(
+            sequences, falling, batch_size=4, first_batch=2, **steps
+        )
+        halves = masked_lm.training_data(
+            sequences, falling, batch_size=2, batches_per_step=2, **steps
+        )
+        for a, b, c in zip(whole, self.flat(resumed, 5), self.flat(halves, 14), strict=True):
+            np.testing.assert_array_equal(a[8:], b)
+            np.testing.assert_array_equal(a, c)
+        data = masked_lm.evaluation_data(sequences, falling, batch_size=4, split="test")
+        assert (self.flat(data)[-1].reshape(12, 30).sum(1) == 10).all()
+
     @pytest.mark.parametrize("split", ["valid", "test"])
     def test_evaluation_never_changes(self, split):
         sequences = full_sequences(10, 20)

@@ -102,7 +102,9 @@ def bert(options, strategy):
     source = text.load_text(options.dataset, options.cache_dir)
     tokenizer = bert_model.make_tokenizer(options, None, source, options.cache_dir)
     rows, masking = bert_mlm.make_sequences(options, source, tokenizer, options.cache_dir)
-    dataset = masked_lm.training_data(rows["train"], masking, **batches(options))
+    dataset = masked_lm.training_data(
+        rows["train"], masking, steps=options.max_steps, **batches(options)
+    )
     frequency = masked_lm.log_frequency(rows["train"], masking)
     with strategy.scope():
         model = bert_mlm.build_model(options, len(tokenizer.vocabulary), None, frequency)

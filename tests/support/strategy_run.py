@@ -55,7 +55,7 @@ TOGETHER = dict(clip_norm=0.5, accumulate_steps=2, global_batch_size=4, validate
 RUNS = {
     "bert_packed": ("bert_mlm", TINY_TEXT),
     "bert_lines": ("bert_mlm", LINES | dict(head="stock")),
-    "bert_together": ("bert_mlm", LINES | TOGETHER),
+    "bert_together": ("bert_mlm", LINES | TOGETHER | dict(initial_mlm_probability=0.5)),
     "causal": ("causal_lm", TINY_CAUSAL),
     "causal_together": (
         "causal_lm",
