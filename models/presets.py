@@ -1,7 +1,6 @@
 """Finds, checks and loads presets of any family of KerasNLP: models, preprocessors, tokenizers.
 
-`from_preset()` of a general class (`TextClassifier`, `MaskedLM`) chooses the preset's family. This
-module depends on no family's name.
+`from_preset()` of a general class (`TextClassifier`, `MaskedLM`) chooses the preset's family.
 """
 
 import difflib
@@ -29,6 +28,8 @@ EXAMPLES = {
     "MaskedLM": "bert_tiny_en_uncased",
     "CausalLM": "gpt2_base_en",
 }
+# Encoders that cannot be trained in half precision: RoFormer-v2 counts positions in it.
+NOT_IN_HALF = ("RoformerV2Backbone",)
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
@@ -142,7 +143,8 @@ def load_task(
         **changes: arguments of the task's constructor.
 
     Raises:
-        DataError: the preset cannot be loaded, is of another task, or has fewer positions.
+        DataError: the preset cannot be loaded, is of another task, has fewer positions, or fails in
+            this precision.
     """
     require_task(kind, preset)
     policy = keras.config.dtype_policy()
@@ -150,6 +152,12 @@ def load_task(
         changes["backbone"] = load_backbone(preset, backbone_dropout)
     model = load(kind, preset, dtype=policy, preprocessor=None, compile=False, **changes)
     require_positions(model.backbone, preset, sequence_length)
+    family = type(model.backbone).__name__
+    if family in NOT_IN_HALF and policy.compute_dtype in ("float16", "bfloat16"):
+        raise DataError(
+            f"preset {preset}: KerasNLP's {family.removesuffix('Backbone')} fails in "
+            f"{policy.name}; pass --precision float32"
+        )
     weights = init_from.source_of(preset).weights
     if weights is not None:
         init_from.load_checkpoint(model, weights)

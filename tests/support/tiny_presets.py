@@ -6,7 +6,10 @@ import keras
 import keras_nlp
 
 WORDS = "the loss of a step is mean over all replicas and batches not good film bad".split()
-FAMILIES = ("Bert", "DistilBert", "Roberta", "DebertaV3", "Albert", "XLMRoberta", "FNet")
+FAMILIES = (
+    *("Bert", "DistilBert", "Roberta", "DebertaV3", "Albert", "XLMRoberta", "FNet"),
+    "RoformerV2",
+)
 SIZES = dict(num_layers=1, hidden_dim=8, intermediate_dim=16, max_sequence_length=32)
 # Arguments of some constructors only.
 MORE = {"Albert": dict(embedding_dim=8), "DebertaV3": dict(bucket_size=4)}
@@ -25,6 +28,9 @@ def save(family: str, task: str, folder, sequence_length: int = 12, **sizes) -> 
     keras.utils.set_random_seed(7)
     made = tokenizer(family)
     sizes = SIZES | MORE.get(family, {}) | dict(dropout=0.1) | sizes
+    if family == "RoformerV2":
+        del sizes["max_sequence_length"]
+        sizes["head_size"] = sizes["hidden_dim"] // 2
     if family != "FNet":
         sizes |= dict(num_heads=2)
     models = keras_nlp.models
@@ -46,7 +52,7 @@ def save(family: str, task: str, folder, sequence_length: int = 12, **sizes) -> 
 def tokenizer(family: str):
     """Makes a tokenizer of `WORDS`."""
     models = keras_nlp.models
-    if family in ("Bert", "DistilBert"):
+    if family in ("Bert", "DistilBert", "RoformerV2"):
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         pieces = [*special, *WORDS, "##s", "st", "##ep", "."]
         return getattr(models, f"{family}Tokenizer")(vocabulary=pieces, lowercase=True)
