@@ -149,9 +149,7 @@ class TestData:
         filled = whole[-1].reshape(7, 4, 30).sum(2)
         wanted = np.array([30, 25, 20, 15, 10, 10, 10])[:, None]
         np.testing.assert_array_equal(filled, np.broadcast_to(wanted, (7, 4)))
-        resumed = masked_lm.training_data(
-            sequences, falling, batch_size=4, first_batch=2, **steps
-        )
+        resumed = masked_lm.training_data(sequences, falling, batch_size=4, first_batch=2, **steps)
         halves = masked_lm.training_data(
             sequences, falling, batch_size=2, batches_per_step=2, **steps
         )
