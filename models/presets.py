@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -179,6 +180,32 @@ def load_backbone(preset: str, dropout: float | None = None):
     backbone = load(keras_nlp.models.Backbone, preset, dtype=policy, **changes)
     init_from.load_encoder(backbone, init_from.source_of(preset))
     return backbone
+
+
+def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
+    """Decides whether training goes on with the head of a classifier's folder, or with a new one.
+
+    It goes on if the head has as many classes, and the same ones if the folder names them, as that
+    of a run does.
+
+    Args:
+        preset: a name, a handle, or a folder.
+        classes: names of the data's classes, in the order of their numbers.
+
+    Returns:
+        Whether it goes on, and a line about it for the log; None if the folder has no classifier.
+    """
+    folder = Path(init_from.source_of(preset).preset)
+    stored = _read_json(folder / "task.json")
+    kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
+    if kind is None or not issubclass(kind, keras_nlp.models.TextClassifier):
+        return False, None
+    count = stored.get("config", {}).get("num_classes")
+    names = _read_json(folder / "recipe.json").get("classes")
+    if count == len(classes) and names in (None, list(classes)):
+        return True, f"the head of {preset} is trained further; its classes are those of the data"
+    other = f"{count} classes" if names is None else f"the classes {', '.join(names)[:80]}"
+    return False, f"a new head: that of {preset} is for {other}"
 
 
 def require_positions(backbone, preset: str, sequence_length: int | None) -> None:

@@ -110,6 +110,7 @@ def build_model(
     *,
     evidence: np.ndarray | None = None,
     sample: dict[str, np.ndarray] | None = None,
+    keep_head: bool = False,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
@@ -122,6 +123,7 @@ def build_model(
             classes); see `sentences.naive_bayes_evidence`.
         sample: for a BERT of a run, whose [CLS] is untrained: inputs of several hundred training
             sentences.
+        keep_head: whether to use the head of the preset, a classifier of as many classes.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes).
@@ -148,7 +150,7 @@ def build_model(
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
-        num_classes=num_classes,
+        **({} if keep_head else {"num_classes": num_classes}),
         **({} if dropout is None else {"dropout": dropout}),
     )
 
@@ -217,6 +219,7 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sample = None
+            keep_head = False
             if preset is None:
                 evidence = sentences.naive_bayes_evidence(
                     inputs["train"], labels["train"], tokenizer, len(data.classes)
@@ -224,8 +227,16 @@ def main(options: Options) -> dict:
             elif options.init_from is not None and not run.metadata:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
+            elif not run.metadata:
+                keep_head, about_head = presets.kept_head(preset, data.classes)
+                run.note(about_head)
             model = build_model(
-                options, len(data.classes), preset, evidence=evidence, sample=sample
+                options,
+                len(data.classes),
+                preset,
+                evidence=evidence,
+                sample=sample,
+                keep_head=keep_head,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
             if not run.metadata:

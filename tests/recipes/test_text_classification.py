@@ -123,6 +123,38 @@ def test_a_new_model_begins_as_naive_bayes(layers):
     assert (by_hand == labels).mean() > 0.8
 
 
+@pytest.mark.parametrize("same_classes", [True, False])
+def test_a_classifier_is_trained_further(same_classes, finished, folder, tmp_path):
+    """A step at a rate of almost zero: what is saved is what it began with."""
+    run_dir, _ = finished
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in folder.glob("*.tsv"):
+        text = file.read_text()
+        if not same_classes:
+            text = re.sub(r"\t(\d)$", r"\tclass \1", text, flags=re.M)
+        (data / file.name).write_text(text)
+    results = text_classification.main(
+        text_classification.Options(
+            dataset=str(data),
+            preset=str(run_dir / "model"),
+            sequence_length=12,
+            base_learning_rate=1e-12,
+            max_steps=1,
+            global_batch_size=8,
+            run_dir=tmp_path / "run",
+            quiet=True,
+        )
+    )
+    heads = [
+        load_run(folder).load_model("float32").get_layer("logits").get_weights()[0]
+        for folder in (run_dir, tmp_path / "run")
+    ]
+    assert np.allclose(*heads, atol=1e-6) is same_classes
+    said = "is trained further" if same_classes else "a new head: that of "
+    assert any(said in note for note in results["notes"])
+
+
 class FakeTokenizer:
     def __init__(self, size):
         self.size = size
