@@ -139,6 +139,7 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
             cache_dir=folder / "cache",
             run_dir=folder / f"run-{os.getpid()}",
             preset="scratch",
+            initial_mlm_probability=0.15,  # as the other sides
             global_batch_size=sizes["batch_size"],
             sequence_length=sizes["length"],
             num_layers=sizes["layers"],

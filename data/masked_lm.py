@@ -75,6 +75,19 @@ class Masking:
             first_probability=first_probability,
         )
 
+    @property
+    def mean_predictions(self) -> float:
+        """Returns the slots of an example that are filled on average, over the whole training."""
+        first, last = self.first_probability or self.probability, self.probability
+        return self.max_predictions * (first + last) / 2 / max(first, last)
+
+    def describe(self) -> str:
+        """Returns a line of the plan."""
+        first, last = self.first_probability or self.probability, self.probability
+        if first == last:
+            return f"{last:.0%} of the tokens"
+        return f"{first:.0%} of the tokens in the first step, {last:.0%} in the last"
+
 
 def most_predictions(probability: float, sequence_length: int) -> int:
     """Returns the number of masked positions in a full sequence."""

@@ -59,7 +59,7 @@ def new_backbone(options, vocabulary_size: int):
     )
 
 
-def training_operations(backbone, sequence_length: int, predictions: int) -> int:
+def training_operations(backbone, sequence_length: int, predictions: float) -> int:
     """Counts the floating-point operations that training on one example mathematically needs.
 
     A product of (m, k) and (k, n) needs 2 m k n. A token needs, in each layer, 4 width^2
@@ -71,13 +71,13 @@ def training_operations(backbone, sequence_length: int, predictions: int) -> int
     Args:
         backbone: with the sizes of a `BertBackbone`.
         sequence_length: tokens of an example.
-        predictions: slots for masked positions per example.
+        predictions: masked positions per example, on average.
     """
     width = backbone.hidden_dim
     attention = 4 * width**2 + 2 * sequence_length * width
     token = backbone.num_layers * (attention + 2 * width * backbone.intermediate_dim)
     prediction = width**2 + width * backbone.vocabulary_size
-    return 3 * 2 * (sequence_length * token + predictions * prediction)
+    return round(3 * 2 * (sequence_length * token + predictions * prediction))
 
 
 def encode(tokenizer, text: str, longest: int) -> np.ndarray:

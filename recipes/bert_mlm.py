@@ -77,8 +77,8 @@ class Options(TextOptions):
     mlm_probability: float = option(0.15, "Share of tokens to predict.", within="(0, 1]")
     initial_mlm_probability: float | None = option(
         None,
-        "That share in the first training step; it changes linearly to --mlm-probability, which "
-        "validation and test have throughout (default: the same).",
+        "That share in the first training step; it falls linearly to --mlm-probability, which "
+        "validation and test have throughout (default: 0.4 from scratch, otherwise the same).",
         within="(0, 1]",
     )
     base_learning_rate: float | None = option(
@@ -145,7 +145,9 @@ def main(options: Options) -> dict:
             presets.require_mask_token(tokenizer, preset, "masked language modelling")
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
-        sequences, masking = make_sequences(options, text, tokenizer, run.cache_dir, inputs)
+        sequences, masking = make_sequences(
+            options, text, tokenizer, run.cache_dir, inputs, initial_share(options, preset)
+        )
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
@@ -153,6 +155,7 @@ def main(options: Options) -> dict:
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
                 "model": preset or "from scratch",
+                "masks": masking.describe(),
             },
             dataset=text.name,
             text_sha256=text.sha256,
@@ -207,7 +210,7 @@ def main(options: Options) -> dict:
             perplexity_of="cross_entropy",
             operations_per_example=(
                 bert.training_operations(
-                    network.backbone, options.sequence_length, masking.max_predictions
+                    network.backbone, options.sequence_length, masking.mean_predictions
                 )
                 if hasattr(network.backbone, "num_heads")  # else it has no attention
                 else None
@@ -222,6 +225,13 @@ def main(options: Options) -> dict:
             baseline=baseline,
             preprocessor=preprocessor,
         )
+
+
+def initial_share(options: Options, preset: str | None) -> float:
+    """Returns the share of tokens to predict in the first training step."""
+    if options.initial_mlm_probability is not None:
+        return options.initial_mlm_probability
+    return options.mlm_probability if preset else max(0.4, options.mlm_probability)
 
 
 def make_preprocessor(options: Options, preset: str | None, tokenizer):
@@ -316,7 +326,12 @@ def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]
 
 
 def make_sequences(
-    options: Options, text, tokenizer, cache_dir: Path, inputs: tuple[str, ...] | None = None
+    options: Options,
+    text,
+    tokenizer,
+    cache_dir: Path,
+    inputs: tuple[str, ...] | None = None,
+    initial_share: float | None = None,
 ):
     """Returns the token ids of all splits, and how they are masked.
 
@@ -326,6 +341,7 @@ def make_sequences(
         tokenizer: of KerasNLP.
         cache_dir: folder in which sequences are cached.
         inputs: names of the model's inputs; None for BERT's.
+        initial_share: share of tokens to predict in the first step; None for the same in all.
 
     Returns:
         Sequences by split, int of shape (sequences, length), and a `masked_lm.Masking`.
@@ -345,7 +361,7 @@ def make_sequences(
         options.seed,
         options.whole_word_masking,
         inputs,
-        options.initial_mlm_probability,
+        initial_share,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

@@ -156,6 +156,8 @@ class TestData:
         for a, b, c in zip(whole, self.flat(resumed, 5), self.flat(halves, 14), strict=True):
             np.testing.assert_array_equal(a[8:], b)
             np.testing.assert_array_equal(a, c)
+        assert falling.mean_predictions == pytest.approx(20)
+        assert falling.describe() == "30% of the tokens in the first step, 10% in the last"
         data = masked_lm.evaluation_data(sequences, falling, batch_size=4, split="test")
         assert (self.flat(data)[-1].reshape(12, 30).sum(1) == 10).all()
 
