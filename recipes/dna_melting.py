@@ -30,6 +30,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import Predictions
 from data import arrays, melting
+from models import fine_tuning
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.errors import OptionsError
@@ -68,7 +69,6 @@ class Options(TransformerOptions):
     num_heads: int = 4
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
-    weight_decay: float = option(0.01, "AdamW's weight decay.")
     base_learning_rate: float = 2e-3
     warmup_steps: int = 50
     epochs: int = 8
@@ -89,6 +89,7 @@ class Options(TransformerOptions):
         return problems
 
 
+HEADS = "from_(neighbours|column|molecule)"  # the layers that predict energies
 GAS_CONSTANT = 1.987e-3  # kcal/(mol K)
 # Sizes of a stack's -dS and of its part that salt changes, in units of R: SantaLucia's (1998) are
 # about 11 and 0.185. A column has softplus(0) = 0.69 of them before training.
@@ -269,11 +270,8 @@ def main(options: Options) -> dict:
             model = with_enthalpy(network, mean) if options.enthalpy_weight else network
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = keras.optimizers.AdamW(
-                WarmUp(warmup, decay),
-                weight_decay=options.weight_decay,
-                beta_2=0.98,
-                global_clipnorm=options.clip_norm,
+            optimizer = fine_tuning.make_optimizer(
+                options, WarmUp(warmup, decay), beta_2=0.98, heads=HEADS
             )
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None

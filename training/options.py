@@ -283,7 +283,7 @@ class SharedOptions(ProgramOptions):
 
 @dataclasses.dataclass(kw_only=True)
 class TransformerOptions(SharedOptions):
-    """Adds the sizes, the warm-up and the weight decay of a Transformer."""
+    """Adds the sizes, the warm-up and the optimizer of a Transformer."""
 
     num_layers: int = option(
         2,
@@ -309,6 +309,11 @@ class TransformerOptions(SharedOptions):
     weight_decay: float = option(
         0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
     )
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw",
+        "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
+        "layers, and AdamW for the rest.",
+    )
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
@@ -323,7 +328,7 @@ class TransformerOptions(SharedOptions):
 
 @dataclasses.dataclass(kw_only=True)
 class TextOptions(TransformerOptions):
-    """Adds the vocabulary and the optimizer of a Transformer that reads word pieces."""
+    """Adds the vocabulary of a Transformer that reads word pieces."""
 
     vocabulary: Path | None = option(
         None, "A WordPiece vocabulary, one piece per line (default: learned from training text)."
@@ -333,11 +338,6 @@ class TextOptions(TransformerOptions):
         "Word pieces to learn.",
         within="[1, 1e6]",
         overridden_by=("vocabulary", "preset", "init_from"),
-    )
-    optimizer: Literal["adamw", "muon"] = option(
-        "adamw",
-        "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
-        "layers, and AdamW for the rest.",
     )
 
 

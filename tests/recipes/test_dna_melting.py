@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data import melting
+from models import fine_tuning
 from recipes import dna_melting, predict
 from tests.support.strategy_run import write_molecules
 from training.errors import OptionsError
@@ -271,10 +272,20 @@ def test_conditions_that_cannot_be_are_refused(run, name, value, command_line):
     assert f"{name} is '{float(value)}', expected mol/l" in errors_
 
 
-def test_it_has_no_option_that_it_ignores():
-    """Its optimizer is always AdamW."""
-    with pytest.raises(TypeError, match="optimizer"):
-        dna_melting.Options(optimizer="muon")
+def test_muon_updates_kernels_but_no_energies():
+    """The layers that predict energies have three outputs: AdamW's, like biases and embeddings."""
+    options = dna_melting.Options(**TINY, optimizer="muon")
+    model = dna_melting.build_model(options, 60.0)
+    optimizer = fine_tuning.make_optimizer(options, 1e-3, heads=dna_melting.HEADS)
+    optimizer.build(model.trainable_variables)
+    by_muon = {
+        variable.path
+        for variable in model.trainable_variables
+        if not optimizer._should_use_adamw(variable)
+    }
+    assert any("attention" in path for path in by_muon)
+    assert any("feedforward" in path for path in by_muon)
+    assert not any("from_" in path or path.endswith("bias") for path in by_muon)
 
 
 class TestEnthalpies:

@@ -188,7 +188,12 @@ def dna(options, strategy):
     mean = float(np.mean(labels, dtype=np.float64))
     with strategy.scope():
         model = dna_melting.build_model(options, mean)
-        optimizer = keras.optimizers.AdamW(0.0, weight_decay=options.weight_decay, beta_2=0.98)
+        if options.optimizer == "adamw":
+            optimizer = adamw(options, model, 0.98)
+        else:
+            optimizer = fine_tuning.make_optimizer(
+                options, 0.0, beta_2=0.98, heads=dna_melting.HEADS
+            )
 
     def absolute_error(y, predicted):
         return tf.abs(predicted - y)[:, 0]
