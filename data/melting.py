@@ -12,11 +12,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
+from data import batches
 from data.download import fetch
 from data.errors import DataError
 from data.installed_docs import hash_of
@@ -101,6 +103,15 @@ class Molecule:
     def group(self) -> str:
         """Returns one name for a sequence, whichever strand is written first."""
         return min(self.sequence, "+".join(reversed(self.sequence.split("+"))))
+
+    @property
+    def turned(self) -> "Molecule":
+        """Returns the same duplex with its other strand written first; a hairpin as it is."""
+        if not self.is_duplex:
+            return self
+        texts = (self.sequence, self.structure.translate(str.maketrans("()", ")(")))
+        sequence, structure = ("+".join(reversed(text.split("+"))) for text in texts)
+        return dataclasses.replace(self, sequence=sequence, structure=structure)
 
     @property
     def effective_concentration(self) -> float:
@@ -292,12 +303,15 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     return read
 
 
-def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndarray]:
-    """Returns a model's inputs.
+def encode(
+    molecules: list[Molecule], width: int = LONGEST, *, turned: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns a model's inputs, the same whichever strand of a duplex is written first.
 
     Args:
         molecules: n of them.
         width: columns to pad to.
+        turned: whether to read duplexes from their other end.
 
     Returns:
         "columns", int32 of shape (n, width), 0 for padding; and "conditions", float32 of shape
@@ -306,13 +320,42 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
     ids = np.zeros((len(molecules), width), np.int32)
     conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(molecules):
-        for place, (left, right, kind) in enumerate(columns(molecule)):
-            ids[row, place] = 1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
+        readings = sorted(_ids(written) for written in (molecule, molecule.turned))
+        read = readings[-1 if turned else 0]
+        ids[row, : len(read)] = read
         conditions[row] = (
             math.log(molecule.sodium / SODIUM),
             math.log(molecule.effective_concentration),
         )
     return {"columns": ids, "conditions": conditions}
+
+
+def _ids(molecule: Molecule) -> list[int]:
+    return [
+        1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
+        for left, right, kind in columns(molecule)
+    ]
+
+
+def turn_duplexes(molecules: list[Molecule], width: int, seed: int) -> Callable:
+    """Returns a `change` for `arrays.training_data` that reads half of the duplexes turned.
+
+    Which ones depends on (seed, epoch, example) alone.
+
+    Args:
+        molecules: the training molecules.
+        width: columns to pad to.
+        seed: the run's seed.
+    """
+    stream = batches.stream_seed(seed, "turned duplexes")
+    other_end = tf.constant(encode(molecules, width, turned=True)["columns"])
+
+    def change(x: dict, indices: tf.Tensor, epoch: tf.Tensor) -> dict:
+        is_turned = batches.uniform(stream, epoch, indices)[:, None] < 0.5
+        turned = tf.gather(other_end, indices)
+        return {**x, "columns": tf.where(is_turned, turned, x["columns"])}
+
+    return change
 
 
 def enthalpies(molecules: list[Molecule]) -> tuple[np.ndarray, np.ndarray]:

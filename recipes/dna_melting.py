@@ -255,7 +255,11 @@ def main(options: Options) -> dict:
             for name in ("train", "valid", "test")
         )
         train_data = arrays.training_data(
-            train_inputs, *train_answers, seed=options.seed, **plan.batches
+            train_inputs,
+            *train_answers,
+            seed=options.seed,
+            change=melting.turn_duplexes(used["train"], width, options.seed),
+            **plan.batches,
         )
         if np.ptp(splits["test"][1]) == 0:
             run.note("r2 is left out: all temperatures of the test split are equal")

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,6 +129,52 @@ def test_encode_tells_apart_what_differs():
     symmetric = melting.plain_duplex("GCGAATTCGC", 0.063, 1e-6)
     assert melting.encode([symmetric])["conditions"][0] == pytest.approx([0, math.log(5e-7)])
     assert (melting.encode([shortest()])["conditions"] == 0).all()  # a hairpin's array conditions
+
+
+# A dangling base, a mismatch, a bulge and a hairpin.
+TWO_STRANDS = [
+    Molecule("ACGTTGCA+TGCTACG", ".(((((((+)))))))", 0.063),
+    Molecule("ACGTTGCA+TGCGACGT", "((((.(((+))).))))", 0.063),
+    Molecule("ACGTTTGCA+TGCACGT", "((((..(((+)))))))", 0.063),
+]
+
+
+@pytest.mark.parametrize("molecule", TWO_STRANDS)
+def test_no_strand_of_a_duplex_is_the_first(molecule):
+    other = molecule.turned
+    assert other.sequence == "+".join(reversed(molecule.sequence.split("+")))
+    assert other.turned == molecule
+    both = melting.encode([molecule, other])
+    np.testing.assert_array_equal(*both["columns"])
+    np.testing.assert_array_equal(*both["conditions"])
+    turned = melting.encode([molecule, other], turned=True)["columns"]
+    np.testing.assert_array_equal(*turned)
+    assert (turned != both["columns"]).any()
+
+
+def test_half_of_the_duplexes_are_turned_in_each_epoch():
+    hairpin = shortest()
+    molecules = [*TWO_STRANDS, hairpin] * 50
+    width = 10
+    inputs = melting.encode(molecules, width)
+    turned = melting.encode(molecules, width, turned=True)["columns"]
+    change = melting.turn_duplexes(molecules, width, seed=0)
+    indices, seen = np.arange(200), []
+    for epoch in (0, 1):
+        found = change(inputs, tf.constant(indices, tf.int64), tf.constant(epoch, tf.int64))
+        assert found["conditions"] is inputs["conditions"]
+        is_turned = (found["columns"].numpy() == turned).all(axis=1)
+        kept = (found["columns"].numpy() == inputs["columns"]).all(axis=1)
+        assert (is_turned | kept).all() and kept[3::4].all()
+        seen.append(is_turned & ~kept)
+        assert seen[-1].sum() == pytest.approx(75, abs=20)  # deviation 6
+    assert (seen[0] != seen[1]).any()
+    part = change(
+        {"columns": inputs["columns"][7:9]}, tf.constant([7, 8], tf.int64), tf.constant(1, tf.int64)
+    )
+    np.testing.assert_array_equal(
+        (part["columns"] != inputs["columns"][7:9]).numpy().any(1), seen[1][7:9]
+    )
 
 
 def shortest():

@@ -184,7 +184,13 @@ def dna(options, strategy):
     width = max(len(melting.columns(m)) for split in molecules.values() for m in split)
     labels = melting.temperatures(molecules["train"])
     inputs = melting.encode(molecules["train"], width)
-    dataset = arrays.training_data(inputs, labels, seed=options.seed, **batches(options))
+    dataset = arrays.training_data(
+        inputs,
+        labels,
+        seed=options.seed,
+        change=melting.turn_duplexes(molecules["train"], width, options.seed),
+        **batches(options),
+    )
     mean = float(np.mean(labels, dtype=np.float64))
     with strategy.scope():
         model = dna_melting.build_model(options, mean)
