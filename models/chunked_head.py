@@ -4,8 +4,9 @@ On a small machine the logits dominate a BERT's step. A batch of 32 sequences ha
 positions; with a vocabulary of 30,522 their logits take 74 MB, which the loss, its gradient and two
 metrics write and read repeatedly. This head computes logits, cross-entropy, accuracy and both
 gradients of one chunk of predictions before the next, as cut-cross-entropy (Wijmans et al., arXiv
-2411.09009) and Liger Kernel (Hsu et al., arXiv 2410.10989) do on GPUs. The results are those of the
-stock head: nothing is sampled.
+2411.09009) and Liger Kernel (Hsu et al., arXiv 2410.10989) do on GPUs. Predictions of weight zero
+(empty slots of masked positions, prompts) come last, and chunks of nothing else are left out. The
+results are those of the stock head: nothing is sampled.
 """
 
 import keras
@@ -17,6 +18,8 @@ from distribution import keras_compat
 
 # Most logits of a chunk: 80 MB in float32. Larger products are faster.
 LOGITS_AT_ONCE = 20_000_000
+# A quarter of the predictions is a chunk, so that some can be left out, but not fewer than these.
+FEWEST_ROWS = 400
 # The metrics computed from the chunks, by their column of the scores.
 COLUMNS = {
     keras.metrics.SparseCategoricalCrossentropy: 0,
@@ -217,7 +220,8 @@ def weighted_cross_entropy(
     Returns:
         The sum, scalar, with gradients to `hidden`, `kernel` if it trains, and `bias`; and, without
         gradients, each prediction's cross-entropy in nats and whether no word piece has a larger
-        logit than the label (1 or 0), of shape (predictions,). All in the bias's dtype.
+        logit than the label (1 or 0), of shape (predictions,), where its weight is not zero. All in
+        the bias's dtype.
     """
 
     @tf.custom_gradient
@@ -242,11 +246,18 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
     vocabulary_size, width = kernel.shape
     kernel = tf.cast(kernel, hidden.dtype)
     count = tf.shape(hidden)[0]
-    chunks = -(-count // max(1, LOGITS_AT_ONCE // vocabulary_size))
+    most = tf.minimum(
+        max(1, LOGITS_AT_ONCE // vocabulary_size), tf.maximum(FEWEST_ROWS, -(-count // 4))
+    )
+    chunks = -(-count // most)
     rows = -(-count // tf.maximum(chunks, 1))  # of about the same size
+    # One at least, since what no chunk has written has no shape.
+    needed = tf.maximum(1, tf.math.count_nonzero(weights, dtype=tf.int32))
+    order = tf.argsort(tf.cast(weights == 0, tf.int32), stable=True)
     scale = HALF_PRECISION_SCALE if hidden.dtype == tf.float16 else 1.0
 
     def cut(values):
+        values = tf.gather(values, order)
         padding = [[0, chunks * rows - count]] + [[0, 0]] * (len(values.shape) - 1)
         return tf.reshape(tf.pad(values, padding), [chunks, rows, *values.shape[1:]])
 
@@ -285,13 +296,14 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
     size = vocabulary_size if grads else 0
     rows_to_kernel = size if kernel_trains else 0
     _, arrays, to_kernel, to_bias = tf.while_loop(
-        lambda index, *_: index < chunks,
+        lambda index, *_: (index < chunks) & (index * rows < needed),
         one_chunk,
         (0, arrays, tf.zeros([rows_to_kernel, width], bias.dtype), tf.zeros([size], bias.dtype)),
         parallel_iterations=1,
     )
+    places = tf.math.invert_permutation(order)
     gradients = [
-        tf.reshape(array.stack(), [-1, *shape])[:count]
+        tf.gather(tf.reshape(array.stack(), [-1, *shape]), places)
         for array, shape in zip(arrays, shapes, strict=True)
     ]
     if not grads:

@@ -60,8 +60,33 @@ def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit, 
 
     monkeypatch.setattr(chunked_head, "LOGITS_AT_ONCE", rows * VOCABULARY)
     found = ours(numbers["hidden"], numbers["labels"], numbers["weights"])
-    for ours_, whole in zip(found, with_gradients(stock, numbers, 0.3), strict=True):
+    expected = with_gradients(stock, numbers, 0.3)
+    counts = numbers["weights"] > 0
+    for scores in (found, expected):  # without weight a score means nothing
+        scores[1:3] = [tf.boolean_mask(score, counts) for score in scores[1:3]]
+    for ours_, whole in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours_, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("filled", [0, 1, 8, PREDICTIONS])
+def test_chunks_without_a_weight_are_left_out(numbers, filled, jit, monkeypatch):
+    monkeypatch.setattr(chunked_head, "FEWEST_ROWS", 4)
+    a_chunk = 6  # a quarter of 23
+    weights = np.zeros(PREDICTIONS)
+    chosen = np.random.default_rng(filled).permutation(PREDICTIONS)[:filled]
+    weights[chosen] = 2.0
+    some = numbers | {"weights": tf.constant(weights)}
+    ours = tf.function(lambda: with_gradients(weighted_cross_entropy, some), jit_compile=jit)
+    found = [value.numpy() for value in ours()]
+    expected = [value.numpy() for value in with_gradients(stock, some)]
+    computed = np.flatnonzero(found[1])
+    assert len(computed) == min(PREDICTIONS, max(1, -(-filled // a_chunk)) * a_chunk)
+    assert set(chosen) <= set(computed)
+    for scores in (found, expected):
+        scores[1:3] = [score[computed] for score in scores[1:3]]
+    for our, whole in zip(found, expected, strict=True):
+        np.testing.assert_allclose(our, whole, rtol=1e-12, atol=1e-12)
 
 
 def test_large_logits_do_not_overflow(numbers):
