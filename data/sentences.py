@@ -144,13 +144,14 @@ def load_sentences(
             "no dataset was named: the task is which of the installed packages a paragraph of a "
             "docstring belongs to, with the packages' names removed"
         )
-        return _numbered(INSTALLED_DOCS, rows, note if dataset == "auto" else None)
+        return _numbered(INSTALLED_DOCS, rows, [note] if dataset == "auto" else [])
     path = files.expand(dataset)
     if path.is_dir():
         return _load_folder(dataset, path, seed, (text_column, second_text_column, label_column))
     if path.is_file():
         columns = _columns(path, text_column, second_text_column, label_column)
-        return _numbered(dataset, _split(dataset, _read(path, columns), seed), columns=columns)
+        rows, notes = _split(dataset, _read(path, columns), seed)
+        return _numbered(dataset, rows, notes, columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
         "train.tsv, dev.tsv and test.tsv, or one CSV, TSV or JSONL file"
@@ -190,8 +191,9 @@ def _load_folder(
         notes.append(f"a tenth of the training sentences is the {kind} split")
     rows = {split: _read(path, columns) for split, path in paths.items() if path is not None}
     if cut:
-        rows |= _split(name, rows["train"], seed, held_out=cut)
-    return _numbered(name, rows, "; ".join(notes) or None, columns)
+        split, more = _split(name, rows["train"], seed, held_out=cut)
+        rows, notes = rows | split, notes + more
+    return _numbered(name, rows, notes, columns)
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
@@ -261,10 +263,10 @@ def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None
 def _numbered(
     name: str,
     rows: dict[str, list[Row]],
-    note: str | None = None,
+    notes: Sequence[str] = (),
     columns: glue.Columns | None = None,
 ) -> Sentences:
-    """Numbers the labels."""
+    """Numbers the labels; those that are not in validation or test are noted."""
     labels = {split: {label for _, label in rows[split]} for split in SPLITS}
     integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in labels["train"])
     classes = tuple(sorted(labels["train"], key=int if integers else None))
@@ -272,13 +274,16 @@ def _numbered(
         raise DataError(
             f"{name}: the only label is {_shown(classes)}, expected two classes or more"
         )
-    for split in SPLITS:
-        if labels[split] != labels["train"]:
-            wrong = sorted(labels[split] ^ labels["train"])
+    notes = list(notes)
+    for split in ("valid", "test"):
+        unknown = sorted(labels[split] - labels["train"])
+        if unknown:
             raise DataError(
-                f"{name}, training and {split} split: the label {_shown(wrong)} is in one of them "
-                "alone, expected examples of every class in every split"
+                f"{name}: the label {_shown(unknown)} is in the {split} split, not in training"
             )
+        missing = [label for label in classes if label not in labels[split]]
+        if missing:
+            notes.append(f"the {split} split has no example of {_shown(missing)}")
     number = {label: index for index, label in enumerate(classes)}
     splits = {
         split: (
@@ -288,7 +293,7 @@ def _numbered(
         for split in SPLITS
     }
     metrics = columns.metrics if columns is not None and len(classes) == 2 else ()
-    return Sentences(name, splits, classes, note, metrics)
+    return Sentences(name, splits, classes, "; ".join(notes) or None, metrics)
 
 
 def _shown(labels: Sequence[str]) -> str:
@@ -298,8 +303,12 @@ def _shown(labels: Sequence[str]) -> str:
 
 def _split(
     name: str, rows: list[Row], seed: int, held_out: tuple[str, ...] = ("test", "valid")
-) -> dict[str, list[Row]]:
-    """Splits the rows of one file per class; each split keeps the order of the file."""
+) -> tuple[dict[str, list[Row]], list[str]]:
+    """Splits the rows of one file per class; each split keeps the order of the file.
+
+    A class with too few different sentences for all splits is in training alone; the notes that are
+    returned say so.
+    """
     class_of: dict[str, str] = {}  # by folded sentence; the first row's label if rows disagree
     for sentence, label in rows:
         class_of.setdefault(fold(sentence), label)
@@ -307,12 +316,16 @@ def _split(
     for sentence, label in class_of.items():
         sentences_of.setdefault(label, []).append(sentence)
     split_of: dict[str, str] = {}
+    rare = {label for label, found in sentences_of.items() if len(found) <= len(held_out)}
+    if len(rare) == len(sentences_of):
+        raise DataError(
+            f"{name}: too few different sentences: no label has {len(held_out) + 1} or more, one "
+            f"for each split; found {_shown(sorted(rare))}"
+        )
     for label, sentences in sentences_of.items():
-        if len(sentences) <= len(held_out):
-            raise DataError(
-                f"{name}: too few different sentences of the label {label[:100]!r}: "
-                f"{len(sentences)}, expected {len(held_out) + 1} or more, one for each split"
-            )
+        if label in rare:
+            split_of |= dict.fromkeys(sentences, "train")
+            continue
         # Seeded by the label, not by its number: a new class does not change the others' splits.
         rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
         order = rng.permutation(len(sentences))
@@ -321,10 +334,14 @@ def _split(
             number = place // count
             split = held_out[number] if number < len(held_out) else "train"
             split_of[sentences[index]] = split
-    return {
+    found = {
         split: [row for row in rows if split_of[fold(row[0])] == split]
         for split in ("train", *held_out)
     }
+    if not rare:
+        return found, []
+    count = f"fewer than {len(held_out) + 1} different sentences"
+    return found, [f"in training alone, since there are {count}: {_shown(sorted(rare))}"]
 
 
 def _read(path: Path, columns: glue.Columns) -> list[Row]:

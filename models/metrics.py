@@ -48,7 +48,7 @@ class ClassCounts(keras.metrics.Metric):
 class MacroF1(ClassCounts):
     """Computes the mean of the classes' F1 scores from integer labels.
 
-    A class that neither occurs nor is predicted has an F1 score of zero, as in scikit-learn.
+    A class that neither occurs nor is predicted does not count, as in scikit-learn.
     """
 
     def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
@@ -56,8 +56,10 @@ class MacroF1(ClassCounts):
 
     def result(self):
         """Returns the score, a scalar from 0 to 1."""
+        ops = keras.ops
         total = self.labelled + self.predicted
-        return keras.ops.mean(keras.ops.divide_no_nan(2 * self.hits, total))
+        seen = ops.sum(ops.cast(total > 0, self.dtype))
+        return ops.divide_no_nan(ops.sum(ops.divide_no_nan(2 * self.hits, total)), seen)
 
 
 @keras.saving.register_keras_serializable("keras_recipes")

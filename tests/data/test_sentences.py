@@ -142,8 +142,7 @@ def test_sentences_of_training_and_test_are_counted():
             {"header": "words\tlabel"},
             ["train.tsv, line 1", "no column sentence or text", "--text-column, --second"],
         ),
-        ({"dev": ["a\t2", *TINY]}, ["training and valid split: the label '2' is in one"]),
-        ({"dev": TINY[:1]}, ["training and valid split: the label '0' is in one"]),
+        ({"dev": ["a\t2", *TINY]}, ["the label '2' is in the valid split, not in training"]),
         ({"train": TINY[:1]}, ["the only label is '1'"]),
         ({"train": [*TINY, " \t1"]}, ["train.tsv, line 4", "the sentence is empty"]),
         ({"train": [*TINY, "a\t"]}, ["train.tsv, line 4", "the label is empty"]),
@@ -203,8 +202,24 @@ def test_a_wrong_line_of_json_is_named(tmp_path, line, message):
 
 
 def test_too_few_sentences_of_a_class(tmp_path):
-    path = write(tmp_path / "data.csv", "text,label", "a,1", "b,0", "c,1", "d,0", "e,1")
-    assert f"{path}: too few different sentences of the label '0': 2, expected 3" in error(path)
+    path = write(tmp_path / "data.csv", "text,label", "a,1", "b,0", "c,1", "d,0")
+    assert f"{path}: too few different sentences: no label has 3 or more" in error(path)
+
+
+def test_a_rare_class_is_in_training_alone(tmp_path):
+    pairs = [*rows(40), ("one", "rare"), ("two", "rare")]
+    loaded = load_sentences(str(csv_file(tmp_path / "data.csv", pairs)), cache_dir=None)
+    found = pairs_of(loaded)
+    assert set(pairs[-2:]) <= set(found["train"]) and "rare" in loaded.classes
+    assert sum(map(len, found.values())) == 42 and len(found["test"]) == len(found["valid"]) == 4
+    said = "in training alone, since there are fewer than 3 different sentences: 'rare'"
+    assert said in loaded.note and "the test split has no example of 'rare'" in loaded.note
+
+
+def test_a_class_that_is_not_tested_is_noted(tmp_path):
+    loaded = load_sentences(str(write_folder(tmp_path, dev=TINY[:1])), cache_dir=None)
+    assert loaded.note == "the valid split has no example of '0'"
+    assert loaded.classes == ("0", "1")
 
 
 def test_thousands_of_classes_are_not_listed(tmp_path):

@@ -23,7 +23,7 @@ def test_as_scikit_learn(counted):
     logits = np.concatenate([logits, np.full((50, 1), -9.0, "float32")], axis=1)
     for part in (slice(0, 20), slice(20, 50)):
         metric.update_state(labels[part], logits[part])
-    expected = f1_score(labels, predicted, labels=range(5), average="macro", zero_division=0)
+    expected = f1_score(labels, predicted, average="macro")
     assert float(metric.result()) == pytest.approx(expected)
 
 
