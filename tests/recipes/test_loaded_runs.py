@@ -222,9 +222,10 @@ class TestBest:
         assert found["steps"] == 20 and f"{with_best}, 20 steps" in capsys.readouterr().out
         last = tiny_run.results["test"]["cross_entropy"]
         assert found["test"]["cross_entropy"] != pytest.approx(last, rel=1e-6)
-        # The training measured the same model on the validation split; this is the test split.
+        # The training measured the same model on the validation split, some lines of text; this is
+        # the test split, others.
         losses = [r["val_cross_entropy"] for r in tiny_run.records if r["event"] == "epoch"]
-        assert found["test"]["cross_entropy"] == pytest.approx(losses[0], rel=0.1)
+        assert found["test"]["cross_entropy"] == pytest.approx(losses[0], rel=0.2)
 
     def test_it_is_exported(self, with_best, tmp_path, command_line, monkeypatch):
         exported = []
