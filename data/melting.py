@@ -320,7 +320,7 @@ def encode(
     ids = np.zeros((len(molecules), width), np.int32)
     conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(molecules):
-        readings = sorted(_ids(written) for written in (molecule, molecule.turned))
+        readings = sorted(map(_ids, {molecule, molecule.turned}))  # one of a hairpin
         read = readings[-1 if turned else 0]
         ids[row, : len(read)] = read
         conditions[row] = (

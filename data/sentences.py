@@ -191,8 +191,8 @@ def _load_folder(
         notes.append(f"a tenth of the training sentences is the {kind} split")
     rows = {split: _read(path, columns) for split, path in paths.items() if path is not None}
     if cut:
-        split, more = _split(name, rows["train"], seed, held_out=cut)
-        rows, notes = rows | split, notes + more
+        made, more = _split(name, rows["train"], seed, held_out=cut)
+        rows, notes = rows | made, notes + more
     return _numbered(name, rows, notes, columns)
 
 

@@ -60,7 +60,7 @@ def make_optimizer(
     model: keras.Model | None = None,
     beta_2: float = 0.999,
     default: str = "adamw",
-    heads: str = "logits",
+    output_layers: str = "logits",
 ):
     """Makes the AdamW or the Muon of the options; biases and layer norms do not decay.
 
@@ -75,7 +75,7 @@ def make_optimizer(
         model: the task that is trained, for `layer_decay`.
         beta_2: decay of AdamW's variance.
         default: "adamw" or "muon", what `--optimizer auto` is.
-        heads: pattern of the paths of output layers, which AdamW updates.
+        output_layers: pattern of their paths; AdamW updates them.
 
     Returns:
         A `keras.optimizers.AdamW` or `keras.optimizers.Muon`.
@@ -96,7 +96,7 @@ def make_optimizer(
             schedule,
             adam_beta_2=beta_2,
             adam_weight_decay=decay,
-            exclude_layers=[heads],
+            exclude_layers=[output_layers],
             **shared,
         )
         keras_compat.orthogonalize_heads(optimizer)

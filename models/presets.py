@@ -183,17 +183,17 @@ def load_backbone(preset: str, dropout: float | None = None):
 
 
 def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
-    """Decides whether training goes on with the head of a classifier's folder, or with a new one.
+    """Decides whether to keep the head of a classifier's folder or to train a new one.
 
-    It goes on if the head has as many classes, and the same ones if the folder names them, as that
-    of a run does.
+    The head is kept if it has as many classes as the data, and the same ones where the folder names
+    them, as `model/` of a run does.
 
     Args:
         preset: a name, a handle, or a folder.
         classes: names of the data's classes, in the order of their numbers.
 
     Returns:
-        Whether it goes on, and a line about it for the log; None if the folder has no classifier.
+        Whether the head is kept, and a line for the log; None if the folder has no classifier.
     """
     folder = Path(init_from.source_of(preset).preset)
     stored = _read_json(folder / "task.json")

@@ -89,7 +89,7 @@ class Options(TransformerOptions):
         return problems
 
 
-HEADS = "from_(neighbours|column|molecule)"  # the layers that predict energies
+OUTPUT_LAYERS = "from_(neighbours|column|molecule)"  # the layers that predict energies
 GAS_CONSTANT = 1.987e-3  # kcal/(mol K)
 # Sizes of a stack's -dS and of its part that salt changes, in units of R: SantaLucia's (1998) are
 # about 11 and 0.185. A column has softplus(0) = 0.69 of them before training.
@@ -275,7 +275,7 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=0.98, heads=HEADS
+                options, WarmUp(warmup, decay), beta_2=0.98, output_layers=OUTPUT_LAYERS
             )
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None

@@ -87,7 +87,7 @@ class TestTraining:
         policy = training(12, 4).options().experimental_distribute.auto_shard_policy
         assert policy == tf.data.experimental.AutoShardPolicy.DATA
 
-    def test_nobody_waits_for_an_iterator_that_tunes_itself(self):
+    def test_autotuning_is_off(self):
         """Deleting 20 that were some seconds old took minutes, with TensorFlow's autotuning."""
         whole = training(12, 4)
         scored = batches.evaluation_batches(

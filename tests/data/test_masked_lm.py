@@ -129,7 +129,7 @@ class TestData:
         parts = [np.concatenate([x[name] for x, _, _ in rows]) for name in names]
         return [*parts, *(np.concatenate([row[i] for row in rows]) for i in (1, 2))]
 
-    def test_training_masks_anew_in_each_epoch_and_resumes_anywhere(self):
+    def test_each_epoch_of_training_has_other_masks_and_resumes_anywhere(self):
         sequences = np.repeat(full_sequences(1, 20), 4, axis=0)
         found = self.flat(masked_lm.training_data(sequences, self.MASKING, batch_size=4), 3)
         positions = found[1].reshape(3, -1)

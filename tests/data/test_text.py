@@ -55,7 +55,7 @@ def error_of(dataset, tmp_path):
 
 @pytest.fixture
 def fetched(monkeypatch, tmp_path):
-    """What was asked for; the one mirror has `a.zip`, if it exists."""
+    """The requested files; the only mirror has `a.zip`, if it exists."""
     calls = []
 
     def fetch(urls, sha256, target, what):

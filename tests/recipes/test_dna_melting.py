@@ -276,7 +276,7 @@ def test_muon_updates_kernels_but_no_energies():
     """The layers that predict energies have three outputs: AdamW's, like biases and embeddings."""
     options = dna_melting.Options(**TINY, optimizer="muon")
     model = dna_melting.build_model(options, 60.0)
-    optimizer = fine_tuning.make_optimizer(options, 1e-3, heads=dna_melting.HEADS)
+    optimizer = fine_tuning.make_optimizer(options, 1e-3, output_layers=dna_melting.OUTPUT_LAYERS)
     optimizer.build(model.trainable_variables)
     by_muon = {
         variable.path
