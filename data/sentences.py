@@ -340,8 +340,8 @@ def _split(
     }
     if not rare:
         return found, []
-    count = f"fewer than {len(held_out) + 1} different sentences"
-    return found, [f"in training alone, since there are {count}: {_shown(sorted(rare))}"]
+    fewer = f"fewer than {len(held_out) + 1} different sentences"
+    return found, [f"in training alone, since there are {fewer}: {_shown(sorted(rare))}"]
 
 
 def _read(path: Path, columns: glue.Columns) -> list[Row]:
