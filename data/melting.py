@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -303,15 +304,12 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
     return read
 
 
-def encode(
-    molecules: list[Molecule], width: int = LONGEST, *, turned: bool = False
-) -> dict[str, np.ndarray]:
+def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndarray]:
     """Returns a model's inputs, the same whichever strand of a duplex is written first.
 
     Args:
         molecules: n of them.
         width: columns to pad to.
-        turned: whether to read duplexes from their other end.
 
     Returns:
         "columns", int32 of shape (n, width), 0 for padding; and "conditions", float32 of shape
@@ -320,8 +318,7 @@ def encode(
     ids = np.zeros((len(molecules), width), np.int32)
     conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(molecules):
-        readings = sorted(map(_ids, {molecule, molecule.turned}))  # one of a hairpin
-        read = readings[-1 if turned else 0]
+        read = min(map(_ids, {molecule, molecule.turned}))  # a hairpin has one reading
         ids[row, : len(read)] = read
         conditions[row] = (
             math.log(molecule.sodium / SODIUM),
@@ -337,22 +334,39 @@ def _ids(molecule: Molecule) -> list[int]:
     ]
 
 
-def turn_duplexes(molecules: list[Molecule], width: int, seed: int) -> Callable:
+def from_other_end(inputs: dict) -> dict:
+    """Returns duplexes read from their other end, and hairpins, which have one, as they are.
+
+    The columns come in reverse order, and in each the two bases change places.
+
+    Args:
+        inputs: a batch as from `encode`: arrays, tensors, or inputs of a `keras.Model`.
+    """
+    ids, conditions = inputs["columns"], inputs["conditions"]
+    bases = (ids - 1) % 25
+    swapped = ids - bases + 5 * (bases % 5) + bases // 5  # padding stays 0
+    place = keras.ops.cumsum(keras.ops.ones_like(ids), axis=1) - 1
+    last = keras.ops.sum(keras.ops.cast(ids > 0, ids.dtype), axis=1, keepdims=True) - 1
+    source = keras.ops.where(place <= last, last - place, place)
+    reversed_ = keras.ops.take_along_axis(swapped, source, axis=1)
+    # See `Molecule.effective_concentration`.
+    is_hairpin = keras.ops.equal(conditions[:, 1:], 0)
+    return {**inputs, "columns": keras.ops.where(is_hairpin, ids, reversed_)}
+
+
+def turn_duplexes(seed: int) -> Callable:
     """Returns a `change` for `arrays.training_data` that reads half of the duplexes turned.
 
     Which ones depends on (seed, epoch, example) alone.
 
     Args:
-        molecules: the training molecules.
-        width: columns to pad to.
         seed: the run's seed.
     """
     stream = batches.stream_seed(seed, "turned duplexes")
-    other_end = tf.constant(encode(molecules, width, turned=True)["columns"])
 
     def change(x: dict, indices: tf.Tensor, epoch: tf.Tensor) -> dict:
         is_turned = batches.uniform(stream, epoch, indices)[:, None] < 0.5
-        turned = tf.gather(other_end, indices)
+        turned = from_other_end(x)["columns"]
         return {**x, "columns": tf.where(is_turned, turned, x["columns"])}
 
     return change

@@ -155,7 +155,7 @@ def build_model(options: Options, mean: float) -> keras.Model:
     energies = keras.layers.Add(dtype=full, name="energies")([energies, shared])
     celsius = melting_temperature(energies, weights, conditions, mean)
     inputs = {"columns": columns, "conditions": conditions}
-    return keras.Model(inputs, celsius, name="melting_temperature")
+    return keras.Model(inputs, celsius, name="one_end")
 
 
 def melting_temperature(energies, weights, conditions, reference: float):
@@ -184,6 +184,20 @@ def melting_temperature(energies, weights, conditions, reference: float):
     # Without a bound a model that has learned little could divide by zero.
     entropy = keras.ops.maximum(order - mixing, 1.0)
     return reference + (reference + 273.15) * (stability + mixing) / entropy
+
+
+def mean_of_both_ends(network: keras.Model) -> keras.Model:
+    """Returns a model that reads duplexes from both ends and takes the mean of the two answers.
+
+    Args:
+        network: of `build_model()`; the weights are shared.
+
+    Returns:
+        A `keras.Model` with the same inputs and outputs.
+    """
+    other_end = network.call(melting.from_other_end(network.input))  # the same layers once more
+    mean = keras.layers.Average(dtype=keras.config.floatx())([network.output, other_end])
+    return keras.Model(network.input, mean, name="melting_temperature")
 
 
 def with_enthalpy(model: keras.Model, reference: float) -> keras.Model:
@@ -258,7 +272,7 @@ def main(options: Options) -> dict:
             train_inputs,
             *train_answers,
             seed=options.seed,
-            change=melting.turn_duplexes(used["train"], width, options.seed),
+            change=melting.turn_duplexes(options.seed),
             **plan.batches,
         )
         if np.ptp(splits["test"][1]) == 0:
@@ -272,6 +286,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             network = build_model(options, mean)
             model = with_enthalpy(network, mean) if options.enthalpy_weight else network
+            melting_model = mean_of_both_ends(network)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = fine_tuning.make_optimizer(
@@ -292,7 +307,7 @@ def main(options: Options) -> dict:
             )
         # Training and test; TensorBoard shows predicted and measured temperatures.
         scatter = RegressionSummaries(
-            run.tensorboard, *splits["test"], unit="°C", predictor=network
+            run.tensorboard, *splits["test"], unit="°C", predictor=melting_model
         )
         fit_options = run.prepare(
             model,
@@ -300,27 +315,24 @@ def main(options: Options) -> dict:
             validation=valid_data,
             test=test_data,
             extra=[scatter],
-            saves=network,
+            saves=melting_model,
         )
         model.fit(train_data, **fit_options)
-        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         missed = {
-            split: Predictions(run.tensorboard, splits[split][0], network).outputs()
+            split: Predictions(run.tensorboard, splits[split][0], melting_model).outputs()
             - splits[split][1]
             for split in ("valid", "test")
         }
         spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
-        by_dataset = {}
-        for name in sorted({molecule.dataset for molecule in molecules["test"]}):
-            here = [molecule for molecule in molecules["test"] if molecule.dataset == name]
-            inputs, tm = to_arrays(here, width)
-            targets = answers(here, options.enthalpy_weight)
-            part = arrays.evaluation_data(inputs, *targets, batch_size=batch_size)
-            scores = model.evaluate(part, return_dict=True, **run.evaluate_options)
-            by_dataset[name] = with_r2(scores, tm)
+        measured_by = np.array([molecule.dataset for molecule in molecules["test"]])
+        rows = {name: measured_by == name for name in np.unique(measured_by).tolist()}
+        by_dataset = {
+            name: errors(missed["test"][here], splits["test"][1][here])
+            for name, here in rows.items()
+        }
         return run.finish(
-            network,
-            test=with_r2(test, splits["test"][1]),
+            melting_model,
+            test=errors(missed["test"], splits["test"][1]),
             baseline=baseline,
             test_by_dataset=by_dataset,
             within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
@@ -427,18 +439,20 @@ def predict(
     return answers
 
 
-def with_r2(metrics: dict[str, float], tm: np.ndarray) -> dict[str, float]:
+def errors(missed: np.ndarray, tm: np.ndarray) -> dict[str, float]:
     """Returns mae and rmse in degrees C, and r2, the share of the variance that is explained.
 
-    With several outputs the metrics' names begin with that of the output, "celsius".
-
     Without r2 where it is undefined: equal temperatures have no variance.
+
+    Args:
+        missed: predicted minus measured temperatures, of shape (n, 1).
+        tm: measured temperatures, of shape (n, 1).
     """
-    metrics = {name.removeprefix("celsius_"): value for name, value in metrics.items()}
-    errors = {"mae": metrics["mae"], "rmse": metrics["rmse"]}
+    missed = missed.astype(np.float64)
+    found = {"mae": float(np.mean(np.abs(missed))), "rmse": float(np.sqrt(np.mean(missed**2)))}
     if np.ptp(tm) == 0:
-        return errors
-    return errors | {"r2": 1 - metrics["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
+        return found
+    return found | {"r2": 1 - found["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
 
 
 if __name__ == "__main__":

@@ -147,18 +147,40 @@ def test_no_strand_of_a_duplex_is_the_first(molecule):
     both = melting.encode([molecule, other])
     np.testing.assert_array_equal(*both["columns"])
     np.testing.assert_array_equal(*both["conditions"])
-    turned = melting.encode([molecule, other], turned=True)["columns"]
-    np.testing.assert_array_equal(*turned)
-    assert (turned != both["columns"]).any()
+    # The other end is what the columns of the duplex as the other strand gives it are.
+    read = [columns_of(m) for m in (molecule, other)]
+    turned = melting.from_other_end(melting.encode([molecule]))["columns"][0]
+    assert sorted(read) == sorted([row(both["columns"][0]), row(turned)])
+
+
+def columns_of(molecule):
+    return [
+        1 + 25 * kind + 5 * melting.BASES.index(left) + melting.BASES.index(right)
+        for left, right, kind in melting.columns(molecule)
+    ]
+
+
+def row(ids):
+    return [int(i) for i in ids if i]
+
+
+def test_a_hairpin_has_one_end_and_padding_stays_last():
+    molecules = [*TWO_STRANDS, shortest()]
+    inputs = melting.encode(molecules, width=12)
+    turned = melting.from_other_end(inputs)
+    np.testing.assert_array_equal(turned["columns"][3], inputs["columns"][3])
+    np.testing.assert_array_equal(np.equal(turned["columns"], 0), inputs["columns"] == 0)
+    assert (np.asarray(turned["columns"])[:3] != inputs["columns"][:3]).any(axis=1).all()
+    again = melting.from_other_end(turned)
+    np.testing.assert_array_equal(again["columns"], inputs["columns"])
 
 
 def test_half_of_the_duplexes_are_turned_in_each_epoch():
     hairpin = shortest()
     molecules = [*TWO_STRANDS, hairpin] * 50
-    width = 10
-    inputs = melting.encode(molecules, width)
-    turned = melting.encode(molecules, width, turned=True)["columns"]
-    change = melting.turn_duplexes(molecules, width, seed=0)
+    inputs = melting.encode(molecules, 10)
+    turned = np.asarray(melting.from_other_end(inputs)["columns"])
+    change = melting.turn_duplexes(seed=0)
     indices, seen = np.arange(200), []
     for epoch in (0, 1):
         found = change(inputs, tf.constant(indices, tf.int64), tf.constant(epoch, tf.int64))
@@ -169,9 +191,8 @@ def test_half_of_the_duplexes_are_turned_in_each_epoch():
         seen.append(is_turned & ~kept)
         assert seen[-1].sum() == pytest.approx(75, abs=20)  # deviation 6
     assert (seen[0] != seen[1]).any()
-    part = change(
-        {"columns": inputs["columns"][7:9]}, tf.constant([7, 8], tf.int64), tf.constant(1, tf.int64)
-    )
+    two = {name: rows[7:9] for name, rows in inputs.items()}
+    part = change(two, tf.constant([7, 8], tf.int64), tf.constant(1, tf.int64))
     np.testing.assert_array_equal(
         (part["columns"] != inputs["columns"][7:9]).numpy().any(1), seen[1][7:9]
     )

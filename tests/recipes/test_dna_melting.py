@@ -162,10 +162,11 @@ def test_the_formula_alone_takes_no_weight(command_line):
 def test_equal_temperatures_have_no_r2(count):
     """The variance of equal numbers is not always zero: sums are rounded."""
     equal = np.full((count, 1), 47.859, np.float32)
-    found = {"loss": 2.0, "mae": 2.0, "rmse": 3.0}
-    assert dna_melting.with_r2(found, equal) == {"mae": 2.0, "rmse": 3.0}
+    missed = np.full_like(equal, -3.0)
+    assert dna_melting.errors(missed, equal) == {"mae": 3.0, "rmse": 3.0}
     different = np.concatenate([equal, equal + 6])
-    assert dna_melting.with_r2(found, different)["r2"] == pytest.approx(0, abs=1e-6)
+    found = dna_melting.errors(np.concatenate([missed, missed]), different)
+    assert found["r2"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.long
@@ -210,6 +211,23 @@ def test_padding_changes_no_answer(molecules):
     assert len({len(melting.columns(m)) for m in several}) > 1
     longest = max(len(melting.columns(m)) for m in several)
     assert errors(model, several) == pytest.approx(errors(model, several, longest), rel=1e-5)
+
+
+def test_a_duplex_melts_at_the_mean_of_its_two_readings(molecules):
+    network = dna_melting.build_model(dna_melting.Options(**TINY), 60.0)
+    for weight in network.trainable_variables:  # a new model hardly tells molecules apart
+        weight.assign(weight + 0.1 * np.random.default_rng(0).normal(size=weight.shape))
+    inputs = melting.encode([m for m in molecules["test"] if m.is_duplex])
+    one, other = (
+        keras.ops.convert_to_numpy(network(each, training=False))
+        for each in (inputs, keras.tree.map_structure(np.asarray, melting.from_other_end(inputs)))
+    )
+    model = dna_melting.mean_of_both_ends(network)
+    found = keras.ops.convert_to_numpy(model(inputs, training=False))
+    np.testing.assert_allclose(found, (one + other) / 2, rtol=1e-5)
+    assert np.abs(one - other).max() > 0.1
+    hairpins = melting.encode([m for m in molecules["test"] if not m.is_duplex])
+    np.testing.assert_allclose(model(hairpins), network(hairpins), rtol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["sodium", "strand_concentration", "sequence"])
@@ -349,7 +367,15 @@ class TestEnthalpies:
         evaluated = evaluate(load_run(folder), dataset=None, batch_size=8)
         assert evaluated["test"]["mae"] == pytest.approx(runs[0.2]["test"]["mae"], rel=1e-6)
         assert evaluate(load_run(folder), dataset="nearest-neighbour", batch_size=8)["test"]
-        assert load_run(folder, best=True).load_model().output_shape == (None, 1)
+        best = load_run(folder, best=True).load_model()
+        assert best.output_shape == (None, 1)
+        # The checkpoint is of the model that was trained, which reads one end.
+        mean = load_run(folder).metadata["mean"]
+        network = dna_melting.build_model(dna_melting.Options(**options), mean)
+        trained = dna_melting.with_enthalpy(network, mean)
+        trained.load_weights(folder / "best" / "model.weights.h5")
+        both = dna_melting.mean_of_both_ends(network)
+        assert errors(best, test) == pytest.approx(errors(both, test), rel=1e-6)
 
     def test_a_table_without_them_is_refused(self, table, tmp_path):
         for dataset, message in ((table, "has an enthalpy"), (melting.FORMULA, "the formula has")):

@@ -188,7 +188,7 @@ def dna(options, strategy):
         inputs,
         labels,
         seed=options.seed,
-        change=melting.turn_duplexes(molecules["train"], width, options.seed),
+        change=melting.turn_duplexes(options.seed),
         **batches(options),
     )
     mean = float(np.mean(labels, dtype=np.float64))
