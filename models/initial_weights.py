@@ -6,8 +6,6 @@ each head starts by attending to one relative position: one before, one after, t
 on. All of it is trained.
 """
 
-import re
-
 import keras
 import keras_nlp
 import numpy as np
@@ -17,7 +15,6 @@ BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its position to the others
 CONFIDENCE = 20.0  # weight of a class's column in the logits
 EVIDENCE = 0.1  # scale of naive Bayes evidence; a segment's vector has 10 BERT_STDDEV
-KEPT_EVIDENCE = 4.0  # the same in a trained encoder, relative to its word pieces' embeddings
 MEAN = 3.0  # standard deviation of the means of the tokens, relative to [CLS]
 POSITIONS = 2.0 * BERT_STDDEV  # of the position embeddings: above that of the word pieces
 
@@ -129,69 +126,7 @@ def init_naive_bayes(model, evidence: np.ndarray) -> None:
         weight.assign(values[weight.path])
 
 
-def add_evidence(backbone, evidence: np.ndarray, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Gives columns of a trained backbone to naive Bayes evidence, which passes all of its layers.
-
-    An encoder that has read little text knows less about a task than the task's own word counts do.
-    The columns in which word pieces differ least, one for each class, become the evidence; no
-    weight reads them or adds to them, so the encoder computes almost what it did. The gammas of
-    layer normalisation undo its division, which otherwise leaves next to nothing of the evidence.
-
-    Args:
-        backbone: a `keras_nlp.models.BertBackbone` with weights, which change.
-        evidence: see `init_naive_bayes`; classes beyond an eighth of the width get no column.
-        inputs: its inputs for some hundred sentences.
-
-    Returns:
-        The columns, in the order of the classes.
-    """
-    values = {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in backbone.weights}
-    tokens, gamma = values["token_embedding/embeddings"], values["embeddings_layer_norm/gamma"]
-    size = KEPT_EVIDENCE * tokens.std()
-    count = min(evidence.shape[1], backbone.hidden_dim // 8)
-    columns = np.argsort(tokens.std(axis=0) * np.abs(gamma))[:count]
-    for path, value in values.items():
-        if re.search("/gamma", path):
-            value[columns] = 1.0
-        elif re.search("/embeddings|/beta|/attention_output/|/feedforward_output_dense/", path):
-            value[..., columns] = 0.0
-        elif re.search("/(query|key|value|feedforward_intermediate_dense)/kernel", path):
-            value[columns] = 0.0
-    tokens[:, columns] = size * evidence[:, :count]
-    for weight in backbone.weights:
-        weight.assign(values[weight.path])
-    # How much of it is left after each layer, without what the columns have in common.
-    layers = backbone.transformer_layers
-    after = [backbone.embeddings_dropout.output, *(layer.output for layer in layers)]
-    left = []
-    for output in keras.Model(backbone.input, after)(inputs):
-        here = keras.ops.convert_to_numpy(output)[inputs["padding_mask"] == 1][:, columns]
-        left.append((here - here.mean(axis=1, keepdims=True)).std())
-    for layer, before, now in zip(layers, left, left[1:], strict=False):
-        for weight in layer.weights:
-            if weight.path.endswith("/gamma"):  # two of them
-                value = np.array(keras.ops.convert_to_numpy(weight))
-                value[columns] *= np.sqrt(before / now) if now else 1.0
-                weight.assign(value)
-    return columns
-
-
-def init_evidence(model, columns: np.ndarray) -> None:
-    """Initialises the logits of a `BertTextClassifier` with the evidence of `add_evidence` alone.
-
-    Args:
-        model: of a backbone of `add_mean_layer`.
-        columns: those of the evidence.
-    """
-    logits = model.get_layer("logits")
-    kernel = np.zeros(logits.kernel.shape)
-    kernel[columns, np.arange(len(columns))] = 1.0
-    logits.kernel.assign(kernel)
-
-
-def add_mean_layer(
-    backbone, inputs: dict[str, np.ndarray], evidence_columns: np.ndarray
-) -> keras_nlp.models.BertBackbone:
+def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.BertBackbone:
     """Returns the backbone with one more layer, in which [CLS] starts as the mean of all tokens.
 
     Masked language modelling does not train [CLS] to represent its sentence, and neither do few
@@ -203,8 +138,6 @@ def add_mean_layer(
     Args:
         backbone: a `keras_nlp.models.BertBackbone` with weights; it is not changed.
         inputs: its inputs for some hundred sentences.
-        evidence_columns: those of `add_evidence`. What they have in common, as layer normalisation
-            leaves it, is removed.
     """
     config = backbone.get_config()
     last = f"transformer_layer_{config['num_layers']}"
@@ -215,15 +148,13 @@ def add_mean_layer(
     tokens = keras.ops.convert_to_numpy(backbone(inputs)["sequence_output"])
     is_token = inputs["padding_mask"][..., None]
     means = (tokens * is_token).sum(axis=1) / is_token.sum(axis=1)
-    centre = np.eye(width)
-    centre[np.ix_(evidence_columns, evidence_columns)] -= 1 / max(len(evidence_columns), 1)
-    scale = MEAN * np.sqrt(np.mean(tokens[:, 0] ** 2)) / ((means @ centre).std(axis=0) + 1e-3)
+    scale = MEAN * np.sqrt(np.mean(tokens[:, 0] ** 2)) / (means.std(axis=0) + 1e-3)
     identity = np.eye(width)
     new = {
         f"{last}/self_attention_layer/query/kernel": np.zeros((width, heads, width // heads)),
         f"{last}/self_attention_layer/value/kernel": identity.reshape(width, heads, -1),
         f"{last}/self_attention_layer/value/bias": -means.mean(axis=0).reshape(heads, -1),
-        f"{last}/self_attention_layer/attention_output/kernel": (centre * scale).reshape(
+        f"{last}/self_attention_layer/attention_output/kernel": np.diag(scale).reshape(
             heads, -1, width
         ),
         f"{last}/feedforward_output_dense/kernel": np.zeros((4 * width, width)),

@@ -28,12 +28,7 @@ from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from data.errors import DataError
 from models import bert, fine_tuning, presets
-from models.initial_weights import (
-    add_evidence,
-    add_mean_layer,
-    init_evidence,
-    init_naive_bayes,
-)
+from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import GLUE_METRICS, MacroF1
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -148,11 +143,8 @@ def build_model(
         backbone = presets.load_backbone(preset, dropout)
         presets.require_positions(backbone, preset, options.sequence_length)
         if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
-            columns = add_evidence(backbone, evidence, sample)
-            backbone = add_mean_layer(backbone, sample, columns)
-            model = BertTextClassifier(backbone, num_classes, dropout=dropout)
-            init_evidence(model, columns)
-            return model
+            backbone = add_mean_layer(backbone, sample)
+            return BertTextClassifier(backbone, num_classes, dropout=dropout)
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,
@@ -228,14 +220,14 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             evidence = sample = None
             keep_head = False
-            if not fine_tunes:
+            if preset is None:
                 evidence = sentences.naive_bayes_evidence(
                     inputs["train"], labels["train"], tokenizer, len(data.classes)
                 )
-            if options.init_from is not None and not run.metadata:
+            elif options.init_from is not None and not run.metadata:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
-            elif fine_tunes and not run.metadata:
+            elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
                 run.note(about_head)
             model = build_model(

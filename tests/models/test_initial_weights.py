@@ -6,9 +6,7 @@ import pytest
 from data.text import load_text
 from models.initial_weights import (
     BERT_STDDEV,
-    add_evidence,
     add_mean_layer,
-    init_evidence,
     init_local_attention,
     init_unigram_bias,
 )
@@ -148,7 +146,7 @@ def test_cls_begins_as_the_standardised_mean_of_the_tokens():
     tokens = keras.ops.convert_to_numpy(backbone(inputs)["sequence_output"])
     means = (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
 
-    deeper = add_mean_layer(backbone, inputs, np.array([], int))
+    deeper = add_mean_layer(backbone, inputs)
     found = {name: keras.ops.convert_to_numpy(value) for name, value in deeper(inputs).items()}
     for column in range(32):
         assert np.corrcoef(means[:, column], found["sequence_output"][:, 0, column])[0, 1] > 0.7
@@ -158,88 +156,3 @@ def test_cls_begins_as_the_standardised_mean_of_the_tokens():
     for old, new in zip(backbone.transformer_layers, deeper.transformer_layers, strict=False):
         for a, b in zip(old.get_weights(), new.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-@pytest.fixture
-def sentences():
-    ids = np.random.default_rng(0).integers(5, 50, (60, 12)).astype(np.int32)
-    ids[:, 0] = 2  # [CLS]
-    mask = (np.arange(12) < np.arange(60)[:, None] % 9 + 3).astype(np.int32)
-    return {"token_ids": ids * mask, "segment_ids": 0 * ids, "padding_mask": mask}
-
-
-@pytest.fixture
-def evidence():
-    found = np.random.default_rng(1).normal(scale=0.3, size=(50, 3))
-    found[:5] = 0  # special tokens
-    return found - found.mean(axis=1, keepdims=True)
-
-
-def test_dropout_leaves_the_means_of_tokens_recognisable(sentences):
-    config = make_model(width=48, heads=2).backbone.get_config() | {"dropout": 0.1}
-    backbone = keras_nlp.models.BertBackbone.from_config(config)
-    beta = next(w for w in backbone.weights if w.path.endswith("1/feedforward_layer_norm/beta"))
-    beta.assign(beta + 5.0)  # common to all sentences, and much more than they differ by
-    deeper = add_mean_layer(backbone, sentences, np.array([], int))
-    calm, disturbed = (
-        keras.ops.convert_to_numpy(deeper(sentences, training=training)["pooled_output"])
-        for training in (False, True)
-    )
-    assert np.corrcoef(calm.ravel(), disturbed.ravel())[0, 1] > 0.6
-
-
-class TestEvidence:
-    """Of a trained encoder, here one with large random weights, for three classes."""
-
-    @pytest.fixture
-    def trained(self):
-        backbone = make_model(width=48, heads=2).backbone
-        for weight in backbone.trainable_variables:
-            if weight.path.endswith("output/kernel") or "output_dense/kernel" in weight.path:
-                weight.assign(weight * 5.0)  # a layer adds several times what it got
-        return backbone
-
-    def test_the_encoder_computes_almost_what_it_did(self, sentences, evidence):
-        backbone = make_model(width=48, heads=2).backbone
-        before = keras.ops.convert_to_numpy(backbone(sentences)["sequence_output"])
-        columns = add_evidence(backbone, evidence, sentences)
-        after = keras.ops.convert_to_numpy(backbone(sentences)["sequence_output"])
-        is_token, others = sentences["padding_mask"] == 1, np.setdiff1d(np.arange(48), columns)
-        one, two = before[is_token][:, others], after[is_token][:, others]
-        assert np.corrcoef(one.ravel(), two.ravel())[0, 1] > 0.9
-
-    def test_layer_normalisation_leaves_the_evidence_its_size(self, trained, sentences, evidence):
-        columns = add_evidence(trained, evidence, sentences)
-        after = keras.ops.convert_to_numpy(trained(sentences)["sequence_output"])
-        is_token = sentences["padding_mask"] == 1
-        centred = after[is_token][:, columns]
-        centred -= centred.mean(axis=1, keepdims=True)
-        found = evidence[sentences["token_ids"][is_token]]
-        assert np.corrcoef(centred.ravel(), found.ravel())[0, 1] > 0.9
-        assert centred.std() > 0.3, "and not next to nothing"
-
-    @pytest.mark.parametrize("dropout", [0.0, 0.1])
-    def test_the_first_logits_are_naive_bayes(self, trained, sentences, evidence, dropout):
-        config = trained.get_config() | {"dropout": dropout}
-        backbone = keras_nlp.models.BertBackbone.from_config(config)
-        backbone.set_weights(trained.get_weights())
-        columns = add_evidence(backbone, evidence, sentences)
-        deeper = add_mean_layer(backbone, sentences, columns)
-        model = keras_nlp.models.BertTextClassifier(deeper, 3)
-        init_evidence(model, columns)
-        mask = sentences["padding_mask"][..., None]
-        means = (evidence[sentences["token_ids"]] * mask).sum(axis=1) / mask.sum(axis=1)
-        logits = keras.ops.convert_to_numpy(model(sentences, training=dropout > 0))
-        for one in range(3):
-            found = np.corrcoef(logits[:, one], means[:, one])[0, 1]
-            assert found > (0.5 if dropout else 0.85)
-
-    def test_more_classes_than_an_eighth_of_the_width(self, trained, sentences):
-        evidence = np.random.default_rng(2).normal(size=(50, 20))
-        columns = add_evidence(trained, evidence, sentences)
-        assert len(np.unique(columns)) == 6
-        model = keras_nlp.models.BertTextClassifier(
-            add_mean_layer(trained, sentences, columns), num_classes=20
-        )
-        init_evidence(model, columns)
-        assert np.isfinite(keras.ops.convert_to_numpy(model(sentences))).all()
