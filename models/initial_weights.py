@@ -15,7 +15,7 @@ BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its position to the others
 CONFIDENCE = 20.0  # weight of a class's column in the logits
 EVIDENCE = 0.1  # scale of naive Bayes evidence; a segment's vector has 10 BERT_STDDEV
-MEAN = 3.0  # standard deviation of the means of the tokens, relative to [CLS]
+MEAN = 4.0  # weight of the mean over the tokens relative to [CLS]
 POSITIONS = 2.0 * BERT_STDDEV  # of the position embeddings: above that of the word pieces
 
 
@@ -130,10 +130,9 @@ def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.
     """Returns the backbone with one more layer, in which [CLS] starts as the mean of all tokens.
 
     Masked language modelling does not train [CLS] to represent its sentence, and neither do few
-    labels. The layer's queries are zero, so that each token attends to all equally; its values and
-    its output standardise the means, since those of two sentences hardly differ; its feed-forward
-    part adds nothing; the pooler standardises the rest. All of it is trained. The means are
-    standardised before any dropout, which else would take more from them than they differ by.
+    labels. The layer's queries are zero, so that each token attends to all equally; its values are
+    its inputs; its feed-forward part adds nothing. The pooler standardises the means, since those
+    of two sentences hardly differ. All of it is trained.
 
     Args:
         backbone: a `keras_nlp.models.BertBackbone` with weights; it is not changed.
@@ -145,18 +144,12 @@ def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.
     deeper = keras_nlp.models.BertBackbone.from_config(config)
     known = {weight.path: weight for weight in backbone.weights}
     heads, width = backbone.num_heads, backbone.hidden_dim
-    tokens = keras.ops.convert_to_numpy(backbone(inputs)["sequence_output"])
-    is_token = inputs["padding_mask"][..., None]
-    means = (tokens * is_token).sum(axis=1) / is_token.sum(axis=1)
-    scale = MEAN * np.sqrt(np.mean(tokens[:, 0] ** 2)) / (means.std(axis=0) + 1e-3)
     identity = np.eye(width)
     new = {
         f"{last}/self_attention_layer/query/kernel": np.zeros((width, heads, width // heads)),
         f"{last}/self_attention_layer/value/kernel": identity.reshape(width, heads, -1),
-        f"{last}/self_attention_layer/value/bias": -means.mean(axis=0).reshape(heads, -1),
-        f"{last}/self_attention_layer/attention_output/kernel": np.diag(scale).reshape(
-            heads, -1, width
-        ),
+        f"{last}/self_attention_layer/attention_output/kernel": MEAN
+        * identity.reshape(heads, -1, width),
         f"{last}/feedforward_output_dense/kernel": np.zeros((4 * width, width)),
     }
     for weight in deeper.weights:
