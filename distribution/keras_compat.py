@@ -542,11 +542,13 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon) -> None:
 
     Breaks: `keras.optimizers.Muon` updates whatever has two dimensions, so AdamW updates the
     kernels of attention layers, whose shape is (width, heads, width of a head), or (heads, width of
-    a head, width) after it, and Muon their biases. Does: orthogonalizes such a kernel as a stack of
-    matrices, one of each head, and leaves the biases to AdamW.
+    a head, width) after it, and Muon their biases; and it assigns weights to decay them, which
+    TensorFlow refuses in a replica where all replicas share one copy. Does: orthogonalizes such a
+    kernel as a stack of matrices, one of each head, leaves the biases to AdamW, and decays weights
+    as Keras's other optimizers do.
 
     Args:
-        optimizer: not yet built; changed in place.
+        optimizer: not yet built; changed in place. Both of its weight decays are equal.
     """
     base = type(optimizer)
     orders: dict[int, tuple] = {}  # by index of the variable: its axes, heads first
@@ -558,6 +560,9 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon) -> None:
             for index, variable in enumerate(variables):
                 if _is_of_heads(variable):
                     orders[index] = (0, 1, 2) if "output" in variable.path else (1, 0, 2)
+
+        def _apply_weight_decay(self, variables):
+            super(keras.optimizers.Muon, self)._apply_weight_decay(variables)
 
         def _should_use_adamw(self, variable):
             if _is_of_heads(variable):

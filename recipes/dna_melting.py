@@ -286,7 +286,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             network = build_model(options, mean)
             model = with_enthalpy(network, mean) if options.enthalpy_weight else network
-            melting_model = mean_of_both_ends(network)  # tested and saved; trained is one end
+            melting_model = mean_of_both_ends(network)  # tested and saved, not trained
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = fine_tuning.make_optimizer(

@@ -21,7 +21,7 @@ class FakeSide:
 
 
 def test_a_group_of_the_gpu_bench(monkeypatch, tmp_path):
-    """What fails or cannot be measured is listed, and the rest measured."""
+    """Failures are listed, and the rest is measured."""
     monkeypatch.setattr(pipelines, "Side", FakeSide)
     bench = gpu.Bench(tmp_path, None, turns=2, seconds=5, minutes=1)
     others = ["without XLA", "Trainer", "matrix product"]

@@ -147,7 +147,7 @@ def test_no_strand_of_a_duplex_is_the_first(molecule):
     both = melting.encode([molecule, other])
     np.testing.assert_array_equal(*both["columns"])
     np.testing.assert_array_equal(*both["conditions"])
-    # The other end is what the columns of the duplex as the other strand gives it are.
+    # Turning the columns gives the reading of the duplex with its strands swapped.
     read = [columns_of(m) for m in (molecule, other)]
     turned = melting.from_other_end(melting.encode([molecule]))["columns"][0]
     assert sorted(read) == sorted([row(both["columns"][0]), row(turned)])

@@ -41,7 +41,7 @@ ONE_COPY = FOR_ALL | {"Variable.__init__", "assign_add"}
 
 
 def in_force():
-    """What stands under each patched name, and whether it is the class's own."""
+    """The attribute of each patched name, and whether the class itself defines it."""
     return [(getattr(owner, name), name in vars(owner)) for owner, name in PATCHED]
 
 
@@ -222,3 +222,32 @@ def test_all_weights_in_one_call_become_what_keras_makes_of_them(name):
     for found in others:
         for ours, theirs in zip(found, stock, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def decayed(name, replicas):
+    """Weights after three updates by the Muon of the recipes."""
+    keras.config.set_floatx("float64")
+    strategy = strategies.make_strategy(name, replicas)
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
+        bias = keras.Variable(np.linspace(-1, 1, 3), name="bias")
+        optimizer = keras.optimizers.Muon(0.1, weight_decay=0.3, adam_weight_decay=0.3)
+        keras_compat.orthogonalize_heads(optimizer)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        optimizer.build([kernel, bias])
+
+        @tf.function
+        def update():
+            gradients = [kernel.value**2 - 0.5, 3 * bias.value]
+            optimizer.apply(gradients, [kernel, bias])
+
+        for _ in range(3):
+            strategy.run(update)
+        return [keras.ops.convert_to_numpy(v) for v in (kernel, bias)]
+
+
+def test_muon_decays_weights_that_all_replicas_share():
+    one = forked.run(decayed, "none", None)
+    shared = forked.run(decayed, "central_storage", 2)
+    for ours, theirs in zip(shared, one, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -339,7 +339,7 @@ def regression():
 
 
 def evaluations(batch_sizes, count):
-    """What 20 examples come to, in batches whose last one is padded."""
+    """The metrics of 20 examples, in batches whose last one is padded."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     numbers = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What `auto` chooses, what is refused, what a process allows, and what workers agree on."""
+"""The choice of `auto`, refusals, limits of a process, and agreement of the workers."""
 
 import itertools
 import json
@@ -129,7 +129,7 @@ def test_more_replicas_than_gpus(monkeypatch):
 
 
 def agreed():
-    """What a worker hears, each value of its own."""
+    """The values that a worker receives, in order."""
     strategy = strategies.make_strategy("multi_worker")
     own = strategies.worker_index(strategy)
     agreement = strategies.Agreement(strategy)

@@ -1,4 +1,4 @@
-"""What only a GPU can prove: `make test-gpu`.
+"""Tests that need a GPU: `make test-gpu`.
 
 Where there is none, GPU_TESTS_ON=CPU tries the tests themselves, on logical CPUs.
 """
