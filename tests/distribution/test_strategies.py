@@ -129,7 +129,7 @@ def test_more_replicas_than_gpus(monkeypatch):
 
 
 def agreed():
-    """The values that a worker receives, in order."""
+    """The results of one worker, by name."""
     strategy = strategies.make_strategy("multi_worker")
     own = strategies.worker_index(strategy)
     agreement = strategies.Agreement(strategy)
