@@ -324,17 +324,13 @@ def main(options: Options) -> dict:
             for split in ("valid", "test")
         }
         spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
-        measured_by = np.array([molecule.dataset for molecule in molecules["test"]])
-        rows = {name: measured_by == name for name in np.unique(measured_by).tolist()}
-        by_dataset = {
-            name: errors(missed["test"][here], splits["test"][1][here])
-            for name, here in rows.items()
-        }
+        by_dataset = {split: errors_by_dataset(molecules[split], missed[split]) for split in missed}
         return run.finish(
             melting_model,
             test=errors(missed["test"], splits["test"][1]),
             baseline=baseline,
-            test_by_dataset=by_dataset,
+            valid_by_dataset=by_dataset["valid"],
+            test_by_dataset=by_dataset["test"],
             within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
             metadata={"mean": mean, "plus_minus": spread},
         )
@@ -453,6 +449,26 @@ def errors(missed: np.ndarray, tm: np.ndarray) -> dict[str, float]:
     if np.ptp(tm) == 0:
         return found
     return found | {"r2": 1 - found["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
+
+
+def errors_by_dataset(
+    molecules: Sequence[melting.Molecule], missed: np.ndarray
+) -> dict[str, dict[str, float]]:
+    """Returns the number of molecules and the `errors()` of each dataset of a split, by its name.
+
+    Args:
+        molecules: those of the split.
+        missed: predicted minus measured temperature of each, of shape (n, 1).
+    """
+    names, tm = (
+        np.array([molecule.dataset for molecule in molecules]),
+        melting.temperatures(molecules),
+    )
+    return {
+        name: {"molecules": int((names == name).sum())}
+        | errors(missed[names == name], tm[names == name])
+        for name in np.unique(names).tolist()
+    }
 
 
 if __name__ == "__main__":

@@ -182,18 +182,21 @@ def test_equal_test_temperatures_lose_no_training(tmp_path):
     options = TINY | dict(dataset=str(path), epochs=1, run_dir=tmp_path / "run")
     results = dna_melting.main(dna_melting.Options(**options))
     assert set(results["test"]) == {"mae", "rmse"} and results["steps"] == 2
-    assert all(set(found) == {"mae", "rmse"} for found in results["test_by_dataset"].values())
+    for found in results["test_by_dataset"].values():
+        assert set(found) == {"molecules", "mae", "rmse"}
     assert results["notes"] == ["r2 is left out: all temperatures of the test split are equal"]
 
 
-def test_each_dataset_of_the_test_split_has_its_errors(run, molecules):
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_each_dataset_of_a_held_out_split_has_its_errors(run, molecules, split):
     folder, results = run
     model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
-    assert set(results["test_by_dataset"]) == {"duplexes", "hairpins"}
-    for name, found in results["test_by_dataset"].items():
-        part = [m for m in molecules["test"] if m.dataset == name]
+    assert set(results[f"{split}_by_dataset"]) == {"duplexes", "hairpins"}
+    for name, found in results[f"{split}_by_dataset"].items():
+        part = [m for m in molecules[split] if m.dataset == name]
         mae, rmse = errors(model, part)
-        assert len(part) % 16 and found["mae"] == pytest.approx(mae, rel=1e-5)
+        assert found["molecules"] == len(part) and len(part) % 16
+        assert found["mae"] == pytest.approx(mae, rel=1e-5)
         assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
