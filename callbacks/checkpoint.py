@@ -109,9 +109,11 @@ def _all(folder: Path) -> list[Path]:
 def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
     """Returns the last checkpoint of a finished run as one from which training continues.
 
-    The run may have ended within an epoch, which then continues and is logged when it is complete.
+    The run may have ended within an epoch, which then continues and is logged when it is complete,
+    also if a callback had ended it there.
     """
     epochs_done, into = divmod(info.step, steps_per_epoch)
+    info.state.update(finished=False, stop_training=False)
     if into:
         records = info.state["callbacks"]["records"]
         records["history"] = {name: v[:epochs_done] for name, v in records["history"].items()}

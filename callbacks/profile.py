@@ -26,11 +26,11 @@ class Profile(StepCallback):
         self._running = False
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Starts before the first step of the window."""
+        """Starts before the execution that contains the first step of the window."""
         if self.window is None or self._running:
             return
         first, last = self.window
-        if first <= self.step + 1 <= last:
+        if self.step < last and first <= self.step + self.model.steps_per_execution:
             with saving(self.folder, "", tf.errors.OpError):
                 tf.profiler.experimental.start(str(self.folder))
             self._running = True

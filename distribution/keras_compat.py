@@ -330,7 +330,8 @@ def count_from_mid_epoch() -> Iterator[None]:
 
     Breaks: `fit(initial_epoch=...)` starts at an epoch's first batch only, and so
     `BackupAndRestore` repeats the interrupted epoch. Does: drops the first counts of the
-    epoch; the dataset must begin at that batch.
+    epoch, and shortens an execution of several steps that are partly done; the dataset must begin
+    at that batch.
     """
 
     def make(stock):
@@ -338,8 +339,10 @@ def count_from_mid_epoch() -> Iterator[None]:
             global _batches_done
             done, _batches_done = _batches_done, 0
             for begin, end, iterator in stock(self):
-                if begin >= done:
-                    yield begin, end, iterator
+                # The last execution of an epoch may be shorter than its count.
+                last = min(end, self.steps_per_epoch - 1) if self.steps_per_epoch else end
+                if last >= done:
+                    yield max(begin, done), end, iterator
 
         return enumerate_iterator
 

@@ -64,7 +64,7 @@ def use_coordinator(
         model: compiled under the strategy's scope, and built.
         step: the model's step from `distribution.step.install()`; nothing is done under another
             strategy than ParameterServerStrategy.
-        window: steps that are scheduled before a join.
+        window: steps that are scheduled before a join, in windows from an epoch's first step.
         steps_per_epoch: steps of an epoch, where a window ends too.
         total_steps: steps of the run, where a window ends too.
         steps_done: steps that an earlier part of the run has done.
@@ -87,7 +87,9 @@ def use_coordinator(
 
     def train_window(iterator):
         nonlocal done
-        steps = min(window, steps_per_epoch - done % steps_per_epoch, total_steps - done)
+        into_epoch = done % steps_per_epoch
+        # Keras counts windows from the epoch's first step; a resumed run may begin within one.
+        steps = min(window - into_epoch % window, steps_per_epoch - into_epoch, total_steps - done)
         for _ in range(steps):
             coordinator.schedule(train_step, args=(next(iterator),))
         coordinator.join()

@@ -154,6 +154,7 @@ class Step:
         # Each replica adds up its own gradients; they are reduced once, when they are applied.
         self.sums: list[tf.Variable] = []
         self.totals: list[tf.Variable] = []
+        self._used: set[int] = set()  # positions of the variables that the loss depends on
         if batches_per_update > 1:
             self.sums = [_local(tf.zeros(v.shape, v.dtype)) for v in self.variables]
             self.totals = [_local(tf.zeros((), self.floatx)) for _ in range(2)]
@@ -315,9 +316,10 @@ class Step:
         data = tf.nest.pack_sequence_as(batches[0], data)
         loss, weight, gradients = self._forward_and_backward(data, sums)
         weight = tf.cast(weight, self.floatx)
-        for total, gradient in zip(self.sums, gradients, strict=True):
+        for position, gradient in enumerate(gradients):
             if gradient is not None:
-                total.assign_add(gradient * tf.cast(weight, gradient.dtype))
+                self._used.add(position)
+                self.sums[position].assign_add(gradient * tf.cast(weight, gradient.dtype))
         for total, value in zip(
             self.totals, (weight, tf.cast(loss, self.floatx) * weight), strict=True
         ):
@@ -325,7 +327,11 @@ class Step:
 
     def _apply_sums(self) -> dict:
         weight, loss = self.totals
-        gradients = [tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in self.sums]
+        # None for a variable that has no gradient, as of one batch: Keras does not decay it.
+        gradients = [
+            tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) if position in self._used else None
+            for position, s in enumerate(self.sums)
+        ]
         return self.apply(self.reduce(gradients), tf.math.divide_no_nan(loss, weight))
 
     # --- The functions of `fit()` and `evaluate()` ---

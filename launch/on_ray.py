@@ -131,7 +131,8 @@ class RayRun(launch.Requests):
                 say(f"{failures} failures without a checkpoint between them: giving up")
                 break
         request_resources(bundles=[])
-        stopped = status == SAVED_AND_STOPPED or status == LOST and self.request
+        # None: the processes have saved, to be started again.
+        stopped = status in (None, SAVED_AND_STOPPED) or status == LOST and self.request
         return self.say_how_to_resume() if stopped else status
 
     def say_how_to_resume(self) -> int:

@@ -230,9 +230,14 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
             problems.append(f"--hosts needs a shared disk: -m {options.module} --run-dir ...")
     if rank is not None and rank >= len(hosts):
         problems.append(f"--node-rank {rank}: --hosts has {len(hosts)} names")
-    # A module that is not a recipe may keep any files in its folder.
-    if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
-        problems += not_a_run(run_dir)
+    try:
+        # A module that is not a recipe may keep any files in its folder.
+        if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
+            problems += not_a_run(run_dir)
+        if run_dir:
+            (run_dir / "results.json").exists()
+    except OSError as error:
+        problems.append(f"--run-dir {run_dir}: {error.strerror}")
     return problems
 
 

@@ -121,12 +121,21 @@ def restore(cache_dir: Path, *made_from) -> bool:
             with open(path, "rb") as file:
                 content, owner = file.read(), os.fstat(file.fileno()).st_uid
             if hashlib.sha256(content).hexdigest() == checksum and owner == os.geteuid():
-                (_own / name).write_bytes(content)
+                _copy(content, _own / name)
                 _seen.add(name)
             else:
                 log.warning("%s: damaged; compiled again", path)
                 path.unlink()
     return bool(_seen)
+
+
+def _copy(content: bytes, target: Path) -> None:
+    """Writes a program to TensorFlow's folder, or nothing: it would load a part of one."""
+    try:
+        target.write_bytes(content)
+    except OSError:  # the temporary disk is full
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _is_private(path: Path) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from callbacks.errors import saving
 from data import files
-from data.errors import first_line
+from data.errors import DataError, first_line
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -39,7 +39,10 @@ def data_sha256(splits: dict[str, tuple]) -> str:
 
     Args:
         splits: examples and answers per split name: NumPy arrays, lists of texts, or several of
-            them in a dict, list or tuple.
+            them in a dict, list or tuple. NumPy arrays of objects count as lists.
+
+    Raises:
+        DataError: a value is neither a number nor a text.
     """
     digest = hashlib.sha256()
     _add(digest, splits)
@@ -61,6 +64,11 @@ def _add(digest, part) -> None:
             _add(digest, each)
     else:
         array = np.ascontiguousarray(part)
+        if array.dtype.hasobject:  # its bytes are addresses
+            if not (isinstance(part, np.ndarray) and part.ndim):
+                raise DataError(f"data_sha256: {part!r} is neither a number nor a text")
+            _add(digest, part.tolist())
+            return
         digest.update(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes())
 
 

@@ -82,6 +82,11 @@ def refuse_pairs(options: SharedOptions) -> None:
             f"--precision mixed_float16 is incompatible with {name}, where replicas would share "
             "one loss scale; mixed_bfloat16 needs none"
         )
+    if name in SHARED_WEIGHTS and getattr(options, "ema", None) is not None:  # not in each recipe
+        problems.append(
+            f"--ema: with {name} replicas share one copy of the weights and would average it "
+            "several times; use mirrored or multi_worker"
+        )
     if problems:
         raise OptionsError("\n".join(problems))
 

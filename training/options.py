@@ -377,12 +377,6 @@ class FineTuningOptions(TextOptions):
             problems.append("--optimizer muon: has one learning rate; leave out --layer-decay")
         if self.optimizer == "muon" and self.lora_rank is not None:
             problems.append("--optimizer muon: is not for adapters; leave it out with --lora-rank")
-        shared = self.strategy in ("central_storage", "parameter_server")
-        if shared and self.ema is not None:
-            problems.append(
-                f"--ema: with --strategy {self.strategy} replicas share one copy of the weights "
-                "and would average it several times; use mirrored or multi_worker"
-            )
         return problems
 
 
@@ -429,10 +423,13 @@ def flag(name: str) -> str:
 
 def to_json(options) -> dict:
     """Returns the options as JSON values."""
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in dataclasses.asdict(options).items()
-    }
+    return {name: _as_json(value) for name, value in dataclasses.asdict(options).items()}
+
+
+def _as_json(value):
+    if isinstance(value, tuple):
+        return [_as_json(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def shown(options, resolved: dict | None = None) -> dict:
@@ -490,7 +487,7 @@ def command(recipe: str, options: SharedOptions) -> str:
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         else:
-            words += [flag(name), str(value)]
+            words += [flag(name), *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
 
 

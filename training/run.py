@@ -63,7 +63,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     """Opens a run: options, devices, seed, folder, lock, signals; and closes it.
 
     Settings of the whole process (dtype policy, signal handlers, log handlers, repairs of Keras)
-    change while the run is open and are restored when it is closed.
+    change while the run is open and are restored when it is closed. Only `--deterministic` stays on
+    until the process ends: TensorFlow cannot switch it off.
 
     Args:
         recipe: the recipe's name.
@@ -297,8 +298,11 @@ class Run:
             checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
         self._jit = checks.jit_compile(self.options, self.strategy, plan.total_steps)
+        watched = {}
+        if self.options.reduce_on_plateau is not None:  # it decides the learning rate
+            watched["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
         self.folder.keep_facts(
-            facts | plan.fixed(), replicas_per_worker=plan.replicas // self.workers
+            facts | plan.fixed() | watched, replicas_per_worker=plan.replicas // self.workers
         )
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
@@ -426,9 +430,7 @@ class Run:
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
         epochs_done = 0
         if info is not None:
-            epochs_done = info.epochs_done
-            if info.state["finished"] and options.resume != "extend":
-                epochs_done = plan.epochs
+            epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
         signals.training = True  # from now on a signal saves and stops the run
         return {
             "validation_data": validation,
@@ -469,9 +471,13 @@ class Run:
         options = self.options
         if options.reduce_on_plateau is None:
             return {}
-        metric, factor = options.keep_best or "val_loss", options.plateau_factor or FACTOR
-        arguments = (options.reduce_on_plateau, metric, factor, options.keep_best_mode)
+        factor = options.plateau_factor or FACTOR
+        metric, mode = self._plateau_metric(), options.keep_best_mode
+        arguments = (options.reduce_on_plateau, metric, factor, mode)
         return {"plateau": ReduceOnPlateau(model, *arguments)}
+
+    def _plateau_metric(self) -> str:
+        return self.options.keep_best or "val_loss"
 
     def _callbacks(
         self, validation, test, extra, plateau, fingerprint

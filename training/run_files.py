@@ -57,7 +57,13 @@ NUMBERS = Kind(
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value)))
 
 # The values that are read from each file; a file may hold more.
-OPTIONS = {"recipe": TEXT, "options": OBJECT, "resolved": OBJECT, "shown": OBJECT}
+OPTIONS = {
+    "recipe": TEXT,
+    "options": OBJECT,
+    "resolved": OBJECT,
+    "shown": OBJECT,
+    "extends": COUNT,  # steps of the finished run that is or was extended
+}
 RESOLVED = {
     "dataset": optional(TEXT),
     "preset": optional(TEXT),

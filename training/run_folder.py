@@ -43,7 +43,8 @@ class RunFolder:
         self.checkpoint: checkpoints.CheckpointInfo | None = None
         self.results: dict | None = None
         self.facts: dict = {}
-        self._finished_at: int | None = None
+        self._finished_at: int | None = None  # steps of the results that are there
+        self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
         self._is_new = False
 
@@ -51,8 +52,9 @@ class RunFolder:
         """Creates the folder, locks it, and finds an earlier part of the run.
 
         Raises:
-            RunError: the folder is not writable, is used by another process, or contains a run of
-                other options or other files.
+            RunError: the folder is not writable, is used by another process, contains a run of
+                other options or other files, or a finished one without the checkpoint that is
+                needed to extend it or to write its model again.
         """
         try:
             self._is_new = not self.path.exists()
@@ -98,10 +100,24 @@ class RunFolder:
         if path.exists():
             results = read_results(self.path, "recipe", "test", "weights_sha256", "steps")
             self._finished_at = results["steps"]
+            # The results of a run that was stopped while it was extended are those from before.
+            self._extends = self._extends or saved.get("extends") == self._finished_at
             problem = files.damage(self.path / "model", ())
-            if self.options.resume != "extend" and problem is None:
+            if self._extends:
+                if self.checkpoint is None:
+                    raise RunError(
+                        f"--run-dir {self.path}: cannot extend the run: no undamaged checkpoint "
+                        "is left; its model/ and results.json are unchanged"
+                    )
+            elif problem is None:
                 self.results = results
-            elif self.options.resume != "extend":
+            elif self.checkpoint is None:
+                raise RunError(
+                    f"--run-dir {self.path}: the run is finished, but its model/ is damaged "
+                    f"({problem}), and no undamaged checkpoint is left to write it from; pass "
+                    "another folder to train again"
+                )
+            else:
                 log.warning(
                     "%s: the run is finished but its model/ is damaged (%s); rewriting it",
                     self.path,
@@ -153,9 +169,8 @@ class RunFolder:
             RunError: the values of the run in the folder differ, or it has no steps left.
         """
         facts = json.loads(json.dumps(facts))
-        extend = self.options.resume == "extend"
         if self.checkpoint is not None:
-            free = {"total_steps", "epochs"} if extend else set()
+            free = {"total_steps", "epochs"} if self._extends else set()
             different = [
                 f"{name}: was {self.facts.get(name)}, is now {value}"
                 for name, value in facts.items()
@@ -167,7 +182,7 @@ class RunFolder:
                     + "\n".join(different)
                 )
             done, total = self.checkpoint.step, facts["total_steps"]
-            if total < done or (extend and total == done == self._finished_at):
+            if total < done or (self._extends and total == done == self._finished_at):
                 limit = f"--epochs {self.options.epochs}"
                 if self.options.max_steps == total:
                     limit = f"--max-steps {total}"
@@ -175,9 +190,14 @@ class RunFolder:
                     f"--run-dir {self.path}: the run has done {done} steps, and {limit} ends it at "
                     f"step {total}: pass a larger number"
                 )
-            if extend and self.checkpoint.state["finished"]:
-                self.checkpoint = checkpoints.reopened(self.checkpoint, facts["steps_per_epoch"])
-            if self.facts.get("total_steps") != total:
+            longer = self.facts.get("total_steps") != total
+            # Not one that a longer run has reached, and was killed before it wrote its results.
+            if self._extends and self.checkpoint.state["finished"]:
+                if longer or done == self._finished_at:
+                    self.checkpoint = checkpoints.reopened(
+                        self.checkpoint, facts["steps_per_epoch"]
+                    )
+            if longer:
                 log.warning(
                     "the schedule is recomputed over %s steps instead of %s",
                     *(total, self.facts.get("total_steps")),
@@ -192,6 +212,8 @@ class RunFolder:
                 "git": git_state(),
                 "replicas_per_worker": replicas_per_worker,
             }
+            if self._extends and self._finished_at is not None:
+                content["extends"] = self._finished_at
             self.write_json("options.json", content)
 
     def write_json(self, name: str, content: dict) -> None:

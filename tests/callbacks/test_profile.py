@@ -1,5 +1,7 @@
 """A profile of some steps; one test uses TensorFlow's profiler, the others a fake one."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -17,6 +19,7 @@ def calls(monkeypatch):
 
 def steps(callback, first, last, each=1):
     """Runs the steps; returns after which of them the profiler was started and stopped."""
+    callback.set_model(types.SimpleNamespace(steps_per_execution=each))
     callback.count_steps(100, 100, first - 1)
     for step in range(first, last + 1, each):
         callback.on_train_batch_begin(step - 1)
@@ -31,7 +34,9 @@ def steps(callback, first, last, each=1):
         ((1, 1), (1, 3, 1), {1: 2}),
         ((3, 4), (4, 9, 1), {4: 2}),  # a run that resumes within it
         ((3, 4), (5, 9, 1), {}),
-        ((3, 4), (1, 9, 3), {6: 2}),  # executions of three steps
+        ((3, 4), (1, 9, 3), {3: 1, 6: 2}),  # executions of three steps
+        ((5, 5), (1, 9, 3), {6: 2}),  # within one
+        ((4, 6), (1, 9, 3), {6: 2}),
         (None, (1, 9, 1), {}),
     ],
 )

@@ -107,10 +107,10 @@ class TestStartInMidEpoch:
         def on_train_batch_end(self, batch, logs=None):
             self.seen.append(batch)
 
-    def fit(self, note):
+    def fit(self, note, steps_per_execution=1):
         data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat()
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", run_eagerly=True)
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution, run_eagerly=True)
         model.fit(data, epochs=2, steps_per_epoch=4, verbose=0, callbacks=[note])
 
     def test_counts_from_there_in_the_first_epoch_only(self):
@@ -118,6 +118,16 @@ class TestStartInMidEpoch:
         with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note)
         assert note.seen == [3, 0, 1, 2, 3]
+
+    @pytest.mark.parametrize(
+        "start, seen", [(1, [2, 5, 2, 5]), (2, [2, 5, 2, 5]), (3, [5, 2, 5]), (4, [2, 5])]
+    )
+    def test_counts_an_execution_that_is_partly_done(self, start, seen):
+        """An epoch of four steps in executions of three, as Keras counts them."""
+        note = self.Note(start)
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            self.fit(note, steps_per_execution=3)
+        assert note.seen == seen
 
     def test_leaves_nothing_behind(self):
         with keras_compat.patch_keras_for(tf.distribute.get_strategy()):

@@ -49,10 +49,11 @@ def test_windows_end_where_the_epoch_and_the_run_do(monkeypatch):
     for _ in range(3):
         train(batches)
         windows.append(events())
-    # Metrics are read when nothing is under way; each batch is trained on once.
+    # Metrics are read when nothing is under way; each batch is trained on once. The window in
+    # which the run resumes ends where it would have without a stop.
     assert windows == [
-        [1, 2, 3, 4, "join", "read"],
-        [5, "join", "read"],
+        [1, 2, 3, "join", "read"],
+        [4, 5, "join", "read"],
         [6, 7, 8, "join", "read"],
     ]
 

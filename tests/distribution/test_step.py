@@ -688,6 +688,42 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         assert update["logs"] == pytest.approx({"loss": loss, "error": error}, rel=1e-12)
 
 
+class IdleWeight(keras.layers.Layer):
+    """Has a weight that its output does not depend on."""
+
+    def build(self, shape):
+        self.idle = self.add_weight(shape=(2,), initializer="ones")
+
+    def call(self, inputs):
+        return inputs
+
+
+def idle_model():
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((3,)), IdleWeight(), dense])
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
+    return model
+
+
+def idle_updates(_=None):
+    return [
+        replicas.fit(2, idle_model, replicas.dataset(three_batches(), batch), **more)
+        for batch, more in (
+            (12, {}),
+            (4, {"batches_per_update": 3}),
+            (4, {"batches_per_update": 3, "jit_compile": True}),
+        )
+    ]
+
+
+def test_k_batches_leave_a_weight_alone_that_the_loss_does_not_use():
+    """As one batch does: without a gradient Keras does not decay it."""
+    found = forked.run(idle_updates)
+    assert_same(found)
+    for update in found:
+        assert 1.0 in update["weights"][:2] and update["weights"][0] == update["weights"][1]
+
+
 def test_weights_of_several_outputs_add_up_over_the_batches_of_an_update():
     """Outputs weigh batches differently; the last batch has none for one of them."""
     numbers = np.random.default_rng(9)

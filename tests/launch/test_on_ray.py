@@ -271,6 +271,35 @@ def test_what_is_tried_again(status, count, nodes, tmp_path):
 
 
 @ray_cluster
+@pytest.mark.parametrize("when", ["release", "reserve"])
+def test_a_request_between_two_starts_stops_the_run(when, monkeypatch, capsys):
+    """The processes have saved, since a node leaves, and are not started again."""
+    monkeypatch.setattr(on_ray, "request_resources", lambda bundles: None)
+    run = object.__new__(on_ray.RayRun)
+    run.options = argparse.Namespace(command=["python", "-m", "launch.on_ray"])
+    run.bundle, run.most, starts = {}, 2, []
+
+    def ask():
+        run.request = signal.SIGTERM
+
+    def reserve():
+        if starts and when == "reserve":
+            ask()
+        return run.request is None
+
+    methods = {
+        "reserve": reserve,
+        "checkpoint": lambda: "",
+        "start": lambda: starts.append(1),
+        "supervise": lambda before: None,
+        "release": ask if when == "release" else lambda: None,
+    }
+    for name, method in methods.items():
+        monkeypatch.setattr(run, name, method, raising=True)
+    assert run.run() == 75 and starts == [1]
+    assert "Resume with:\n  python -m launch.on_ray" in capsys.readouterr().err
+
+
 def test_sigterm_asks_the_processes_and_a_second_one_kills_them(nodes, tmp_path):
     write_module(
         tmp_path,

@@ -63,6 +63,15 @@ def test_problems_that_belong_together_are_named_at_once(capsys, bare):
     assert "-m MODULE is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("module", ["recipes.mnist", "fake"])
+def test_a_folder_whose_name_no_disk_takes(module, tmp_path, capsys, bare):
+    folder = tmp_path / ("x" * 300)
+    with pytest.raises(SystemExit) as error:
+        launch.read_options(["-m", module, "--run-dir", str(folder)])
+    assert error.value.code == 2
+    assert capsys.readouterr().err == f"launch: --run-dir {folder}: File name too long\n"
+
+
 def test_a_folder_that_holds_something_else(tmp_path, capsys, bare):
     """It is left alone by a recipe; another module may have there what it likes."""
     (tmp_path / "notes.txt").touch()

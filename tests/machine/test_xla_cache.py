@@ -1,7 +1,9 @@
 """Compiled XLA programs are cached between processes, and never loaded unchecked."""
 
+import errno
 import json
 import os
+import pathlib
 
 import pytest
 
@@ -83,6 +85,28 @@ def test_what_is_stored_is_restored_with_the_same_options(tmp_path, process):
     assert not xla_cache.restore(tmp_path, "mnist", {"seed": 2}) and not list(own.iterdir())
     assert xla_cache.restore(tmp_path, "mnist", {"seed": 1})
     assert (own / "step.pb").read_bytes() == b"code"
+
+
+def test_a_full_temporary_disk_leaves_no_part_of_a_program(tmp_path, process, monkeypatch):
+    """TensorFlow would load it, and the cache would get it with a correct checksum."""
+    own = process("first")
+    xla_cache.restore(tmp_path, "mnist")
+    (own / "step.pb").write_bytes(b"code")
+    xla_cache.store()
+    own = process("second")
+
+    def write_a_part(path, content):
+        with open(path, "wb") as file:
+            file.write(content[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "write_bytes", write_a_part)
+        assert not xla_cache.restore(tmp_path, "mnist") and not list(own.iterdir())
+    xla_cache.store()
+    process("third")
+    assert xla_cache.restore(tmp_path, "mnist")
+    assert len(list(tmp_path.glob("programs/*/*"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -160,19 +160,23 @@ class TestProblems:
         good = run("good")
         unfinished, cut, lacking = (run(n) for n in ("unfinished", "cut", "lacking"))
         (unfinished / "results.json").unlink()
+        longer = run("longer")  # its options are those of the longer run, its results are not
+        options = json.loads((longer / "options.json").read_text())
+        (longer / "options.json").write_text(json.dumps(options | {"extends": RESULTS["steps"]}))
         (cut / "results.json").write_text('{"recipe": "mni')
         (lacking / "results.json").write_text('{"recipe": "mnist", "test": {}}')
-        folders = [tmp_path / "nothing", unfinished, cut, lacking, good]
+        folders = [tmp_path / "nothing", unfinished, longer, cut, lacking, good]
         status, printed, errors = command_line(compare, *folders)
         assert status == 0 and "0.9000" in printed
         lines = errors.splitlines()
         assert lines == [
             f"{tmp_path / 'nothing'}: no such folder",
             f"{unfinished}: its run is not finished",
-            lines[2],
+            f"{longer}: its run was extended, and is not finished",
+            lines[3],
             f"{lacking / 'results.json'}: damaged, it lacks baseline",
         ]
-        assert lines[2].startswith(f"{cut / 'results.json'}: damaged, not a JSON object (")
+        assert lines[3].startswith(f"{cut / 'results.json'}: damaged, not a JSON object (")
         status, _, errors = command_line(compare, unfinished)
         assert status == 2 and errors.startswith("compare: no finished run\n  ")
 

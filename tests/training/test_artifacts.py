@@ -7,6 +7,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
+from data.errors import DataError
 from tests.support import syncs, tiny_presets
 from training import artifacts, checks
 
@@ -44,6 +45,19 @@ def test_every_example_is_in_the_checksum():
     changed["test"][0][1] = "c"
     seen.add(artifacts.data_sha256(changed))
     assert len(seen) == 4 and artifacts.data_sha256(splits()) in seen
+
+
+def test_texts_in_an_array_of_objects_are_in_the_checksum():
+    """As a column of a pandas DataFrame: its bytes are addresses."""
+
+    def column(last="a text of"):
+        return np.array(["one", f"{last} {len(last)}"], dtype=object)
+
+    assert artifacts.data_sha256({"a": column()}) == artifacts.data_sha256({"a": column()})
+    assert artifacts.data_sha256({"a": column()}) != artifacts.data_sha256({"a": column("b")})
+    for odd in (np.array(["one", None], dtype=object), [object()]):
+        with pytest.raises(DataError, match="data_sha256: .* is neither a number nor a text"):
+            artifacts.data_sha256({"a": odd})
 
 
 def test_inputs_in_a_dict_are_in_the_checksum():

@@ -1,6 +1,7 @@
 """Makes right or refuses whatever would make the numbers of a run silently wrong."""
 
 import dataclasses
+import json
 import types
 import typing
 from pathlib import Path
@@ -13,7 +14,7 @@ from data import arrays
 from tests.support import forked, processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions
+from training.options import FineTuningOptions, SharedOptions
 from training.plan import make_plan
 
 
@@ -291,6 +292,18 @@ class TestOptions:
         monkeypatch.delenv("TF_CONFIG", raising=False)
         with pytest.raises(OptionsError, match=f"^.*{said}.*$"):
             checks.refuse_pairs(SharedOptions(strategy=strategy, replicas=replicas, **more))
+
+    def test_averages_of_weights_that_all_replicas_share(self, monkeypatch):
+        """Also beside parameter servers that the launcher has started: the strategy is auto."""
+        cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+        task = {"type": "chief", "index": 0}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+        with pytest.raises(OptionsError, match="^--ema: with parameter_server replicas share"):
+            checks.refuse_pairs(FineTuningOptions(ema=0.9))
+        monkeypatch.delenv("TF_CONFIG")
+        with pytest.raises(OptionsError, match="^--ema: with central_storage replicas share"):
+            checks.refuse_pairs(FineTuningOptions(ema=0.9, strategy="central_storage", replicas=2))
+        checks.refuse_pairs(FineTuningOptions(ema=0.9, strategy="mirrored", replicas=2))
 
 
 class TestExecutions:

@@ -18,6 +18,7 @@ from training.options import (
     all_problems,
     check,
     command,
+    from_json,
     interpreter,
     metadata,
     module_name,
@@ -172,6 +173,20 @@ class TestParse:
         words = shlex.split(command("bert_mlm", options))
         assert words[:3] == [interpreter(), "-m", "recipes.bert_mlm"]
         assert parse(bert_mlm.Options, "prog", arguments=words[3:]) == options
+
+    def test_the_command_and_options_json_hold_options_of_several_values(self, tmp_path):
+        kind = dataclasses.make_dataclass(
+            "Options",
+            [("names", tuple[str, ...], option(())), ("files", tuple[Path, ...], option(()))],
+            bases=(SharedOptions,),
+            kw_only=True,
+        )
+        options = kind(names=("u", "a v"), files=(Path("a b"), Path("c")))
+        words = shlex.split(command("mine", options))
+        assert parse(kind, "prog", arguments=words[words.index("--names") :]) == options
+        path = tmp_path / "options.json"
+        path.write_text(json.dumps({"options": to_json(options)}))
+        assert from_json(kind, path) == options
 
     def test_the_command_names_a_module_outside_of_recipes(self):
         words = shlex.split(command("tiny_recipe", tiny_recipe.Options(seed=3)))

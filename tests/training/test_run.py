@@ -231,6 +231,12 @@ class TestCheckpoints:
         assert start(folder, **options)["weights_sha256"] == unbroken["weights_sha256"]
         assert processes.records(folder) == processes.records(tmp_path / "unbroken")
 
+    def test_the_metric_that_decides_the_rate_stays_the_same(self, stopped):
+        """An accuracy of 0.9 would never be better than by a loss of 1.2, and lower the rate."""
+        folder = stopped(2 * PER_EPOCH + 3, reduce_on_plateau=1, epochs=4)
+        with pytest.raises(RunError, match="plateau_metric: was val_loss .auto., is now val_accur"):
+            start(folder, reduce_on_plateau=1, epochs=4, keep_best="val_accuracy")
+
     def test_the_best_has_the_highest_accuracy(self, tmp_path):
         found = start(tmp_path / "run", epochs=4, base_learning_rate=0.1, keep_best="val_accuracy")
         accuracies = found["history"]["val_accuracy"]

@@ -7,8 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from callbacks import checkpoint
 from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import CannotSave
+from data import files
 from tests.support import tiny_recipe
 from training import run_folder
 from training.errors import RunError
@@ -71,6 +73,29 @@ def at_step(folder, step, **state):
         folder.path / "checkpoints" / "x", step, 1, 0, {"finished": False} | state
     )
     return folder
+
+
+def save_checkpoint(there, step, **state):
+    """Writes a checkpoint without weights."""
+    (there / "checkpoints").mkdir(exist_ok=True)
+    state = {
+        "step": step,
+        "epochs_done": step // 9,
+        "steps_into_epoch": step % 9,
+        "finished": False,
+        "callbacks": {"records": {"history": {}}},
+    } | state
+    target = there / "checkpoints" / f"step-{step:08d}"
+    checkpoint.write(target, state, lambda path: path.touch())
+
+
+def save_results(there, steps):
+    """Writes the results and the model of a finished run."""
+    results = {"recipe": "tiny_recipe", "test": {}, "weights_sha256": "x", "steps": steps}
+    (there / "results.json").write_text(json.dumps(results))
+    (there / "model").mkdir()
+    (there / "model" / "x").touch()
+    files.write_checksums(there / "model")
 
 
 class TestForeignFolders:
@@ -157,6 +182,71 @@ class TestOtherRuns:
         assert not (there / "metrics.jsonl").exists() and not list(there.glob("events*"))
 
 
+class TestExtending:
+    LONGER = FACTS | {"total_steps": 27, "epochs": 3}
+
+    @pytest.fixture
+    def finished(self, there):
+        save_results(there, 18)
+        save_checkpoint(there, 18, finished=True, stop_training=True)
+        return there
+
+    def test_a_finished_run_is_reopened(self, finished, opened):
+        folder = opened(resume="extend", epochs=3)
+        assert folder.results is None
+        folder.keep_facts(self.LONGER)
+        state = folder.checkpoint.state
+        assert not state["finished"] and not state["stop_training"]
+
+    @pytest.mark.parametrize("resume", ["auto", "extend"])
+    def test_a_stopped_extension_resumes(self, finished, opened, resume):
+        """The results that are there are those of the shorter run."""
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(self.LONGER)
+        folder.close()
+        again = opened(resume=resume, epochs=3)  # before its first checkpoint
+        assert again.results is None
+        again.keep_facts(self.LONGER)
+        assert again.checkpoint.step == 18 and not again.checkpoint.state["finished"]
+        again.close()
+        save_checkpoint(finished, 20)
+        again = opened(resume=resume, epochs=3)
+        again.keep_facts(self.LONGER)
+        assert again.results is None and again.checkpoint.step == 20
+
+    @pytest.mark.parametrize("resume", ["auto", "extend"])
+    @pytest.mark.parametrize("step", [27, 22])  # at its last step, and ended early
+    def test_one_that_was_killed_while_it_finished_finishes(self, finished, opened, step, resume):
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(self.LONGER)
+        folder.close()
+        save_checkpoint(finished, step, finished=True)
+        again = opened(resume=resume, epochs=3)
+        again.keep_facts(self.LONGER)
+        assert again.results is None
+        assert again.checkpoint.step == step and again.checkpoint.state["finished"]
+
+    def test_a_finished_extension_is_finished(self, finished, opened):
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(self.LONGER)
+        folder.close()
+        save_checkpoint(finished, 27, finished=True)
+        files.remove(finished / "model")
+        save_results(finished, 27)
+        assert opened(epochs=3).results["steps"] == 27
+
+    @pytest.mark.parametrize("resume", ["auto", "extend"])
+    def test_without_a_checkpoint_nothing_is_lost(self, finished, opened, resume):
+        if resume == "auto":
+            (finished / "model" / "x").write_text("damaged")
+        (finished / "metrics.jsonl").write_text("{}\n")
+        (finished / "checkpoints" / "step-00000018" / "state.json").write_text("damaged")
+        reason = "cannot extend the run" if resume == "extend" else "its model/ is damaged"
+        with pytest.raises(RunError, match=f"{reason}.*no undamaged checkpoint is left"):
+            opened(resume=resume)
+        assert (finished / "metrics.jsonl").exists() and (finished / "results.json").exists()
+
+
 class TestFacts:
     def test_data_that_changed_are_refused(self, opened):
         folder = at_step(opened(), 9)
@@ -179,17 +269,11 @@ class TestFacts:
         ],
     )
     def test_a_run_without_a_step_left_is_not_extended(self, there, opened, given, total, limit):
-        results = {"recipe": "tiny_recipe", "test": {}, "weights_sha256": "x", "steps": 18}
-        (there / "results.json").write_text(json.dumps(results))
-        folder = at_step(opened(resume="extend", **given), 18)
+        save_results(there, 18)
+        save_checkpoint(there, 18, finished=True)
+        folder = opened(resume="extend", **given)
         with pytest.raises(RunError, match=f"has done 18 steps, and {limit}: pass a larger"):
             folder.keep_facts(FACTS | {"total_steps": total})
-
-    def test_an_extended_run_that_was_killed_while_it_finished_resumes(self, there, opened):
-        """The same command again; `results.json` is that of the shorter run."""
-        results = {"recipe": "tiny_recipe", "test": {}, "weights_sha256": "x", "steps": 9}
-        (there / "results.json").write_text(json.dumps(results))
-        at_step(opened(resume="extend", epochs=2), 18).keep_facts(FACTS)
 
     def test_without_a_checkpoint_anything_goes(self, opened, tmp_path):
         folder = opened()

@@ -138,6 +138,16 @@ def test_a_run_that_a_callback_ended_in_mid_epoch_ends_there_again(tmp_path, mon
         assert broken[name] == whole[name]
 
 
+def test_a_run_that_a_callback_ended_in_mid_epoch_is_extended(tmp_path):
+    """The epoch that was cut is completed, as in a run that nothing ended."""
+    assert train(tmp_path / "run", extra=[EndAtStep()])["steps"] == 4
+    longer = train(tmp_path / "run", epochs=2, resume="extend")
+    whole = train(tmp_path / "whole", epochs=2)
+    assert longer["resumed_from_step"] == 4
+    assert longer["steps"] == whole["steps"] and longer["epochs"] == 2
+    assert [len(values) for values in longer["history"].values()] == [2] * len(whole["history"])
+
+
 def rising_rate(options, learning_rate):
     """SGD whose last steps ruin the weights."""
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([20], [0.5, 30.0])
