@@ -66,11 +66,12 @@ def file_of(folder: Path, split: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def columns_of(path: Path) -> Columns:
+def columns_of(path: Path, label: str | None = None) -> Columns:
     """Recognises a labelled file by its first line.
 
     Args:
         path: a TSV, CSV or JSON file.
+        label: name of the labels' column; None for the one of the task.
 
     Returns:
         The task's columns; those of a single sentence if no task is recognised.
@@ -79,15 +80,18 @@ def columns_of(path: Path) -> Columns:
         DataError: it is STS-B, whose labels are not classes.
     """
     header = tables.header_of(path)
-    if {"sentence1", "sentence2", "score"} <= set(header):
+    if label in (None, "score") and {"sentence1", "sentence2", "score"} <= set(header):
         raise DataError(f"{path}: STS-B has scores, not classes; this recipe takes classes alone")
     for columns in TASKS.values():
+        if label is not None:
+            columns = dataclasses.replace(columns, label=(label,))
         groups = (columns.text, columns.second, columns.label)
         if all(set(names) & set(header) for names in groups if names):
             return columns
-    if len(header) == len(COLA_HEADER) and header[1] in ("0", "1") and header[2] in ("", "*"):
+    is_cola = label in (None, COLA_HEADER[1]) and len(header) == len(COLA_HEADER)
+    if is_cola and header[1] in ("0", "1") and header[2] in ("", "*"):
         return Columns(header=COLA_HEADER, metrics=("matthews",))
-    return Columns()
+    return Columns(label=(label,)) if label is not None else Columns()
 
 
 def has_labels(path: Path, columns: Columns) -> bool:

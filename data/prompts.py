@@ -30,7 +30,7 @@ class Prompts:
     Attributes:
         name: The path that was given.
         splits: Pairs (prompt, response) by "train", "valid" and "test".
-        note: One line about splits that a folder lacks, or None.
+        note: One line about splits that a folder lacks and examples that are left out, or None.
     """
 
     name: str
@@ -67,7 +67,7 @@ def find_files(dataset: str) -> dict[str, Path]:
     """
     path = files.expand(dataset)
     if path.is_file():
-        is_asked = path.name.endswith(tables.ENDINGS) and not _holds_text(path)
+        is_asked = _is_read(path) and not _holds_text(path)
         return {"": path} if is_asked else {}
     if not path.is_dir():
         return {}
@@ -75,9 +75,13 @@ def find_files(dataset: str) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if file.name.startswith(word)), None)
-        if split is not None and file.name.endswith(tables.ENDINGS):
+        if split is not None and _is_read(file):
             paths.setdefault(split, file)
     return {} if any(map(_holds_text, paths.values())) else paths
+
+
+def _is_read(path: Path) -> bool:
+    return tables.is_table(path.name) or tables.is_json(path.name)
 
 
 def _holds_text(path: Path) -> bool:
@@ -98,7 +102,7 @@ def load_prompts(dataset: str) -> Prompts:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
             TSV, also compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with
             such files that begin with train, valid (or dev) and test. A split that a folder lacks
-            is cut from training in the same way.
+            is cut from training in the same way. Prompts without a response are left out.
 
     Raises:
         DataError: A file cannot be read, an example is not what it should be, or a split is empty.
@@ -106,8 +110,12 @@ def load_prompts(dataset: str) -> Prompts:
     paths = find_files(dataset)
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    notes, empty_responses = [], 0
     for split, path in paths.items():
         for pair in _read(path):
+            if not pair[1].strip():
+                empty_responses += 1
+                continue
             known = pair[0] if isinstance(pair[0], str) else json.dumps(pair[0])
             drawn = installed_docs.split_of(known)
             is_cut = split == "" or (split == "train" and drawn in missing)
@@ -118,15 +126,18 @@ def load_prompts(dataset: str) -> Prompts:
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
             "a folder with train, valid and test files (.jsonl, .json, .csv or .tsv)"
         )
-    note = None
     if missing:
-        note = f"no file for {' and '.join(missing)}: a twentieth of the training prompts each"
-    return Prompts(dataset, splits, note)
+        notes.append(
+            f"no file for {' and '.join(missing)}: a twentieth of the training prompts each"
+        )
+    if empty_responses:
+        notes.append(f"{empty_responses:,} prompts without a response are left out")
+    return Prompts(dataset, splits, "; ".join(notes) or None)
 
 
 def _read(path: Path) -> Iterator[Pair]:
     """Yields the pairs of a file."""
-    if path.name.endswith(tables.TABLES):
+    if tables.is_table(path.name):
         about = (INPUT, "") if "instruction" in tables.header_of(path) else ("",)
         for where, (prompt, more, response) in tables.read_table(path, PROMPT, about, RESPONSE):
             yield _checked(where, "\n\n".join(filter(None, (prompt, more))), response)
@@ -206,11 +217,11 @@ def of_input(text: str) -> Prompt:
 
 
 def _checked(where: str, prompt, response) -> Pair:
-    return _text(where, "prompt", prompt), _text(where, "response", response)
+    return _text(where, "prompt", prompt), _text(where, "response", response, may_be_empty=True)
 
 
-def _text(where: str, name: str, value) -> str:
-    if not isinstance(value, str) or not value.strip():
+def _text(where: str, name: str, value, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value.strip() or may_be_empty):
         raise DataError(f"{where}: the {name} is {value!r:.40}, expected text")
     if value != value.encode(errors="ignore").decode():
         raise DataError(f"{where}: the {name} is not UTF-8 text")

@@ -160,13 +160,11 @@ def load_sentences(
 
 def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
     """Returns the columns that the options name, otherwise those of the file's header."""
-    columns = glue.columns_of(path)
+    columns = glue.columns_of(path, label)
     if text is not None:
         columns = dataclasses.replace(columns, text=(text,), second=())
     if second is not None:
         columns = dataclasses.replace(columns, second=(second,))
-    if label is not None:
-        columns = dataclasses.replace(columns, label=(label,))
     return columns
 
 

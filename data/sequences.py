@@ -18,8 +18,6 @@ from data.live_line import live_line
 from data.text import Text
 from data.word_pieces import SpecialTokens
 
-SHORT_LINE = 100  # bytes; "lines" skips lines that are not longer, mostly headings
-
 
 def packed(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]], length: int, special: SpecialTokens
@@ -68,7 +66,13 @@ CUT = {"packed": packed, "lines": lines}
 
 
 def sequences_once(
-    text: Text, tokenizer, cache_dir: Path, *, text_mode: str, length: int
+    text: Text,
+    tokenizer,
+    cache_dir: Path,
+    *,
+    text_mode: str,
+    length: int,
+    min_line_bytes: int = 0,
 ) -> dict[str, np.ndarray]:
     """Tokenises a text and cuts it into sequences, or takes them from the cache.
 
@@ -76,8 +80,9 @@ def sequences_once(
         text: A `data.text.Text`.
         tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
         cache_dir: The cache; sequences are stored in its folder `sequences`.
-        text_mode: "packed" or "lines"; the latter skips lines of 100 bytes or fewer.
+        text_mode: "packed" or "lines".
         length: Tokens of a sequence.
+        min_line_bytes: Lines of fewer bytes are skipped.
 
     Returns:
         Token ids of shape (sequences, length) by split, uint16 or int32, mapped from files.
@@ -88,7 +93,7 @@ def sequences_once(
     names = ("lowercase", "strip_accents", "split_on_cjk", "proto")
     settings = (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
     vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
-    made_from = (text.sha256, text_mode, length, vocabulary, settings)
+    made_from = (text.sha256, text_mode, length, min_line_bytes, vocabulary, settings)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
     dtype = dtype_of(tokenizer.vocabulary_size())
@@ -97,8 +102,8 @@ def sequences_once(
         folder.mkdir()
         for split, source in text.splits.items():
             source = live_line(source, f"tokenising {split}")
-            if text_mode == "lines":
-                source = (line for line in source if len(line.encode()) > SHORT_LINE)
+            if min_line_bytes:
+                source = (line for line in source if len(line.encode()) >= min_line_bytes)
             tokens = word_pieces.tokenize(source, tokenizer)
             blocks = CUT[text_mode](tokens, length, SpecialTokens.of(tokenizer))
             write(folder / f"{split}.bin", blocks, dtype)
@@ -109,7 +114,7 @@ def sequences_once(
         if not len(rows):
             raise DataError(
                 f"{text.name}: the {split} split gives no sequence of {length} tokens; use more "
-                "text or a shorter --sequence-length"
+                "text" + (" or a shorter --sequence-length" if text_mode == "packed" else "")
             )
     return sequences
 

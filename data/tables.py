@@ -1,5 +1,6 @@
 """Reads CSV and TSV tables and JSON row by row; each error message names the line."""
 
+import codecs
 import csv
 import io
 import json
@@ -10,8 +11,19 @@ from data import files
 from data.errors import DataError
 
 TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
-JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 ENDINGS = (*TABLES, *JSON)
+LONGEST_FIELD = 2**31 - 1  # bytes; Python's limit is 131,072
+
+
+def is_table(name: str) -> bool:
+    """Returns whether a file's name, in any case, is that of a CSV or a TSV."""
+    return name.lower().endswith(TABLES)
+
+
+def is_json(name: str) -> bool:
+    """Returns whether a file's name, in any case, is that of JSON."""
+    return name.lower().endswith(JSON)
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, object]]:
@@ -26,7 +38,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, object]]:
     with files.open_bytes(path) as stream:
         beginning = next((line for line in stream if line.strip()), b"")
         stream.seek(0)
-        if beginning.lstrip().startswith(b"["):
+        if beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             try:
                 values = json.load(stream)
             except (ValueError, RecursionError) as error:
@@ -55,9 +67,9 @@ def read_table(
     """Yields the wanted columns of each row that is not empty.
 
     Args:
-        path: UTF-8 with a header; a tab in the first line makes it a TSV. A CSV has quoting,
-            a TSV has none. JSON, by its name, has objects whose fields are texts or numbers.
-            `.gz` is unpacked.
+        path: UTF-8 with a header; `.tsv`, or a tab in the first line, makes it a TSV. A CSV has
+            quoting, a TSV has none. JSON, by its name, has objects whose fields are texts or
+            numbers. `.gz` is unpacked.
         *columns: The possible names of each wanted column; "" among them makes it optional: a
             missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
@@ -71,11 +83,11 @@ def read_table(
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
             header, or lacks or repeats a wanted column.
     """
-    if path.name.endswith(JSON):
+    if is_json(path.name):
         for where, row in read_objects(path):
             yield where, [_field(where, row, wanted, hint) for wanted in columns]
         return
-    reader = _reader(_text(path))
+    reader = _reader(path, _text(path))
     try:
         names = [name.strip() for name in header or next(reader, [])]
         places = [_place(f"{path}, line 1", names, wanted, hint) for wanted in columns]
@@ -101,13 +113,13 @@ def header_of(path: Path) -> list[str]:
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
-    if path.name.endswith(JSON):
+    if is_json(path.name):
         _, first = next(read_objects(path), ("", None))
         return list(first) if isinstance(first, dict) else []
     with files.open_bytes(path) as stream:
         line = _decoded(path, stream.readline())
     try:
-        return [name.strip() for name in next(_reader(line), [])]
+        return [name.strip() for name in next(_reader(path, line), [])]
     except csv.Error as error:
         raise DataError(f"{path}, line 1: not a row ({error})") from error
 
@@ -125,9 +137,10 @@ def _decoded(path: Path, raw: bytes) -> str:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
-def _reader(text: str):
+def _reader(path: Path, text: str):
     lines = io.StringIO(text, newline="")
-    if "\t" in text.partition("\n")[0]:
+    csv.field_size_limit(LONGEST_FIELD)  # of the process
+    if path.name.lower().endswith((".tsv", ".tsv.gz")) or "\t" in text.partition("\n")[0]:
         return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     # `strict`: an unclosed quote is an error, not one long value
     return csv.reader(lines, strict=True)

@@ -59,11 +59,11 @@ class Lines:
 
 def _lines_of(path: Path, member: str | None) -> Iterator[tuple[str, str]]:
     """Yields the lines of a file, without their newlines, and where each is."""
-    if member is None and path.name.endswith(tables.TABLES):
+    if member is None and tables.is_table(path.name):
         for where, (text,) in tables.read_table(path, (TEXT,)):
             yield from ((where, line) for line in text.split("\n"))
         return
-    if member is None and path.name.endswith(tables.JSON):
+    if member is None and tables.is_json(path.name):
         for where, row in tables.read_objects(path):
             value = row.get(TEXT) if isinstance(row, dict) else None
             if not isinstance(value, str):
@@ -121,7 +121,7 @@ WIKITEXT = {
 }
 
 
-def load_text(dataset: str, cache_dir: Path) -> Text:
+def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Text:
     """Loads a text and its three splits.
 
     Args:
@@ -132,6 +132,8 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
             glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Files are
             text, or JSONL, JSON, CSV or TSV with `text`, also compressed (`.gz`).
         cache_dir: The cache of downloads and parsed docstrings.
+        contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
+            two parts of 5, instead of by hashes, since its lines follow one another.
 
     Returns:
         The text; no split is empty.
@@ -164,6 +166,14 @@ def load_text(dataset: str, cache_dir: Path) -> Text:
         known = ", ".join(["auto", "installed-docs", novels.NAME, *WIKITEXT])
         raise DataError(
             f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
+        )
+    if contiguous:
+        count = sum(1 for _ in Lines(sources))
+        held_out = math.ceil(count * TEST_SHARE)
+        ends = [0, count - 2 * held_out, count - held_out, count]
+        parts = zip(SPLITS, itertools.pairwise(ends), strict=True)
+        return _not_empty(
+            Text(dataset, {split: Lines(sources, None, *part) for split, part in parts})
         )
     splits = {split: Lines(sources, split) for split in SPLITS}
     return _not_empty(Text(dataset, splits))
@@ -198,8 +208,11 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
         sources: By file name.
     """
     splits, note = {}, None
+    endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv"
+    if any(member is not None for _, member in sources.values()):
+        endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
-        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.(txt|tokens|raw|jsonl?|csv|tsv)(\.gz)?"
+        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
         matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
         if len(matches) == 1:
             splits[split] = Lines([sources[matches[0]]])
@@ -211,7 +224,8 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {names}; expected one train, one valid and perhaps one test file called "
-        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz"
+        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (of a zip "
+        "archive only text is read: unpack others)"
     )
 
 

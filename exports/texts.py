@@ -13,11 +13,16 @@ from data.word_pieces import special_ids
 from exports.comparison import require_equal
 
 FILLS = 5
-TEXTS = [tf.TensorSpec([None], tf.string, name="texts")]
+TEXTS = tf.TensorSpec([None], tf.string, name="texts")
+SECOND_TEXTS = tf.TensorSpec([None], tf.string, name="second_texts")
 
 
-def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str]) -> str:
+def write(
+    model: keras.Model, folder: Path, preset: str, classes: Sequence[str], pairs: bool = False
+) -> str:
     """Writes the SavedModel; its signature `serving_default` takes `texts`, strings of (batch,).
+
+    That of a classifier of pairs also takes `second_texts`.
 
     A `BertMaskedLM` returns `fills`, strings, and `scores`, float32, both of shape (batch, masks,
     5), in descending order; "" and 0 where a text has fewer masks. A `BertTextClassifier` returns
@@ -28,21 +33,23 @@ def write(model: keras.Model, folder: Path, preset: str, classes: Sequence[str])
         folder: does not exist yet.
         preset: the model's own preset, for its tokenizer.
         classes: names in the order of the logits; not read for a `BertMaskedLM`.
+        pairs: whether a classifier reads two sentences.
 
     Returns:
         One line that describes its inputs.
     """
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
-    serve = _fills(model, preset) if is_masked_lm else _classes(model, classes)
+    serve = _fills(model, preset) if is_masked_lm else _classes(model, classes, pairs)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", serve)
     archive.write_out(str(folder), verbose=False)
-    return f"takes texts of at most {model.preprocessor.sequence_length} tokens"
+    inputs = "texts and second_texts" if pairs else "texts"
+    return f"takes {inputs} of at most {model.preprocessor.sequence_length} tokens"
 
 
 def compare(model: keras.Model, folder: Path, preset: str) -> float:
-    """Runs the SavedModel on two texts; returns its largest difference from the Keras model.
+    """Runs the SavedModel on a text; returns its largest difference from the Keras model.
 
     Args:
         model: the exported model.
@@ -56,12 +63,24 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
     words = [piece for piece in tokenizer.get_vocabulary() if piece.isalpha()][:3] or [""]
     serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
-    text = " ".join([*words, tokenizer.mask_token] if is_masked_lm else words)
-    outputs = {name: value.numpy() for name, value in serve(texts=tf.constant([text])).items()}
+    length = model.preprocessor.sequence_length
+    if SECOND_TEXTS.name in serve.structured_input_signature[1]:
+        words = words[: max(0, length - 3) // 2]  # nothing is cut
+        given = {TEXTS.name: " ".join(words), SECOND_TEXTS.name: " ".join(reversed(words))}
+    else:
+        given = {TEXTS.name: " ".join([*words, tokenizer.mask_token] if is_masked_lm else words)}
+    tensors = {name: tf.constant([text]) for name, text in given.items()}
+    outputs = {name: value.numpy() for name, value in serve(**tensors).items()}
     # Without padding and one text at a time, unlike the exported graph.
-    ids = np.array([[tokenizer.cls_token_id, *tokenizer(text), tokenizer.sep_token_id]], np.int32)
-    ids = ids[:, : model.preprocessor.sequence_length]
-    inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": 0 * ids + 1}
+    segments = [[*tokenizer(text), tokenizer.sep_token_id] for text in given.values()]
+    segments[0].insert(0, tokenizer.cls_token_id)
+    ids = np.array([sum(segments, [])], np.int32)[:, :length]
+    segment_ids = np.repeat(np.arange(len(segments)), list(map(len, segments)))[None, :length]
+    inputs = {
+        "token_ids": ids,
+        "segment_ids": segment_ids.astype(np.int32),
+        "padding_mask": 0 * ids + 1,
+    }
     if not is_masked_lm:
         probabilities = keras.ops.softmax(model(inputs, training=False))
         return require_equal([outputs["probabilities"]], -np.sort(-np.asarray(probabilities)))
@@ -83,7 +102,7 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
     special = tf.one_hot(special_ids(tokenizer), tokenizer.vocabulary_size())
     never = -1e9 * tf.reduce_sum(special, axis=0)
 
-    @tf.function(input_signature=TEXTS)
+    @tf.function(input_signature=[TEXTS])
     def serve(texts):
         token_ids = packer(tokenizer(texts))
         is_token = tf.cast(token_ids != tokenizer.pad_token_id, tf.int32)
@@ -108,12 +127,13 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
     return serve
 
 
-def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str]):
+def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str], pairs: bool):
     names = tf.constant(list(classes))
 
-    @tf.function(input_signature=TEXTS)
-    def serve(texts):
-        inputs = model.preprocessor(texts)
+    @tf.function(input_signature=[TEXTS, SECOND_TEXTS] if pairs else [TEXTS])
+    def serve(*texts):
+        # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
+        inputs = model.preprocessor(texts if pairs else texts[0], None)
         inputs = {name: tf.cast(value, tf.int32) for name, value in inputs.items()}
         best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False)), len(names))
         return {"classes": tf.gather(names, best.indices), "probabilities": best.values}

@@ -380,7 +380,9 @@ class Sampler(keras_nlp.samplers.GreedySampler):
             logits = tf.where(logits < smallest, -np.inf, logits)
         place = tf.cast(index, tf.int64)
         uniform = batches.uniform(self.noise_seed, keys[:, None], place, tf.range(size))
-        return logits - tf.math.log(-tf.math.log(uniform + 2.0**-25))
+        # In (0, 1), so that the noise is finite: the sum alone is rounded to 1 at times.
+        uniform = tf.minimum(uniform + 2.0**-25, 1 - 2.0**-24)
+        return logits - tf.math.log(-tf.math.log(uniform))
 
 
 def stop_tokens(tokenizer) -> set[int]:

@@ -15,6 +15,7 @@ from data.live_line import live_line
 from data.next_tokens import Ends
 from data.sequences import sequences_once
 from data.text import load_text
+from data.word_pieces import SpecialTokens
 from models import bert
 
 ROWS = 256  # of a batch, about; all texts of a batch have the same length
@@ -27,8 +28,8 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
     (PLL-word-l2r; Kauf and Ivanova, arXiv 2305.10588).
 
     Args:
-        model: a `BertMaskedLM`.
-        tokenizer: its `BertTokenizer`.
+        model: a `MaskedLM` of any family.
+        tokenizer: its tokenizer.
         texts: the texts.
         longest: the model's largest number of tokens, including [CLS] and [SEP].
 
@@ -38,10 +39,10 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
     Raises:
         DataError: a text has more tokens.
     """
-    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
-    encoded = [[*begin, *ids, *end] for ids in _encode(tokenizer, texts, longest)]
-    pieces = tokenizer.get_vocabulary()
-    continues_word = np.array([piece.startswith("##") for piece in pieces])
+    special = SpecialTokens.of(tokenizer)
+    encoded = [[special.cls, *ids, special.sep] for ids in _encode(tokenizer, texts, longest)]
+    continues_word = np.zeros(tokenizer.vocabulary_size(), bool)
+    continues_word[list(word_pieces.continuations(tokenizer))] = True
 
     def score(batch: np.ndarray) -> list[float]:
         length = batch.shape[1] - 2
@@ -52,7 +53,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
         words = np.cumsum(~continues_word[batch[:, 1:-1]], axis=1)
         hidden = (words[:, :, None] == words[:, None, :]) & (positions >= positions[:, None])
         masked = np.repeat(batch[:, None], length, axis=1)
-        masked[:, :, 1:-1] = np.where(hidden, tokenizer.mask_token_id, masked[:, :, 1:-1])
+        masked[:, :, 1:-1] = np.where(hidden, special.mask, masked[:, :, 1:-1])
         logits = bert.masked_logits(
             model,
             masked.reshape(-1, length + 2),
@@ -143,17 +144,19 @@ def n_gram_log_likelihoods(
     text_sha256: str,
     sequence_length: int,
     max_examples: int | None = None,
+    min_line_bytes: int = 0,
 ) -> list[float]:
     """Computes the log-likelihoods of texts by n-grams of a dataset's training split.
 
     Args:
         dataset: argument of `data.text.load_text`.
-        tokenizer: a `BertTokenizer`.
+        tokenizer: of a family with a `MaskedLM`.
         texts: each begins a document.
         cache_dir: the cache of downloads and sequences.
         text_sha256: the run's checksum of the dataset, which must match.
         sequence_length: tokens of a packed sequence.
         max_examples: number of sequences to count, from the first one; None for all.
+        min_line_bytes: lines of fewer bytes are not counted.
 
     Returns:
         Nats.
@@ -164,8 +167,15 @@ def n_gram_log_likelihoods(
     text = load_text(dataset, cache_dir)
     if text.sha256 != text_sha256:
         raise DataError(f"{dataset}: not the text that the run was trained on")
-    rows = sequences_once(text, tokenizer, cache_dir, text_mode="packed", length=sequence_length)
-    separator = tokenizer.sep_token_id
+    rows = sequences_once(
+        text,
+        tokenizer,
+        cache_dir,
+        text_mode="packed",
+        length=sequence_length,
+        min_line_bytes=min_line_bytes,
+    )
+    separator = SpecialTokens.of(tokenizer).sep
     model = KneserNey(
         rows["train"][:max_examples], tokenizer.vocabulary_size(), separator=separator
     )

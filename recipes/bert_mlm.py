@@ -67,6 +67,11 @@ class Options(TextOptions):
     text_mode: Literal["packed", "lines"] = option(
         "packed", "Full sequences, or one line per example with padding."
     )
+    min_line_bytes: int = option(
+        0,
+        "Skip lines of fewer bytes, such as headings; Keras's guides skip those below 101.",
+        within="[0, 1e6]",
+    )
     sequence_length: int = option(128, "Tokens of a sequence, including [CLS].", within="[4, 512]")
     head: Literal["chunked", "stock"] = option(
         "chunked",
@@ -300,6 +305,7 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         text_sha256=run.resolved["text_sha256"],
         sequence_length=run.options.sequence_length,
         max_examples=run.options.max_examples,
+        min_line_bytes=run.options.min_line_bytes,
     )
 
 
@@ -352,6 +358,7 @@ def make_sequences(
         cache_dir,
         text_mode=options.text_mode,
         length=options.sequence_length,
+        min_line_bytes=options.min_line_bytes,
     )
     sequences["train"] = sequences["train"][: options.max_examples]
     masking = masked_lm.Masking.of(

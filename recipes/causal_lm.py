@@ -36,6 +36,7 @@ from data import baselines as counted
 from data import batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
 from models import decoders, fine_tuning, likelihoods
@@ -99,6 +100,12 @@ class Options(FineTuningOptions):
         "document",
         "document lets a token attend to its own document only; row lets it attend to its whole "
         "row so far, for a text whose lines follow one another, such as a novel's paragraphs.",
+    )
+    n_grams: bool = option(
+        True,
+        "Compare with Kneser-Ney n-grams of the training text, which take about 100 bytes of "
+        "memory per token.",
+        resume="free",
     )
     base_learning_rate: float | None = option(
         None,
@@ -165,7 +172,9 @@ def main(options: Options) -> dict:
         if prompts.find_files(run.dataset):
             data = prompts.load_prompts(run.dataset)
         else:
-            data = load_text(run.dataset, run.cache_dir)
+            # Rows of context need lines that follow one another, in each split.
+            contiguous = options.context == "row"
+            data = load_text(run.dataset, run.cache_dir, contiguous=contiguous)
         if isinstance(data, prompts.Prompts) and options.context == "row":
             raise OptionsError("--context row: prompts do not follow one another; leave it out")
         if isinstance(data, Text) and options.template != "auto" and not run.metadata:
@@ -199,11 +208,13 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        if getattr(rows["train"], "cut", 0):
-            run.note(
-                f"{rows['train'].cut:,} training examples are longer than --sequence-length "
-                f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"
-            )
+        for split, title in (("train", "training"), ("valid", "validation"), ("test", "test")):
+            if getattr(rows[split], "cut", 0):
+                run.note(
+                    f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
+                    f"{options.sequence_length}: truncated, or left out if the prompt alone fills "
+                    "it"
+                )
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
@@ -233,7 +244,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, tokenizer.vocabulary_size())
+        baseline = baselines(rows, tokenizer.vocabulary_size(), options.n_grams)
         # The head in chunks, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = decoders.learner(task)
@@ -252,7 +263,7 @@ def main(options: Options) -> dict:
             if not run.metadata:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
-        shown = beginnings(options, data, tokenizer)
+        shown = beginnings(options, data, tokenizer, template)
         continuations = Continuations(
             run.tensorboard, task, preprocessor, shown, template, options.seed
         )
@@ -268,7 +279,12 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
-        if isinstance(data, Text):
+        if isinstance(data, Text) and Ends.of(tokenizer).start is None:
+            run.note(
+                "perplexity_per_word and perplexity_per_byte are left out: this family has no "
+                "token that starts a document, so the first token of a line is not predicted"
+            )
+        elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
             for unit, count in next_tokens.measure(data.splits["test"]).items():
                 test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
@@ -329,7 +345,7 @@ def make_rows(
     return rows | {"train": rows["train"].first(options.max_examples)}
 
 
-def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
+def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
     """Computes the baselines: unigrams, most frequent token, and Kneser-Ney n-grams of text."""
     train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
     for split, counts in (("train", train), ("test", test)):
@@ -340,26 +356,34 @@ def baselines(rows: dict, vocabulary_size: int) -> dict[str, float]:
         "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
     }
     known, asked = rows["train"], rows["test"]
-    if isinstance(known, next_tokens.Rows) and known.together:
+    if n_grams and isinstance(known, next_tokens.Rows) and known.together:
         # An end ends one document and begins the next; n-grams stay within a document.
-        n_grams = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
-        log_probabilities = n_grams.log_probabilities(asked.tokens)
+        model = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
+        log_probabilities = model.log_probabilities(asked.tokens)
         mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
         scores = {"kneser_ney_cross_entropy": float(-mean)} | scores
     return scores
 
 
-def beginnings(options: Options, data, tokenizer) -> list[templates.Prompt]:
-    """Returns beginnings of the first validation documents, or prompts, for TensorBoard."""
+def beginnings(
+    options: Options, data, tokenizer, template: str | None = None
+) -> list[templates.Prompt]:
+    """Returns beginnings of the first validation documents, or prompts, for TensorBoard.
+
+    At least a quarter of a row is left for their continuations.
+    """
+    encode = None if template is None else Template(template, tokenizer).prompt
     lines = iter(data.splits["valid"])
     begun: list[templates.Prompt] = []
     while len(begun) < 4 and (line := next(lines, None)) is not None:
-        if isinstance(data, prompts.Prompts):
-            prompt, texts = line[0], prompts.texts_of(line)[:-1]
+        is_prompt = isinstance(data, prompts.Prompts)
+        prompt = line[0] if is_prompt else " ".join(line.split()[:5])
+        if encode is not None:
+            ids = encode(prompt)
         else:
-            prompt = " ".join(line.split()[:5])
-            texts = [prompt]
-        if 0 < sum(len(tokenizer(text)) for text in texts) < options.sequence_length // 2:
+            said = prompt if isinstance(prompt, str) else prompt[-1][1]
+            ids = Ends.of(tokenizer).around(list(map(int, tokenizer(said))))[:-1]
+        if ids and len(ids) <= options.sequence_length * 3 // 4:
             begun.append(prompt)
     return begun
 
@@ -472,7 +496,7 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     dataset = run.resolved["dataset"]
     if run.metadata["template"] is not None:
         raise DataError(f"{dataset}: prompts and responses, of which no n-grams are counted")
-    text = load_text(dataset, cache_dir)
+    text = load_text(dataset, cache_dir, contiguous=run.options.context == "row")
     if text.sha256 != run.resolved["text_sha256"]:
         raise DataError(f"{dataset}: not the text that the run was trained on")
     tokenizer = run.load_model().preprocessor.tokenizer

@@ -81,7 +81,8 @@ def main(options: Options) -> Path:
             elif options.to == "huggingface":
                 note = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and is_bert:
-                note = texts.write(model, temporary, str(run.preset), classes)
+                pairs = run.metadata.get("pairs", False)
+                note = texts.write(model, temporary, str(run.preset), classes, pairs)
             else:
                 note = keras_formats.write(model, temporary, options.to)
             compared = compare(model, temporary, options, str(run.preset) if is_bert else None)

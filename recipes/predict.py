@@ -18,6 +18,7 @@ import re
 import sys
 import traceback
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 
 from data import files
@@ -54,7 +55,8 @@ class Options(TakesMore, RunOptions):
         """Adds the keyword arguments of the recipe's `predict()`, where a run is named."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("run_dir", nargs="?", type=Path)
-        first.add_argument("--trust-module")
+        for name in ("--trust-module", "--file"):  # the options that take a value
+            first.add_argument(name)
         named, _ = first.parse_known_args(arguments)
         if named.run_dir is None or not (named.run_dir / "results.json").exists():
             return False
@@ -81,17 +83,21 @@ def main(options: Options, **more) -> list[list[dict]]:
         **more: extra arguments, passed to the recipe's `predict()`.
 
     Returns:
-        One list of answers per input; an answer is a dict of texts and numbers by name.
+        One list of answers per input, empty for an empty line of a file; an answer is a dict of
+        texts and numbers by name.
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
     inputs = options.inputs if options.file is None else read_inputs(options.file)
-    answers = []
-    with live_line(what="predicting", total=len(inputs)) as bar:
-        for start in range(0, len(inputs), AT_ONCE):
-            part = inputs[start : start + AT_ONCE]
-            answers += _answers(run, part, options.more | more)
+    asked, found = [text for text in inputs if text], []
+    with live_line(what="predicting", total=len(asked)) as bar:
+        for start in range(0, len(asked), AT_ONCE):
+            part = asked[start : start + AT_ONCE]
+            found += _answers(run, part, options.more | more)
             bar.update(len(part))
+    # An empty line of a file has no answer, and keeps its place.
+    left = iter(found)
+    answers = [next(left) if text else [] for text in inputs]
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
@@ -103,10 +109,10 @@ def main(options: Options, **more) -> list[list[dict]]:
 
 
 def read_inputs(path: Path) -> tuple[str, ...]:
-    """Returns the lines of a file that are not empty, or of standard input for "-".
+    """Returns the lines of a file, or of standard input for "-", without empty ones at its end.
 
     Raises:
-        DataError: it cannot be read, is not UTF-8, or has no such line.
+        DataError: it cannot be read, is not UTF-8, or has no line with an input.
     """
     if str(path) == "-":
         content = sys.stdin.buffer.read()
@@ -114,16 +120,16 @@ def read_inputs(path: Path) -> tuple[str, ...]:
         with files.open_bytes(path) as stream:
             content = stream.read()
     try:
-        lines = content.decode("utf-8-sig").splitlines()
+        lines = content.decode("utf-8-sig").rstrip().split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"--file {path}: not UTF-8 at byte {error.start}") from error
-    inputs = tuple(line.strip() for line in lines if line.strip())
-    if not inputs:
+    inputs = tuple(line.strip() for line in lines)
+    if not any(inputs):
         raise DataError(f"--file {path}: no line with an input")
     return inputs
 
 
-def _answers(run, inputs: tuple[str, ...], more: dict) -> list[list[dict]]:
+def _answers(run, inputs: Sequence[str], more: dict) -> list[list[dict]]:
     """Calls the recipe's `predict()` and checks what it returns.
 
     Raises:

@@ -297,6 +297,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
         inputs: texts; long ones are truncated as in training. The two sentences of a pair are
             separated by "|||".
     """
+    inputs = [text.replace(sentences.SEPARATOR, " ") for text in inputs]  # as in training
     if run.metadata.get("pairs"):
         inputs = [_pair(text) for text in inputs]
     model = run.load_model("float32")

@@ -115,6 +115,12 @@ def test_columns_can_be_named(tmp_path):
     assert one.classes == ("bad", "good") and not one.pairs
     named = dict(text_column="review", second_text_column="reason", label_column="mood")
     two = sentences.load_sentences(str(path), tmp_path, **named)
+    # Pairs are recognised whatever the labels' column is called.
+    for header in ("sentence1,mood,sentence2", "question,mood,sentence"):
+        path.write_text("\n".join([header, *rows]) + "\n")
+        found = sentences.load_sentences(str(path), tmp_path, label_column="mood")
+        assert found.pairs and found.classes == ("bad", "good")
+    path.write_text("\n".join(["review,mood,reason", *rows]) + "\n")
     assert {text.split("\t")[1] for texts, _ in two.splits.values() for text in texts} == {
         f"why {n}" for n in range(20)
     }

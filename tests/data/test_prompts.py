@@ -158,6 +158,15 @@ def test_a_folder_may_lack_splits(tmp_path):
     assert found.note == "no file for test: a twentieth of the training prompts each"
 
 
+def test_prompts_without_a_response_are_left_out_and_counted(tmp_path):
+    """As some of Alpaca's."""
+    rows = [{"instruction": f"say {n}", "output": "" if n % 10 == 0 else "it"} for n in range(200)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    found = prompts.load_prompts(str(tmp_path / "a.json"))
+    assert sum(map(len, found.splits.values())) == 180
+    assert found.note == "20 prompts without a response are left out"
+
+
 def test_other_datasets_are_not_prompts(tmp_path):
     (tmp_path / "train.txt").write_text("x")
     for dataset in ("wikitext-2", "installed-docs", str(tmp_path), str(tmp_path / "train.txt")):

@@ -69,14 +69,23 @@ class TestOnce:
     TEXT = Text("x", {"train": LINES, "valid": LINES[:1], "test": LINES[:2]}, False)
 
     def once(
-        self, folder, length=8, text_mode="packed", text=TEXT, words="the of and on number", **more
+        self,
+        folder,
+        length=8,
+        text_mode="packed",
+        text=TEXT,
+        words="the of and on number",
+        least=0,
+        **more,
     ):
         import keras_nlp
 
         pieces = [*word_pieces.SPECIAL_TOKENS, *words.split()]
         settings = dict(lowercase=True, strip_accents=True) | more
         tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, **settings)
-        return sequences.sequences_once(text, tokenizer, folder, text_mode=text_mode, length=length)
+        return sequences.sequences_once(
+            text, tokenizer, folder, text_mode=text_mode, length=length, min_line_bytes=least
+        )
 
     def test_what_is_stored_is_what_is_cut(self, tmp_path):
         found = self.once(tmp_path)
@@ -85,19 +94,20 @@ class TestOnce:
         counts = [len(found[split]) for split in ("train", "valid", "test")]
         assert counts == [9 * 47 // 7, 47 // 7, 2 * 47 // 7]
 
-    def test_short_lines_are_left_out_of_lines(self, tmp_path):
-        splits = {**self.TEXT.splits, "valid": ["short", *self.LINES[:1]]}
+    def test_each_line_is_a_sequence(self, tmp_path):
+        splits = {**self.TEXT.splits, "valid": ["short", "", *self.LINES[:1]]}
         found = self.once(tmp_path, text_mode="lines", text=Text("x", splits, False))
-        assert [len(found[split]) for split in ("train", "valid", "test")] == [9, 1, 2]
+        assert [len(found[split]) for split in ("train", "valid", "test")] == [9, 2, 2]
 
     @pytest.mark.parametrize(
         ("line", "kept"),
         [("a" * 10, 0), ("the a" * 20, 0), ("the a" * 20 + "b", 1), ("ä" * 51, 1), ("ä" * 50, 0)],
         ids=["10 bytes", "100 bytes", "101 bytes", "51 characters", "50 characters"],
     )
-    def test_a_line_needs_more_than_100_bytes(self, line, kept, tmp_path):
+    def test_lines_of_fewer_bytes_are_skipped(self, line, kept, tmp_path):
         splits = {**self.TEXT.splits, "valid": [self.LINES[0], line]}
-        found = self.once(tmp_path, text_mode="lines", text=Text("x", splits, False))
+        text = Text("x", splits, False)
+        found = self.once(tmp_path, text_mode="lines", text=text, least=101)
         assert len(found["valid"]) == 1 + kept
 
     def test_a_split_without_a_sequence_is_named(self, tmp_path):
@@ -112,6 +122,7 @@ class TestOnce:
         for other in (
             dict(length=9),
             dict(text_mode="lines"),
+            dict(least=1),
             dict(words="of the and on number"),
             dict(lowercase=False),
             dict(strip_accents=False),

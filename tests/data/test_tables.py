@@ -41,7 +41,6 @@ def test_a_tsv_has_none(tmp_path):
         (b'text,label\n"a\nb",1\nfine\n', "line 4: 1 fields, expected 2 as in the header"),
         (b"text\tlabel\na\tb\t1\n", "line 2: 3 fields, expected 2"),
         (b'text,label\nfine,1\n"never,1\n', "line 3: not a row"),
-        (b"text,label\n" + b"a" * 200_000 + b",1\n", "line 2: not a row"),
     ],
 )
 def test_what_is_no_table(tmp_path, raw, expected):
@@ -50,3 +49,18 @@ def test_what_is_no_table(tmp_path, raw, expected):
     message = str(caught.value)
     assert message.startswith(str(tmp_path / "a.csv")) and expected in message
     assert "\n" not in message
+
+
+def test_a_field_may_be_a_whole_document(tmp_path):
+    raw = b"text,label\n" + b"a" * 200_000 + b",1\n"
+    assert read(tmp_path / "a.csv", raw) == [("line 2", ["a" * 200_000, "1"])]
+
+
+def test_a_tsv_of_one_column_and_names_in_capitals(tmp_path):
+    assert read(tmp_path / "a.TSV", b"text\none, two\n", ["text"]) == [("line 2", ["one, two"])]
+    assert read(tmp_path / "a.NDJSON", b'{"text": "a, b"}\n', ["text"]) == [("line 1", ["a, b"])]
+
+
+def test_a_list_with_a_byte_order_mark(tmp_path):
+    raw = '\ufeff[{"text": "a"},\n{"text": "b"}]'.encode()
+    assert read(tmp_path / "a.json", raw, ["text"]) == [("value 1", ["a"]), ("value 2", ["b"])]

@@ -170,6 +170,22 @@ def test_one_file_is_split_by_a_stable_hash(tmp_path, name):
     assert not loaded.english_wikitext
 
 
+def test_lines_that_follow_one_another_are_split_in_parts(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    loaded = text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache", contiguous=True)
+    found = lines_of(loaded)
+    assert list(itertools.chain(*found.values())) == LINES
+    assert [len(lines) for lines in found.values()] == [1800, 100, 100]
+
+
+def test_tables_and_json_in_an_archive_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"{split}.jsonl", '{"text": "a"}\n')
+    with pytest.raises(DataError, match="of a zip archive only text is read: unpack others"):
+        text.load_text(str(tmp_path / "a.zip"), tmp_path / "cache")
+
+
 def test_a_glob_has_the_split_of_one_file(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES))
     (tmp_path / "part-1.txt").write_text("\n".join(LINES[:1000]))

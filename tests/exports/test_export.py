@@ -119,6 +119,21 @@ def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
         texts.compare(model, tmp_path / "out", masked_lm().preset)
 
 
+def test_classes_of_pairs(classifier, masked_lm, tmp_path):
+    """The segments are those of training; both texts count."""
+    model = classifier().model
+    said = texts.write(model, tmp_path / "out", "", CLASSES, pairs=True)
+    assert said == "takes texts and second_texts of at most 16 tokens"
+    serve = tf.saved_model.load(str(tmp_path / "out")).signatures["serving_default"]
+    first, second = ["the loss", "tokens"], ["of a step", "the mean over all"]
+    found = serve(texts=tf.constant(first), second_texts=tf.constant(second))
+    inputs = model.preprocessor((tf.constant(first), tf.constant(second)), None)
+    assert np.asarray(inputs["segment_ids"]).max() == 1
+    expected = np.sort(np.array(keras.ops.softmax(model(inputs, training=False))))[:, ::-1]
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=1e-3)
+    assert texts.compare(model, tmp_path / "out", masked_lm().preset) < 1e-3
+
+
 def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, command_line):
     folder = tmp_path / "new" / "bert"
     command = (tiny_run.folder, "--to", "saved_model", "--folder", folder)

@@ -180,6 +180,14 @@ class TestSampler:
         np.testing.assert_allclose(self.shares(top_p=0.75), [4 / 9, 3 / 9, 2 / 9, 0], atol=0.04)
         assert self.shares(top_p=0.01)[0] == self.shares(top_k=1)[0] == 1
 
+    def test_the_noise_is_finite(self, monkeypatch):
+        """For the largest and the smallest random number."""
+        numbers = tf.constant([[1 - 2.0**-24, 0.0, 0.5, 1 - 2.0**-24]])
+        monkeypatch.setattr(decoders.batches, "uniform", lambda *_: numbers)
+        found = decoders.Sampler(top_k=2).with_noise(self.LOGITS, 0, tf.constant([5])).numpy()
+        assert np.isfinite(found[0, :2]).all() and np.isneginf(found[0, 2:]).all()
+        assert found[0].argmax() == 0
+
     def test_seeds_draw_differently(self):
         assert self.drawn(40, seed=0) == self.drawn(40) != self.drawn(40, seed=1)
 

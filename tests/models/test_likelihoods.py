@@ -8,6 +8,7 @@ from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.text import load_text
 from models import bert, likelihoods
+from tests.support import tiny_presets
 
 MASK, SEP = 4, 3
 PIECES = [*word_pieces.SPECIAL_TOKENS, "the", "un", "##kind", "##ly", "word", "##s", "."]
@@ -64,6 +65,28 @@ def test_texts_of_all_lengths_keep_their_order_and_equal_ones_their_score(
     assert sorted(calls) == [1, 5, 6, 6], "two texts of three pieces at once, equal ones once"
     with pytest.raises(DataError, match="7 tokens, the model takes 6: 'the unkindly word'"):
         score(model, tokenizer, texts, 6)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "DebertaV3", "Albert"])
+def test_any_family_with_a_masked_lm_scores_texts(family, tmp_path):
+    """Later pieces of a word are masked by the marks of the family's tokenizer."""
+    preset = tiny_presets.save(family, "MaskedLM", tmp_path / "preset")
+    model = keras_nlp.models.MaskedLM.from_preset(preset)
+    tokenizer, text = model.preprocessor.tokenizer, "the loss the step"
+    special = word_pieces.SpecialTokens.of(tokenizer)
+    pieces, mark = word_pieces.pieces_of(tokenizer), word_pieces.begins_words(tokenizer)
+    ids = np.array([special.cls, *np.asarray(tokenizer(text)), special.sep], np.int32)
+    expected = 0.0
+    for place in range(1, len(ids) - 1):
+        hidden = ids.copy()
+        end = place + 1
+        while end < len(ids) - 1 and not pieces[ids[end]].startswith(mark):
+            end += 1
+        hidden[place:end] = special.mask
+        logits = bert.masked_logits(model, hidden[None], np.array([[place]], np.int32))[0, 0]
+        expected += float(keras.ops.log_softmax(logits)[ids[place]])
+    (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, [text], 32)
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp_path):

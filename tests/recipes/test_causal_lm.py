@@ -245,6 +245,29 @@ def test_continuations_begin_where_a_document_begins(
     assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
 
 
+def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
+    """A template longer than the row would end the run in its first epoch."""
+    data = load_text(str(tiny_text), tmp_path)
+    options = causal_lm.Options(**TINY)
+    tokenizer = causal_lm.make_preprocessor(options, None, data, tmp_path).tokenizer
+    pairs = [("a", "b"), ("a " * 30, "b")] * 3
+    asked = causal_lm.prompts.Prompts("x", dict.fromkeys(("train", "valid", "test"), pairs))
+    shown = causal_lm.beginnings(options, asked, tokenizer, "{prompt}:{response}")
+    assert shown == ["a"] * 3
+    long = "one two three four five six seven eight nine: {prompt}:{response}"
+    assert causal_lm.beginnings(options, asked, tokenizer, long) == []
+
+
+def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):
+    data = load_text(str(tiny_text), tmp_path)
+    options = causal_lm.Options(**TINY)
+    tokenizer = causal_lm.make_preprocessor(options, None, data, tmp_path).tokenizer
+    rows = causal_lm.make_rows(options, data, tokenizer, True, tmp_path)
+    found = causal_lm.baselines(rows, tokenizer.vocabulary_size())
+    assert found.pop("kneser_ney_cross_entropy") > 0
+    assert causal_lm.baselines(rows, tokenizer.vocabulary_size(), n_grams=False) == found
+
+
 @pytest.mark.long
 def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]

@@ -404,7 +404,7 @@ class TestPredict:
     ):
         folder, _ = runs["text_classification"]
         texts = ["the film was good", "late", "the film was poor and late"]
-        (tmp_path / "texts.txt").write_text("\n".join(["", *texts, "  "]))
+        (tmp_path / "texts.txt").write_text("\n".join([*texts, "  ", ""]))
         monkeypatch.setattr(predict, "AT_ONCE", 2)
         status, expected, _ = command_line(predict, folder, *texts, "--json")
         assert status == 0 and len(json.loads(expected)) == 3
@@ -415,6 +415,17 @@ class TestPredict:
         stdin = types.SimpleNamespace(buffer=io.BytesIO((tmp_path / "texts.txt").read_bytes()))
         monkeypatch.setattr(sys, "stdin", stdin)
         assert command_line(predict, folder, "--file", "-", "--json") == (0, expected, "")
+        # An answer per line of the file: empty lines keep their place, other separators split none.
+        first, *others = texts
+        strange = first.replace(" ", "\u2028", 1)
+        (tmp_path / "b.txt").write_bytes("\r\n".join([strange, "", *others]).encode())
+        file = ("--file", tmp_path / "b.txt", "--json")
+        status, found, _ = command_line(predict, folder, *file)
+        found, expected = json.loads(found), json.loads(expected)
+        assert status == 0 and found == [found[0], [], *expected[1:]] and found[0]
+        # A tab separates the sentences of a pair, and is a space in training.
+        tab = predicted(folder, first.replace(" ", "\t", 1))
+        assert tab == predicted(folder, first)
         for arguments, said in [
             ((), "INPUTS: pass some, or --file"),
             (("a", *file), "INPUTS and --file: pass only one of them"),

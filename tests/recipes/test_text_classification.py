@@ -3,12 +3,13 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from callbacks.tensorboard import escape
 from data import sentences
 from data.errors import DataError
 from models import presets
-from recipes import evaluate, text_classification
+from recipes import evaluate, export, text_classification
 from tests.support import processes
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
@@ -89,8 +90,13 @@ def test_pairs_of_sentences(tmp_path):
     assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}
     answer, other = text_classification.predict(run, ["a film ||| good", "a film ||| bad"])
     assert {found["class"] for found in answer} == {"0", "1"} and answer != other
+    assert text_classification.predict(run, ["a\tfilm ||| good"]) == [answer]
     with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
         text_classification.predict(run, ["a film"])
+    exported = export.main(export.Options(run_dir=tmp_path / "run", to="saved_model"))
+    serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    served = serve(texts=tf.constant(["a film"]), second_texts=tf.constant(["good"]))
+    assert served["classes"].numpy()[0, 0].decode() == answer[0]["class"]
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -101,6 +101,17 @@ class TestParse:
         assert parsed(compare.Options, "a b").run_dirs == (Path("a"), Path("b"))
         assert parsed(predict.Options, "run x.png --json").inputs == ("x.png",)
 
+    def test_options_of_the_recipe_may_follow_a_file(self, tmp_path, monkeypatch):
+        (tmp_path / "results.json").touch()
+        module = types.SimpleNamespace(predict=causal_lm.predict)
+        loaded = types.SimpleNamespace(module=module)
+        monkeypatch.setattr(predict, "_load", lambda folder, **options: loaded)
+        line = f"--file texts.txt {tmp_path} --temperature 0"
+        found = parsed(predict.Options, line)
+        assert found.more["temperature"] == 0 and found.file == Path("texts.txt")
+        with pytest.raises(SystemExit):
+            parsed(predict.Options, f"--file texts.txt {tmp_path} --temprature 0")
+
     @pytest.mark.parametrize(
         "kind, line",
         [
