@@ -117,6 +117,20 @@ def test_a_causal_model_of_each_family(family, data, tmp_path):
 
 
 @pytest.mark.long
+def test_a_family_without_a_start_token_has_no_perplexity_of_words(tiny_text, tmp_path):
+    """The first token of a line is not predicted, so words and bytes would be too cheap."""
+    causal_presets.make_task("Qwen").save_to_preset(str(tmp_path / "preset"))
+    options = causal_lm.Options(
+        **COMMON | dict(max_steps=1, precision="float32"),
+        dataset=str(tiny_text),
+        preset=str(tmp_path / "preset"),
+        run_dir=tmp_path / "run",
+    )
+    results = causal_lm.main(options)
+    assert set(results["test"]) == {"cross_entropy", "accuracy", "perplexity"}
+    assert any("perplexity_per_word" in note for note in results["notes"])
+
+
 def test_adapters_alone_are_trained_and_saved_merged(data, tmp_path, monkeypatch):
     """And a run of them that is stopped resumes identically, from a checkpoint without the rest."""
     causal_presets.make_task("GPT2").save_to_preset(str(tmp_path / "preset"))
