@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -383,7 +383,7 @@ def enthalpies(molecules: list[Molecule]) -> tuple[np.ndarray, np.ndarray]:
     return np.nan_to_num(values), np.isfinite(values[:, 0]).astype(np.float32)
 
 
-def temperatures(molecules: list[Molecule]) -> np.ndarray:
+def temperatures(molecules: Sequence[Molecule]) -> np.ndarray:
     """Returns degrees C, float32 of shape (n, 1)."""
     return np.array([[molecule.tm] for molecule in molecules], np.float32)
 
