@@ -20,7 +20,7 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -208,13 +208,7 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        for split, title in (("train", "training"), ("valid", "validation"), ("test", "test")):
-            if getattr(rows[split], "cut", 0):
-                run.note(
-                    f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
-                    f"{options.sequence_length}: truncated, or left out if the prompt alone fills "
-                    "it"
-                )
+        run.note(*cut_examples(options, rows))
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
@@ -286,8 +280,7 @@ def main(options: Options) -> dict:
             )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            for unit, count in next_tokens.measure(data.splits["test"]).items():
-                test[f"perplexity_per_{unit}"] = float(np.exp(nats / count))
+            test |= perplexities(nats, data.splits["test"])
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -343,6 +336,30 @@ def make_rows(
         data, tokenizer, cache_dir, length=length, together=together, context=options.context
     )
     return rows | {"train": rows["train"].first(options.max_examples)}
+
+
+def cut_examples(options: Options, rows: dict) -> list[str]:
+    """Returns a line for each split with prompts and responses that are longer than a row."""
+    titles = {"train": "training", "valid": "validation", "test": "test"}
+    return [
+        f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
+        f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"
+        for split, title in titles.items()
+        if getattr(rows[split], "cut", 0)
+    ]
+
+
+def perplexities(nats: float, lines: Iterable[str]) -> dict[str, float]:
+    """Returns the perplexity per word and per byte of lines.
+
+    Args:
+        nats: minus the log-likelihood of all their tokens.
+        lines: the lines, whose ends count as words and bytes.
+    """
+    return {
+        f"perplexity_per_{unit}": float(np.exp(nats / count))
+        for unit, count in next_tokens.measure(lines).items()
+    }
 
 
 def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
