@@ -67,7 +67,7 @@ def find_files(dataset: str) -> dict[str, Path]:
     """
     path = files.expand(dataset)
     if path.is_file():
-        is_asked = _is_read(path) and not _holds_text(path)
+        is_asked = _has_fields(path) and not _holds_text(path)
         return {"": path} if is_asked else {}
     if not path.is_dir():
         return {}
@@ -75,13 +75,13 @@ def find_files(dataset: str) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if file.name.startswith(word)), None)
-        if split is not None and _is_read(file):
+        if split is not None and _has_fields(file):
             paths.setdefault(split, file)
     return {} if any(map(_holds_text, paths.values())) else paths
 
 
-def _is_read(path: Path) -> bool:
-    return tables.is_table(path.name) or tables.is_json(path.name)
+def _has_fields(path: Path) -> bool:
+    return path.name.lower().endswith(tables.ENDINGS)
 
 
 def _holds_text(path: Path) -> bool:

@@ -224,8 +224,8 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {names}; expected one train, one valid and perhaps one test file called "
-        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (of a zip "
-        "archive only text is read: unpack others)"
+        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (a zip "
+        "archive may contain text only; unpack other files)"
     )
 
 

@@ -235,7 +235,7 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
         if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
             problems += not_a_run(run_dir)
         if run_dir:
-            (run_dir / "results.json").exists()
+            (run_dir / "results.json").exists()  # raises for a name that the file system rejects
     except OSError as error:
         problems.append(f"--run-dir {run_dir}: {error.strerror}")
     return problems

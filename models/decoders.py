@@ -394,6 +394,20 @@ def stop_tokens(tokenizer) -> set[int]:
     return stop | {int(tokenizer.token_to_id(turn)) for turn in TURN_ENDS if turn in known}
 
 
+def prompt_tokens(prompt: Prompt, tokenizer, template: Template | None = None) -> list[int]:
+    """Returns the tokens that `generate()` continues, the document's start included.
+
+    Args:
+        prompt: a beginning of a text, or a prompt that the template is for.
+        tokenizer: of KerasNLP.
+        template: makes tokens of the prompt.
+    """
+    if template is not None:
+        return template.prompt(prompt)
+    text = prompt if isinstance(prompt, str) else prompt[-1][1]
+    return Ends.of(tokenizer).around(list(map(int, tokenizer(text))))[:-1]
+
+
 def generate(
     task: keras_nlp.models.CausalLM,
     preprocessor,
@@ -424,12 +438,9 @@ def generate(
     most = getattr(task.backbone, "max_sequence_length", None) or max_length
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
-    tokenizer, ends = preprocessor.tokenizer, Ends.of(preprocessor.tokenizer)
+    tokenizer = preprocessor.tokenizer
     texts = [prompt if isinstance(prompt, str) else prompt[-1][1] for prompt in prompts]
-    if template is None:
-        given = [ends.around(list(map(int, tokenizer(text))))[:-1] for text in texts]
-    else:
-        given = [template.prompt(prompt) for prompt in prompts]
+    given = [prompt_tokens(prompt, tokenizer, template) for prompt in prompts]
     for text, ids in zip(texts, given, strict=True):
         if len(ids) >= max_length:
             raise DataError(

@@ -389,17 +389,13 @@ def beginnings(
 
     At least a quarter of a row is left for their continuations.
     """
-    encode = None if template is None else Template(template, tokenizer).prompt
+    of_prompts = Template(template, tokenizer) if template else None
     lines = iter(data.splits["valid"])
     begun: list[templates.Prompt] = []
     while len(begun) < 4 and (line := next(lines, None)) is not None:
         is_prompt = isinstance(data, prompts.Prompts)
         prompt = line[0] if is_prompt else " ".join(line.split()[:5])
-        if encode is not None:
-            ids = encode(prompt)
-        else:
-            said = prompt if isinstance(prompt, str) else prompt[-1][1]
-            ids = Ends.of(tokenizer).around(list(map(int, tokenizer(said))))[:-1]
+        ids = decoders.prompt_tokens(prompt, tokenizer, of_prompts)
         if ids and len(ids) <= options.sequence_length * 3 // 4:
             begun.append(prompt)
     return begun

@@ -92,7 +92,7 @@ def read_run(folder: Path) -> dict:
     options = run_files.read_options(folder, "shown")
     results = run_files.read_results(folder, "recipe", "test", "baseline")
     if "extends" in options and options["extends"] == results.get("steps"):
-        raise RunError(f"{folder}: its run was extended, and is not finished")
+        raise RunError(f"{folder}: its run is being extended and is not finished")
     resolved = options.get("resolved", {})
     settings = options["shown"] | {name: resolved[name] for name in PLANNED if name in resolved}
     settings |= {name: results.get(name) for name in ("strategy", "replicas", "learning_rate")}

@@ -460,10 +460,8 @@ def errors_by_dataset(
         molecules: those of the split.
         missed: predicted minus measured temperature of each, of shape (n, 1).
     """
-    names, tm = (
-        np.array([molecule.dataset for molecule in molecules]),
-        melting.temperatures(molecules),
-    )
+    names = np.array([molecule.dataset for molecule in molecules])
+    tm = melting.temperatures(molecules)
     return {
         name: {"molecules": int((names == name).sum())}
         | errors(missed[names == name], tm[names == name])

@@ -138,7 +138,7 @@ class TestStartInMidEpoch:
         assert note.seen == [0, 1, 2, 3] * 2
 
 
-def test_a_model_that_is_compiled_anew_is_built_anew():
+def test_a_model_that_is_compiled_again_is_built_again():
     data = tf.data.Dataset.from_tensors((np.ones((2, 1)), np.ones((2, 1))))
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     built = []

@@ -1,4 +1,4 @@
-"""What metrics have added up goes back to the replica that added it up."""
+"""The sums of metrics are restored on the replica that they came from."""
 
 import keras
 import numpy as np
@@ -68,7 +68,7 @@ def test_a_model_that_is_compiled_again_has_the_states_of_its_new_metrics():
 
 
 def part_of_an_epoch(count, first, last, state=None):
-    """The metrics after some of six batches, and their state, which goes on from another one."""
+    """The metrics after some of six batches, and their state, which resumes from another one."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     numbers = np.random.default_rng(0)

@@ -111,7 +111,7 @@ def test_a_single_writer_never_reaches_the_bound(betas):
 
 
 def test_a_mean_without_its_square_moves_no_weight_far():
-    """What another worker's half-written update looks like: m is there, v is not."""
+    """Imitates another worker's half-written update: m is there, v is not."""
 
     def half_written(optimizer):
         index = [v.path.split("/")[-1] for v in optimizer.variables]

@@ -147,7 +147,7 @@ def says(process, text) -> bool:
 
 
 def parts(run: Path) -> list[int]:
-    """How many workers trained, one part of the run after the other."""
+    """The number of workers of each part of the run, in order."""
     return [part["workers"] for part in processes.results(run)["workers_by_step"]]
 
 
@@ -250,7 +250,7 @@ def write_module(folder: Path, code: str) -> None:
 
 
 def starts(run: Path) -> list[int]:
-    """How many workers each process knew of, in the order of their starts."""
+    """The number of workers that each process knew of, in the order of their starts."""
     found = sorted(run.glob("pid-0-*"))
     return [int(path.read_text().split()[1]) for path in found]
 

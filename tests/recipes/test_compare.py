@@ -172,7 +172,7 @@ class TestProblems:
         assert lines == [
             f"{tmp_path / 'nothing'}: no such folder",
             f"{unfinished}: its run is not finished",
-            f"{longer}: its run was extended, and is not finished",
+            f"{longer}: its run is being extended and is not finished",
             lines[3],
             f"{lacking / 'results.json'}: damaged, it lacks baseline",
         ]
