@@ -34,6 +34,7 @@ BASES = "-ACGT"
 PAIR, INTERNAL, LOOP, END = range(4)
 COLUMN_IDS = 1 + 4 * 25
 LONGEST = 64  # columns
+USUAL = 30  # pairs of a duplex that is measured by UV melting, or a primer's, at most
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
 # Reference conditions: those of the array that most hairpins were measured on.
@@ -191,13 +192,17 @@ def load_melting(
 def formula_duplexes(seed: int, count: int, splits: dict[str, list[Molecule]]) -> list[Molecule]:
     """Draws perfect duplexes with the formula's temperatures, none of a measured sequence.
 
+    They have at most `USUAL` pairs, or as many as the longest measured molecule has columns: all
+    molecules of a batch are padded to the longest, so longer ones would make each step slower.
+
     Args:
         seed: seed of the draw.
         count: number of duplexes.
         splits: measured molecules, whose sequences are left out.
     """
-    measured = {molecule.group for molecules in splits.values() for molecule in molecules}
-    return _drawn(seed, count, measured)
+    measured = [molecule for molecules in splits.values() for molecule in molecules]
+    longest = max([USUAL, *(len(columns(molecule)) for molecule in measured)])
+    return _drawn(seed, count, {molecule.group for molecule in measured}, longest)
 
 
 def _tenth(molecule: Molecule) -> int:
@@ -459,18 +464,18 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
 
 def _draw(seed: int, count: int) -> dict[str, list[Molecule]]:
     """Draws duplexes by the formula: first the test split, training last."""
-    drawn = _drawn(seed, 2 * HELD_OUT + count, set())
+    drawn = _drawn(seed, 2 * HELD_OUT + count, set(), 60)
     test, valid = drawn[:HELD_OUT], drawn[HELD_OUT : 2 * HELD_OUT]
     return {"train": drawn[2 * HELD_OUT :], "valid": valid, "test": test}
 
 
-def _drawn(seed: int, count: int, left_out: set) -> list[Molecule]:
-    """Draws different perfect duplexes of 8 to 60 pairs."""
+def _drawn(seed: int, count: int, left_out: set, longest: int) -> list[Molecule]:
+    """Draws different perfect duplexes of 8 to `longest` pairs."""
     rng = np.random.default_rng(seed)
     seen = set(left_out)
     drawn: list[Molecule] = []
     while len(drawn) < count:
-        length, gc = rng.integers(8, 60, endpoint=True), rng.uniform(0.2, 0.8)
+        length, gc = rng.integers(8, longest, endpoint=True), rng.uniform(0.2, 0.8)
         weights = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         strand = "".join(rng.choice(list("ACGT"), size=length, p=weights))
         sodium, strands = np.exp(rng.uniform(np.log([0.02, 1e-8]), np.log([1.0, 1e-5])))

@@ -152,6 +152,14 @@ def test_a_measured_sequence_is_not_drawn_from_the_formula():
     assert melting.formula_duplexes(0, 1, {"test": [first]}) == [second]
 
 
+def test_the_formula_draws_no_longer_duplexes_than_are_measured():
+    """Every batch is padded to the longest molecule: longer ones would slow down all steps."""
+    long = melting.plain_duplex("ACGT" * 10, 0.1, 1e-6)
+    for measured, longest in (([], melting.USUAL), ([long], 40)):
+        drawn = melting.formula_duplexes(0, 400, {"test": measured})
+        assert max(len(melting.columns(molecule)) for molecule in drawn) == longest
+
+
 def test_the_formula_alone_takes_no_weight(command_line):
     status, _, said = command_line(dna_melting, "--formula-weight", "0.5", "--max-examples", "9")
     assert status == 2 and "--formula-weight: all molecules are the formula's" in said
