@@ -58,16 +58,17 @@ def count_workers() -> int:
 
 
 def slurm_tasks() -> int:
-    """Counts the tasks that `srun` started; 1 if this process is not one of them.
+    """Counts the tasks of this process's `srun`; 1 in a batch script or without SLURM.
+
+    The script of `sbatch` has SLURM_PROCID and SLURM_NTASKS too, and is alone.
 
     Raises:
         DistributionError: SLURM's variables are not whole numbers, or contradict each other.
     """
-    task = os.environ.get("SLURM_PROCID")
-    if not task:
+    task, name = os.environ.get("SLURM_PROCID"), "SLURM_STEP_NUM_TASKS"
+    count = os.environ.get(name)
+    if not task or not count:
         return 1
-    name = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    count = os.environ.get(name) or "1"
     if not (task.isdecimal() and count.isdecimal() and int(task) < int(count)):
         raise DistributionError(
             f"SLURM_PROCID {task[:40]!r}, {name} {count[:40]!r}: expected the number of this task, "

@@ -10,7 +10,10 @@
 export RAY_DISABLE_USAGE_STATS=1
 port=6379
 names=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
-head=$(srun --nodes=1 --ntasks=1 --nodelist="${names[0]}" hostname --ip-address)
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # since Slurm 22.05 srun does not take it from sbatch
+# Not `--ip-address`, which is 127.0.0.1 on many systems.
+head=$(srun --nodes=1 --ntasks=1 --nodelist="${names[0]}" hostname -I | tr ' ' '\n' | grep -m1 -E '^[0-9.]+$')
+if [ -z "$head" ]; then echo "${names[0]} has no IPv4 address" >&2; exit 2; fi
 start() { # name of the node, options of ray start
   srun --no-kill --overlap --nodes=1 --ntasks=1 --nodelist="$1" \
     .venv/bin/ray start --num-cpus="$SLURM_CPUS_PER_TASK" --block "${@:2}" &

@@ -71,9 +71,11 @@ def report_devices() -> None:
 def prove() -> bool:
     """Trains on one worker and on two, compares them, and returns whether they are equal."""
     environ = {n: v for n, v in os.environ.items() if not n.startswith(("TF_CONFIG", "SLURM_"))}
-    environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
-    if len(visible_gpus()) < 2:
-        environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    # Two at most: the batch is shared by all GPUs that one process sees.
+    gpus = visible_gpus()[:2]
+    environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) if len(gpus) == 2 else "-1"
     print("proof: fit() on one worker and on two, in float64 ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         runs = Path(folder, "one"), Path(folder, "two")

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distribution.cluster import slurm_tasks
+from distribution.errors import DistributionError
 from training.folder_check import not_a_run
 
 WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
@@ -42,6 +43,7 @@ POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
+CPUS = Path("/sys/devices/system/cpu")
 
 EXAMPLES = """\
 one machine, two workers (with GPUs: half of them each):
@@ -181,7 +183,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if len(options.hosts) > 1:
         options.base_port = options.base_port or DEFAULT_BASE_PORT
     # Only Linux can pin a process to cores.
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    cores = own_cores() if hasattr(os, "sched_setaffinity") else []
     options.cores = cores if not options.gpus and 1 < workers <= len(cores) else []
     return options
 
@@ -209,7 +211,11 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
     """Lists incompatible options, and problems of this host, one per line."""
     problems = []
     workers, hosts, rank = options.nproc_per_node, options.hosts, options.node_rank
-    if os.environ.get("TF_CONFIG") or slurm_tasks() > 1:
+    try:
+        tasks = slurm_tasks()
+    except DistributionError as error:
+        return [str(error)]
+    if os.environ.get("TF_CONFIG") or tasks > 1:
         problems.append(
             "TF_CONFIG is set, or SLURM starts the tasks; start without the launcher:"
             f" python -m {options.module} ..."
@@ -308,6 +314,18 @@ def visible_gpus() -> list[str]:
     return [name for name in (listed or "").split(",") if name not in ("", "-1")]
 
 
+def own_cores() -> list[int]:
+    """Lists the logical cores of this process, the hardware threads of one core together."""
+
+    def place(core: int) -> tuple[int, int]:
+        with contextlib.suppress(OSError, ValueError):  # "0,4" or "0-1", from Linux
+            threads = (CPUS / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
+            return int(re.split("[,-]", threads)[0]), core
+        return core, core
+
+    return sorted(os.sched_getaffinity(0), key=place)
+
+
 def equal_share(things: list, options: argparse.Namespace, task: str, index: int) -> list:
     """Returns a worker's GPUs or cores; the same number each, as all workers train in step."""
     if task != "worker":
@@ -368,7 +386,7 @@ class Child:
         code, name = self.process.returncode, f"{self.task} {self.index}"
         if code < 0:
             return f"{name} was killed by {signal.Signals(-code).name}; its log: {self.log}"
-        text = self.log.read_bytes()[self.log_start :].decode(errors="replace")
+        text = read_log(self.log, self.log_start, is_last=True).decode(errors="replace")
         last_line = text.strip().rpartition("\n")[2][:200]
         return f"{name} ended with exit status {code} ({last_line}); its log: {self.log}"
 
@@ -400,8 +418,12 @@ def start_process(
 
 
 def read_log(log: Path, position: int, is_last: bool) -> bytes:
-    """Returns the new part of a log; only whole lines until the process has ended."""
-    with open(log, "rb") as file:
+    """Returns the new part of a log; only whole lines until the process has ended.
+
+    Nothing of a log that cannot be read, which a shared disk may cause: the run does not need it.
+    """
+    text = b""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(position)
         text = file.read()
     # Progress bars end their lines with a carriage return.
@@ -451,11 +473,7 @@ class Launch(Requests):
         servers = f", parameter servers: {options.ps}" if options.ps else ""
         say(f"workers: {workers}{servers}; logs in {options.run_dir}")
         while True:
-            try:
-                status = self.run_once()
-            except OSError as error:  # of a port, process or log file
-                say(f"cannot start the processes: {error}")
-                return WRONG_OPTIONS
+            status = self.run_once()
             if status in (0, *DELIBERATE) or self.request or restarts == options.max_restarts:
                 break
             restarts += 1
@@ -470,25 +488,33 @@ class Launch(Requests):
         self.children: list[Child] = []
         self.ended: list[Child] = []  # those that have ended, in that order
         self.deadline = float("inf")  # for the others, after one has failed or was stopped
-        cluster = build_cluster(options)
-        options.run_dir.mkdir(parents=True, exist_ok=True)
         try:
-            for task, index in own_tasks(options):
-                child = start_process(
-                    task,
-                    index,
-                    ["-m", options.module, *options.arguments],
-                    options.run_dir / f"{task}-{index}.log",
-                    environment_of(options, cluster, task, index),
-                    equal_share(options.cores, options, task, index),
-                )
-                self.children.append(child)
+            try:
+                cluster = build_cluster(options)
+                options.run_dir.mkdir(parents=True, exist_ok=True)
+                for task, index in own_tasks(options):
+                    self.children.append(self.start(cluster, task, index))
+            except OSError as error:  # of a port, process or log file
+                say(f"cannot start the processes: {error}")
+                return WRONG_OPTIONS
             firsts = cluster["worker"][:: options.nproc_per_node]
             return self.supervise([a for a in firsts if a != firsts[options.node_rank]])
         finally:
             for child in self.children:
                 child.kill()
                 child.process.wait()
+
+    def start(self, cluster: dict[str, list[str]], task: str, index: int) -> Child:
+        """Starts a process of the run."""
+        options = self.options
+        return start_process(
+            task,
+            index,
+            ["-m", options.module, *options.arguments],
+            options.run_dir / f"{task}-{index}.log",
+            environment_of(options, cluster, task, index),
+            equal_share(options.cores, options, task, index),
+        )
 
     def supervise(self, silent: list[str]) -> int:
         """Waits for the end of the run; returns its exit status. Some processes may still run.
@@ -571,5 +597,6 @@ class Launch(Requests):
 
     def results_time(self) -> int | None:
         """Returns the time when the run's results were written, or None."""
-        results = self.options.run_dir / "results.json"
-        return results.stat().st_mtime_ns if results.exists() else None
+        with contextlib.suppress(OSError):
+            return (self.options.run_dir / "results.json").stat().st_mtime_ns
+        return None

@@ -31,6 +31,8 @@ ABANDONED_SECONDS = 60  # younger folders may not be locked yet
 FOLDERS = 50  # of the cache; the newest programs stay
 # They affect the compiled programs or their number of threads.
 ENVIRONMENT = ("XLA_", "TF_XLA_", "TF_NUM_", "TF_ENABLE_", "OMP_")
+# Lines of /proc/cpuinfo that tell processors apart: of x86, and of ARM.
+PROCESSOR = ("model", "flags", "Features", "CPU ")
 
 _owner = 0  # the process that imported TensorFlow; its forks store nothing
 _own = Path()  # the folder that TensorFlow reads and writes
@@ -102,9 +104,7 @@ def restore(cache_dir: Path, *made_from) -> bool:
     if tf.config.list_physical_devices("GPU") and KERNELS not in flags:
         os.environ["XLA_FLAGS"] = f'{flags} {KERNELS}"{_own}"'  # read when XLA is first used
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
-    with open("/proc/cpuinfo") as file:
-        processor = sorted({line for line in file if line.startswith(("model", "flags"))})
-    made_from += (tf.__version__, keras.__version__, settings, processor, device.gpu_models())
+    made_from += (tf.__version__, keras.__version__, settings, _processor(), device.gpu_models())
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     programs = Path(cache_dir) / "programs"
     folder = programs / hashlib.sha256(key).hexdigest()[:24]
@@ -127,6 +127,12 @@ def restore(cache_dir: Path, *made_from) -> bool:
                 log.warning("%s: damaged; compiled again", path)
                 path.unlink()
     return bool(_seen)
+
+
+def _processor(path: str = "/proc/cpuinfo") -> list[str]:
+    """Returns what machine code depends on."""
+    with open(path) as file:
+        return [os.uname().machine, *sorted({line for line in file if line.startswith(PROCESSOR)})]
 
 
 def _copy(content: bytes, target: Path) -> None:

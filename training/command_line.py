@@ -288,6 +288,9 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
             return
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 0
+        if leaving.code is not None and not isinstance(leaving.code, int):  # as Python does it
+            _print_error(recipe, leaving.code)
+            status = 1
     except (OptionsError, DataError, DistributionError, RunError) as error:
         _print_error(recipe, error)
         status = 2

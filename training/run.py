@@ -113,6 +113,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             raise
         except Stopped as stopped:
             run.checkpoint.save_stopped()
+            run.agreement.barrier()  # the launcher kills what is left soon after the first exit
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
 

@@ -64,8 +64,9 @@ def test_bad_ones_end_in_one_line(text, monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "tasks"),
     [
-        ({"NTASKS": "4"}, 1),  # no process of `srun`
-        ({"PROCID": "3", "NTASKS": "4"}, 4),
+        ({"NTASKS": "4"}, 1),
+        ({"PROCID": "0", "NTASKS": "4"}, 1),  # the script of `sbatch`
+        ({"PROCID": "3", "NTASKS": "4", "STEP_NUM_TASKS": "4"}, 4),
         ({"PROCID": "0", "NTASKS": "4", "STEP_NUM_TASKS": "1"}, 1),
     ],
 )
@@ -83,12 +84,12 @@ def test_needs_no_tensorflow():
 @pytest.mark.parametrize(
     "variables",
     [
-        {"PROCID": "first", "NTASKS": "4"},
-        {"PROCID": "0", "NTASKS": "four"},
+        {"PROCID": "first", "STEP_NUM_TASKS": "4"},
+        {"PROCID": "0", "STEP_NUM_TASKS": "four"},
         {"PROCID": "0", "STEP_NUM_TASKS": "2.0", "NTASKS": "2"},
-        {"PROCID": "0", "NTASKS": "0"},
-        {"PROCID": "-1", "NTASKS": "4"},
-        {"PROCID": "4", "NTASKS": "4"},
+        {"PROCID": "0", "STEP_NUM_TASKS": "0"},
+        {"PROCID": "-1", "STEP_NUM_TASKS": "4"},
+        {"PROCID": "4", "STEP_NUM_TASKS": "4"},
     ],
 )
 def test_slurms_variables_that_make_no_sense_end_in_one_line(variables, monkeypatch):

@@ -71,3 +71,19 @@ def test_proof():
     status, output, errors = run()
     assert status == 0, output + errors
     assert "tensors: equal" in output
+
+
+def test_the_proof_takes_two_gpus_and_keeps_the_path(monkeypatch):
+    """One process would share the batch of 8 among all GPUs, and 3 cannot share it."""
+    seen = {}
+
+    def run(words, env, **more):
+        seen.update(env)
+        raise subprocess.SubprocessError("enough")
+
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: ["0", "1", "2"])
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "/a/module")
+    assert not doctor.prove()
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert seen["PYTHONPATH"] == os.pathsep.join([str(ROOT), "/a/module"])

@@ -121,6 +121,29 @@ def test_cores(words, cores, gpus, expected, tmp_path, bare):
         assert environment["TF_NUM_INTEROP_THREADS"] == "2"
 
 
+def test_threads_of_a_core_stay_together(tmp_path, bare):
+    """Linux numbers them far apart: 0 to 3 are four cores here, and 4 to 7 their second threads."""
+    for core in range(8):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    bare.setattr(launch, "CPUS", tmp_path)
+    bare.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert launch.own_cores() == [0, 4, 1, 5, 2, 6, 3, 7]
+    bare.setattr(launch, "CPUS", tmp_path / "missing")
+    assert launch.own_cores() == list(range(8))
+
+
+def test_a_broken_slurm_variable_is_one_line(capsys, bare):
+    bare.setenv("SLURM_PROCID", "x")
+    bare.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(SystemExit) as error:
+        launch.read_options(["-m", "fake"])
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and said.startswith("launch: SLURM_PROCID 'x'")
+    assert said.count("\n") == 1
+
+
 def test_gpus_are_counted_by_the_driver_tool(tmp_path, bare):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: A100 (UUID: GPU-x)'\necho 'GPU 1: A100'\n")
@@ -248,6 +271,16 @@ sys.exit(2)
     status, out, _ = runs.run(code, "--nproc-per-node=2", "--max-restarts=5")
     assert status == 2 and out == "first problem\nsecond problem\n"
     assert len(runs.pids()) == 2  # no restart
+
+
+def test_a_log_that_is_moved_ends_no_run(runs):
+    code = "ready()\nwhile not (here / 'go').exists():\n    time.sleep(0.02)\nprint('end')"
+    process = runs.start(code, "--nproc-per-node=2", arguments=("--run-dir", "run"))
+    runs.wait_for("worker-0.0.json", "worker-1.0.json")
+    os.rename(runs.folder / "run" / "worker-0.log", runs.folder / "elsewhere.log")
+    time.sleep(0.5)
+    (runs.notes / "go").touch()
+    assert runs.end(process)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -259,3 +259,22 @@ def test_a_cache_that_cannot_be_written(tmp_path, process):
     (own / "step.pb").write_bytes(b"code")
     xla_cache.store()
     assert (tmp_path / "programs").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("model name\t: AMD EPYC\n", "model name\t: Intel Xeon\n"),
+        ("flags\t\t: avx2\n", "flags\t\t: avx2 avx512f\n"),
+        ("CPU part\t: 0xd0c\n", "CPU part\t: 0xd40\n"),  # ARM: Graviton 2 and 3
+        ("Features\t: asimd\n", "Features\t: asimd sve\n"),
+    ],
+)
+def test_processors_are_told_apart(line, other, tmp_path):
+    found = []
+    for number, text in enumerate((line, other)):
+        path = tmp_path / str(number)
+        path.write_text(f"processor\t: {number}\n{text}BogoMIPS\t: {number}\n")
+        found.append(xla_cache._processor(str(path)))
+    assert found[0] != found[1]
+    assert len(found[0]) == 2, "neither the core's number nor its speed"

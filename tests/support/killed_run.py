@@ -6,10 +6,12 @@
 "before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
 "after" (of the save number `kill.save`, counted in this process), "downloading" or "tokenising"
 (slowed down to a minute), "evaluating" (after the second batch of evaluation number
-`kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default. Other keys are options
-of the recipe.
+`kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default. `kill.slow` lets the
+chief write for so many seconds, and each worker note the checkpoints that it leaves behind in
+checkpoints-N.txt beside the run. Other keys are options of the recipe.
 """
 
+import atexit
 import glob
 import json
 import os
@@ -70,6 +72,8 @@ def arm(kill: dict) -> None:
     def shoot():
         os.kill(os.getpid(), number)
 
+    if "slow" in kill:
+        _slow_down(kill["slow"])
     if "worker" in kill:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         restarted = (Path(sys.argv[2]) / "checkpoints").exists()
@@ -83,6 +87,19 @@ def arm(kill: dict) -> None:
         _at_a_step(kill["step"], shoot)
     elif at:
         _at_a_save(at, kill["save"], shoot)
+
+
+def _slow_down(seconds: float) -> None:
+    from data import files
+
+    run_dir, index = Path(sys.argv[2]), json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    wrap(files, "sha256_of", lambda stock: lambda path: (time.sleep(seconds), stock(path))[1])
+
+    def note():
+        names = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
+        run_dir.with_name(f"checkpoints-{index}.txt").write_text(" ".join(names))
+
+    atexit.register(note)
 
 
 def _before_training(at: str, shoot) -> None:

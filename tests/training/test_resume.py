@@ -172,6 +172,16 @@ def test_two_workers_are_restarted_and_resume(folder):
     assert_identical(outcomes[1], outcomes[0])
 
 
+def test_no_worker_ends_before_the_chief_has_saved(folder):
+    """The launcher, or SLURM, would kill a chief that still writes after another one's exit."""
+    run_dir = folder / "slow" / "run"
+    kill = {"at": "step", "step": 3, "signal": "TERM", "slow": 1}
+    chosen = json.dumps({"run": "tiny", "kill": kill, "strategy": "multi_worker"})
+    processes.launch(2, *("killed_run", chosen, str(run_dir)), logs=folder / "slow-logs", status=75)
+    left = [run_dir.with_name(f"checkpoints-{index}.txt").read_text() for index in (0, 1)]
+    assert left == ["step-00000003"] * 2
+
+
 def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     run_dir = folder / "moved"
     step = random.Random(SEED).randrange(2, 20)
