@@ -83,6 +83,16 @@ class Sentences:
         splits = {split: (texts, number[labels]) for split, (texts, labels) in self.splits.items()}
         return dataclasses.replace(self, splits=splits, classes=tuple(classes))
 
+    def require_pairs(self, pairs: bool) -> None:
+        """Rejects pairs of sentences for a model of single ones, and the reverse.
+
+        Raises:
+            DataError: names both.
+        """
+        if self.pairs != pairs:
+            kinds = ("single sentences", "pairs of sentences")
+            raise DataError(f"{self.name}: has {kinds[self.pairs]}, the run learned {kinds[pairs]}")
+
     def describe(self) -> str:
         """Describes the sentences in one line."""
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in self.splits.items())

@@ -488,6 +488,10 @@ def integers_of_32_bits() -> Iterator[None]:
         keras.config.set_floatx(floatx)
 
 
+# What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.
+QUERIES_AND_VALUES = ("q_proj", "v_proj", "q_dense_layer", "v_dense_layer")
+
+
 def enable_lora(backbone, rank: int) -> None:
     """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
 
@@ -508,7 +512,9 @@ def enable_lora(backbone, rank: int) -> None:
         return add_weight
 
     with _replaced(keras.layers.Layer, "add_weight", make):
-        backbone.enable_lora(rank)
+        # By their names in KerasNLP; it knows those of some families only.
+        names = [*backbone.default_lora_layer_names(), *QUERIES_AND_VALUES]
+        backbone.enable_lora(rank, target_layer_names=names)
 
 
 def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[str, float]) -> None:
@@ -540,18 +546,19 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[st
     optimizer.weight_decay = None
 
 
-def orthogonalize_heads(optimizer: keras.optimizers.Muon) -> None:
+def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = None) -> None:
     """Makes Muon update the kernels of attention layers, each head's matrix on its own.
 
     Breaks: `keras.optimizers.Muon` updates whatever has two dimensions, so AdamW updates the
-    kernels of attention layers, whose shape is (width, heads, width of a head), or (heads, width of
-    a head, width) after it, and Muon their biases; and it assigns weights to decay them, which
+    kernels of attention layers, whose shape is (width, heads, width of a head), in Gemma (heads,
+    width, width of a head), or (heads, width of a head, width) after it, and Muon their biases; and it assigns weights to decay them, which
     TensorFlow refuses in a replica where all replicas share one copy. Does: orthogonalizes such a
     kernel as a stack of matrices, one of each head, leaves the biases to AdamW, and decays weights
     as Keras's other optimizers do.
 
     Args:
         optimizer: not yet built; changed in place. Both of its weight decays are equal.
+        width: of the model, to tell Gemma's kernels from the others'; None if it has none of them.
     """
     base = type(optimizer)
     orders: dict[int, tuple] = {}  # by index of the variable: its axes, heads first
@@ -562,7 +569,9 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon) -> None:
             # At an update a variable is TensorFlow's, without its path.
             for index, variable in enumerate(variables):
                 if _is_of_heads(variable):
-                    orders[index] = (0, 1, 2) if "output" in variable.path else (1, 0, 2)
+                    heads_first = width is not None and variable.shape[0] != width
+                    is_output = "output" in variable.path
+                    orders[index] = (0, 1, 2) if is_output or heads_first else (1, 0, 2)
 
         def _apply_weight_decay(self, variables):
             super(keras.optimizers.Muon, self)._apply_weight_decay(variables)

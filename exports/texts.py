@@ -68,6 +68,7 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
         words = words[: max(0, length - 3) // 2]  # nothing is cut
         given = {TEXTS.name: " ".join(words), SECOND_TEXTS.name: " ".join(reversed(words))}
     else:
+        words = words[: max(0, length - 2 - is_masked_lm)]
         given = {TEXTS.name: " ".join([*words, tokenizer.mask_token] if is_masked_lm else words)}
     tensors = {name: tf.constant([text]) for name, text in given.items()}
     outputs = {name: value.numpy() for name, value in serve(**tensors).items()}

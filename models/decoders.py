@@ -184,7 +184,7 @@ def load_task(
         sequence_length: tokens of the run's rows.
 
     Raises:
-        DataError: the preset cannot be loaded, or has fewer positions.
+        DataError: the preset cannot be loaded, has fewer positions, or takes more than text.
     """
     task = presets.load_task(
         keras_nlp.models.CausalLM,
@@ -192,6 +192,12 @@ def load_task(
         backbone_dropout=dropout,
         sequence_length=sequence_length,
     )
+    more = sorted(set(task.backbone.input) - {"token_ids", "padding_mask"})
+    if more:
+        raise DataError(
+            f"preset {preset}: takes {', '.join(more)} too; pass a preset for text alone, as "
+            "gemma3_4b_text is of gemma3_4b"
+        )
     _keep_tied_embeddings(task.backbone)
     return task
 

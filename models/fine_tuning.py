@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import keras
+import keras_nlp
 import numpy as np
 
 from data.errors import DataError
@@ -48,9 +49,11 @@ def freeze(model: keras.Model, options) -> None:
         weight.trainable = "lora_kernel" in weight.path
         adapters = adapters or weight.trainable
     if not adapters:
+        is_causal = isinstance(model, keras_nlp.models.CausalLM)
         raise DataError(
             f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
-            "with a query and a value that could be adapted; use --freeze-backbone, or train all"
+            "with a query and a value that could be adapted; train all"
+            + ("" if is_causal else ", or use --freeze-backbone")
         )
 
 
@@ -72,7 +75,7 @@ def make_optimizer(
         options: with `optimizer`, `weight_decay` and `clip_norm`; `FineTuningOptions` also have
             `layer_decay` and `ema`.
         schedule: learning rate by step.
-        model: the task that is trained, for `layer_decay`.
+        model: the task that is trained, for `layer_decay` and the shapes of its kernels.
         beta_2: decay of AdamW's variance.
         default: "adamw" or "muon", what `--optimizer auto` is.
         output_layers: pattern of their paths; AdamW updates them.
@@ -99,7 +102,8 @@ def make_optimizer(
             exclude_layers=[output_layers],
             **shared,
         )
-        keras_compat.orthogonalize_heads(optimizer)
+        width = getattr(getattr(model, "backbone", None), "hidden_dim", None)
+        keras_compat.orthogonalize_heads(optimizer, width)
     else:
         optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
     # The patterns are matched against a variable's name, not its path.

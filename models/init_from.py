@@ -51,14 +51,39 @@ def preset_of(path: Path) -> str:
     problem = files.damage(weights.parent, [WEIGHTS])
     if problem:
         raise DataError(f"--init-from {path}: damaged ({problem})")
+    source_of(str(path))
     return str(path)
 
 
 def source_of(preset: str) -> Source:
-    """Returns the preset, and the weights if the path is a checkpoint."""
+    """Returns the preset, and the weights if the path is a checkpoint.
+
+    Raises:
+        DataError: the checkpoint does not hold the model that was tested.
+    """
     weights = _weights_in(Path(preset))
     run = _run_of(weights) if weights is not None else None
-    return Source(preset, None) if run is None else Source(str(run / "model"), weights)
+    if run is None:
+        return Source(preset, None)
+    option = _partly_saved_with(run)
+    if option is not None:
+        raise DataError(
+            f"{preset}: its run was trained with {option}, so its checkpoints serve to resume only; "
+            f"pass {run / 'model'}"
+        )
+    return Source(str(run / "model"), weights)
+
+
+def _partly_saved_with(run: Path) -> str | None:
+    """Returns the option whose runs have checkpoints without the whole, or the averaged, model."""
+    try:
+        options = json.loads((run / "options.json").read_text(encoding="utf-8"))["options"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    for name in ("ema", "lora_rank", "freeze_backbone"):
+        if options.get(name):
+            return f"--{name.replace('_', '-')}"
+    return None
 
 
 def load_checkpoint(model: keras.Model, weights: Path) -> None:

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import inspect
 import json
 import os
 import re
@@ -149,7 +150,11 @@ def load_task(
     """
     require_task(kind, preset)
     policy = keras.config.dtype_policy()
-    if backbone_dropout is not None:
+    weights = init_from.source_of(preset).weights
+    if weights is not None and "num_classes" in changes:  # a new head: the checkpoint's is not read
+        changes["backbone"] = load_backbone(preset, backbone_dropout)
+        weights = None
+    elif backbone_dropout is not None:
         changes["backbone"] = load_backbone(preset, backbone_dropout)
     model = load(kind, preset, dtype=policy, preprocessor=None, compile=False, **changes)
     require_positions(model.backbone, preset, sequence_length)
@@ -159,7 +164,6 @@ def load_task(
             f"preset {preset}: KerasNLP's {family.removesuffix('Backbone')} fails in "
             f"{policy.name}; pass --precision float32"
         )
-    weights = init_from.source_of(preset).weights
     if weights is not None:
         init_from.load_checkpoint(model, weights)
     return model
@@ -173,11 +177,18 @@ def load_backbone(preset: str, dropout: float | None = None):
         dropout: None keeps the preset's.
 
     Raises:
-        DataError: the preset cannot be loaded.
+        DataError: the preset cannot be loaded, or has no dropout.
     """
     changes = {} if dropout is None else {"dropout": dropout}
     policy = keras.config.dtype_policy()
     backbone = load(keras_nlp.models.Backbone, preset, dtype=policy, **changes)
+    parameters = inspect.signature(type(backbone).__init__).parameters
+    if dropout is not None and "dropout" not in parameters:  # then KerasNLP has ignored it
+        names = [name for name in parameters if "dropout" in name]
+        if not names:
+            raise DataError(f"--dropout: {type(backbone).__name__} of {preset} has none")
+        changes = dict.fromkeys(names, dropout)
+        backbone = load(keras_nlp.models.Backbone, preset, dtype=policy, **changes)
     init_from.load_encoder(backbone, init_from.source_of(preset))
     return backbone
 
@@ -254,6 +265,8 @@ def require_task(kind, preset: str) -> None:
         if preset not in kind.presets:
             raise DataError(_no_task(kind, preset, preset.rsplit("_", 1)[0]))
         parameters = known[preset].get("metadata", {}).get("params")
+    elif (folder / "model" / "config.json").is_file():
+        raise DataError(f"preset {preset}: a run; its model is in {folder / 'model'}")
     elif folder.is_dir():
         parameters = _read_json(folder / "metadata.json").get("parameter_count")
         task = _read_json(folder / "task.json").get("class_name")

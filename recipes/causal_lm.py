@@ -43,7 +43,7 @@ from models import decoders, fine_tuning, likelihoods
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import FineTuningOptions, flag, option
+from training.options import HIDDEN, FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -94,6 +94,14 @@ class Options(FineTuningOptions):
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"
+    )
+    hidden_dim: int = option(
+        128,
+        "Width of a new model; feed-forward layers are 8/3 times as wide (llama) or 4 times (gpt2).",
+    )
+    freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
+    lora_rank: int | None = option(
+        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     context: Literal["document", "row"] = option(

@@ -18,6 +18,7 @@ import keras
 import keras_nlp
 
 from data import files
+from data.errors import first_line
 from exports import huggingface, keras_formats, texts
 from exports.comparison import Differs, symbolic_inputs
 from training.command_line import command_line
@@ -27,6 +28,8 @@ from training.options import RunOptions, check, option
 
 # Packages that a format needs beyond this package's own; all of them are in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
+# Formats that lack operations which some models need.
+LACKING_OPERATIONS = ("onnx", "litert")
 # Further packages that the comparison needs.
 COMPARED_WITH = {"huggingface": ("transformers", "torch")}
 
@@ -96,6 +99,13 @@ def main(options: Options) -> Path:
         raise RunError(f"--folder {folder}: {error.strerror or error}") from error
     except Differs as error:
         raise RunError(f"--to {options.to}: {error}; nothing is kept") from error
+    except Exception as error:  # whatever a writer or the program of a format raises
+        if options.to not in LACKING_OPERATIONS:
+            raise
+        raise RunError(
+            f"--to {options.to}: {type(model).__name__} cannot be written or run in this format "
+            f"({first_line(error)}); nothing is kept"
+        ) from error
     print(f"{options.to:12} {folder}\n{'':12} {note}\n{'compared':12} {compared}")
     return folder
 

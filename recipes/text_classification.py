@@ -171,6 +171,7 @@ def main(options: Options) -> dict:
         )
         if run.metadata:  # evaluates a trained run: in the order of its classes
             data = data.with_classes(run.metadata["classes"])
+            data.require_pairs(run.metadata.get("pairs", data.pairs))
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer

@@ -1,5 +1,6 @@
 """Declares the options that all recipes share: fields of a dataclass, with their metadata."""
 
+import argparse
 import dataclasses
 import functools
 import os
@@ -30,6 +31,9 @@ METADATA = {
     "positional": False,
     "alias": None,
 }
+
+
+HIDDEN = argparse.SUPPRESS  # the help of an option that `--help` does not list
 
 
 def option(default: Any = dataclasses.MISSING, help: str | None = None, **about) -> Any:  # noqa: A002

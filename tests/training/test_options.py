@@ -14,6 +14,7 @@ from tests.support import tiny_recipe
 from training.command_line import NAMES_ELSEWHERE, alias_notes, make_parser, parse
 from training.errors import OptionsError, RunError
 from training.options import (
+    HIDDEN,
     SharedOptions,
     all_problems,
     check,
@@ -172,6 +173,8 @@ class TestParse:
         assert "What it learns: 95 %." in text and max(map(len, text.splitlines())) <= 100
         for field in dataclasses.fields(kind):
             about = metadata(kind, field.name)
+            if about["help"] == HIDDEN:
+                continue
             assert f"--{field.name.replace('_', '-')}" in text
             assert about["help"].split()[0] in text and f"\n{about['group']}:\n" in text
         assert " ".join(text.split()).count("Passes over the training split. (default: ") == 1
