@@ -349,8 +349,10 @@ class TestEnthalpies:
             assert outputs["celsius"][row, 0] == pytest.approx(celsius, abs=1e-3)
         np.testing.assert_array_equal(outputs["celsius"], np.array(model(inputs)))
 
-    def test_a_run(self, measured, tmp_path, handed):
+    @pytest.mark.parametrize("members", [1, 2])
+    def test_a_run(self, members, measured, tmp_path, handed):
         options = TINY | dict(dataset=str(measured), keep_best="val_celsius_mae", max_examples=48)
+        options["members"] = members
         runs = {}
         for weight in (0.0, 0.2):
             folder = tmp_path / str(weight)
@@ -382,11 +384,17 @@ class TestEnthalpies:
         assert best.output_shape == (None, 1)
         # The checkpoint is of the model that was trained, which reads one end.
         mean = load_run(folder).metadata["mean"]
-        network = dna_melting.build_model(dna_melting.Options(**options), mean)
-        trained = dna_melting.with_enthalpy(network, mean)
-        trained.load_weights(folder / "best" / "model.weights.h5")
-        both = dna_melting.mean_of_both_ends(network)
-        assert errors(best, test) == pytest.approx(errors(both, test), rel=1e-6)
+        networks = [
+            dna_melting.build_model(dna_melting.Options(**options), mean) for _ in range(members)
+        ]
+        trained = [dna_melting.with_enthalpy(network, mean) for network in networks]
+        dna_melting.side_by_side(trained).load_weights(folder / "best" / "model.weights.h5")
+        answers = [dna_melting.mean_of_both_ends(network) for network in networks]
+        inputs = melting.encode(test)
+        by_hand = np.mean([model(inputs, training=False) for model in answers], axis=0)
+        np.testing.assert_allclose(best(inputs, training=False), by_hand, rtol=1e-6)
+        if members == 2:
+            assert np.abs(answers[0](inputs) - answers[1](inputs)).max() > 0.01
 
     def test_a_table_without_them_is_refused(self, table, tmp_path):
         for dataset, message in ((table, "has an enthalpy"), (melting.FORMULA, "the formula has")):
