@@ -551,8 +551,9 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
 
     Breaks: `keras.optimizers.Muon` updates whatever has two dimensions, so AdamW updates the
     kernels of attention layers, whose shape is (width, heads, width of a head), in Gemma (heads,
-    width, width of a head), or (heads, width of a head, width) after it, and Muon their biases; and it assigns weights to decay them, which
-    TensorFlow refuses in a replica where all replicas share one copy. Does: orthogonalizes such a
+    width, width of a head), or (heads, width of a head, width) after it, and Muon their biases;
+    and it assigns weights to decay them, which TensorFlow refuses in a replica where all replicas
+    share one copy. Does: orthogonalizes such a
     kernel as a stack of matrices, one of each head, leaves the biases to AdamW, and decays weights
     as Keras's other optimizers do.
 

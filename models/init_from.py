@@ -68,8 +68,8 @@ def source_of(preset: str) -> Source:
     option = _partly_saved_with(run)
     if option is not None:
         raise DataError(
-            f"{preset}: its run was trained with {option}, so its checkpoints serve to resume only; "
-            f"pass {run / 'model'}"
+            f"{preset}: its run was trained with {option}, so its checkpoints serve to resume "
+            f"only; pass {run / 'model'}"
         )
     return Source(str(run / "model"), weights)
 

@@ -97,7 +97,7 @@ class Options(FineTuningOptions):
     )
     hidden_dim: int = option(
         128,
-        "Width of a new model; feed-forward layers are 8/3 times as wide (llama) or 4 times (gpt2).",
+        "Width of a new model; feed-forward layers are 8/3 (llama) or 4 (gpt2) times as wide.",
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(

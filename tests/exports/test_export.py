@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import keras
+import keras_nlp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -182,6 +183,32 @@ def test_an_export_that_differs_is_not_kept(runs, tmp_path, command_line, monkey
     assert not list(tmp_path.iterdir())
     status, out, _ = command_line(export, *command, "--no-check")
     assert status == 0 and out.endswith("compared     no (--no-check)\n")
+
+
+@pytest.mark.parametrize("length", [4, 5, 6])
+def test_short_sequences(length, classifier, masked_lm, tmp_path):
+    """The text that an export is compared by fits into them."""
+    masked = masked_lm()
+    masked.model.preprocessor.sequence_length = length
+    texts.write(masked.model, tmp_path / "fills", masked.preset, ())
+    assert texts.compare(masked.model, tmp_path / "fills", masked.preset) < 1e-3
+    model = classifier().model
+    model.preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(
+        model.preprocessor.tokenizer, sequence_length=length
+    )
+    texts.write(model, tmp_path / "classes", "", CLASSES)
+    assert texts.compare(model, tmp_path / "classes", masked.preset) < 1e-3
+
+
+def test_a_model_that_a_format_cannot_hold(runs, tmp_path, command_line, monkeypatch):
+    def run(*arguments):
+        raise RuntimeError("FlexHashTableV2 failed to prepare\nand more")
+
+    monkeypatch.setattr(keras_formats, "run", run)
+    target = tmp_path / "out"
+    status, _, err = command_line(export, runs["mnist"], "--to", "litert", "--folder", target)
+    assert status == 2 and err.count("\n") == 1 and not target.exists()
+    assert "--to litert: Sequential cannot be written or run in this format (Flex" in err
 
 
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from data.errors import DataError
-from models import decoders
+from models import decoders, presets
 from models.chunked_head import ChunkedHead
 from tests.support import causal_presets
 from training import checks
@@ -114,6 +114,24 @@ def test_a_family_that_cannot_be_trained_is_refused(task):
     assert hasattr(keras_nlp.models, task)
     with pytest.raises(DataError, match=f"preset p: {task[:-8]} .* here: .*[a-z]"):
         decoders.require_family("p", task)
+
+
+def test_a_preset_that_also_takes_images_is_refused(tmp_path, monkeypatch):
+    """Its rows would lack the images, after the weights were downloaded."""
+    causal_presets.make_task("Llama3").save_to_preset(str(tmp_path / "preset"))
+    stock = presets.load_task
+
+    def with_images(*arguments, **changes):
+        task = stock(*arguments, **changes)
+        backbone = task.backbone
+        images = keras.Input((8, 8, 3), name="images")
+        inputs = backbone.input | {"images": images}
+        both = keras.Model(inputs, backbone(backbone.input))
+        return types.SimpleNamespace(backbone=both)
+
+    monkeypatch.setattr(presets, "load_task", with_images)
+    with pytest.raises(DataError, match="takes images too; pass a preset for text alone"):
+        decoders.load_task(str(tmp_path / "preset"), None, 8)
 
 
 @pytest.mark.parametrize("precision", ["float64", "mixed_bfloat16"])

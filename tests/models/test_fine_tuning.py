@@ -7,6 +7,7 @@ import pytest
 
 from data.errors import DataError
 from models import fine_tuning
+from tests.support import causal_presets
 
 PLAIN = dict(
     optimizer="adamw",
@@ -140,6 +141,27 @@ class TestMuon:
                 found = np.linalg.svd(matrix, compute_uv=False) / size
                 assert 0.6 < found.min() and found.max() < 1.3, (path, found)
 
+    @pytest.mark.parametrize("family", ["Gemma", "Gemma3", "Llama3"])
+    def test_heads_of_causal_families(self, family):
+        """Gemma's kernels of query, key and value have their heads first, the others' second."""
+        model = causal_presets.make_task(family)
+        width, given = model.backbone.hidden_dim, options(optimizer="muon")
+        optimizer = fine_tuning.make_optimizer(given, self.RATE, model)
+        kernels = [
+            v for v in model.trainable_variables if v.path.endswith(("query/kernel", "key/kernel"))
+        ]
+        before = [keras.ops.convert_to_numpy(v) for v in kernels]
+        optimizer.apply([keras.random.normal(v.shape, seed=1) for v in kernels], kernels)
+        assert kernels
+        for kernel, old in zip(kernels, before, strict=True):
+            moved = old - keras.ops.convert_to_numpy(kernel)
+            heads = moved if family.startswith("Gemma") else np.moveaxis(moved, 1, 0)
+            assert heads.shape[1] == width
+            for matrix in heads:
+                size = self.RATE * 0.2 * max(matrix.shape) ** 0.5
+                found = np.linalg.svd(matrix, compute_uv=False) / size
+                assert 0.6 < found.min() and found.max() < 1.3, (kernel.path, found)
+
     def test_the_rest_moves_by_adam(self):
         """Adam's first step is the rate."""
         moved = {path: change for path, (change, _) in self.moved().items()}
@@ -229,6 +251,14 @@ class TestAdapters:
     def test_no_attention_no_adapter(self):
         with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
             fine_tuning.freeze(task("FNet"), options(lora_rank=2))
+
+    def test_layers_that_are_named_otherwise_are_adapted(self):
+        model = causal_presets.make_task("SmolLM3")
+        fine_tuning.freeze(model, options(lora_rank=2))
+        names = {v.path.split("/")[-2] for v in model.trainable_variables}
+        assert names == {"q_proj", "v_proj"}
+        with pytest.raises(DataError, match="could be adapted; train all$"):
+            fine_tuning.freeze(causal_presets.make_task("GPTNeoX"), options(lora_rank=2))
 
     def test_a_frozen_backbone_stays(self):
         model, before = trained(options(freeze_backbone=True))

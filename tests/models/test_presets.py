@@ -14,6 +14,7 @@ from data.errors import DataError
 from models import presets
 from recipes import bert_mlm, text_classification
 from tests.conftest import TINY_RUN
+from tests.support import causal_presets
 from tests.support.damaged import flip_a_bit
 from training.options import all_problems
 
@@ -99,6 +100,26 @@ def same(first, second):
     return all((a == b).all() for a, b in zip(values(first), values(second), strict=True))
 
 
+@pytest.mark.parametrize("family", ["Falcon", "SmolLM3", "Llama3"])
+def test_dropout_reaches_every_family(family, tmp_path):
+    """Falcon and SmolLM 3 call it otherwise, and KerasNLP ignores a name that they lack."""
+    folder = str(tmp_path / "preset")
+    causal_presets.make_task(family).save_to_preset(folder)
+    backbone = presets.load_backbone(folder, 0.25)
+    for name, rate in causal_presets.dropout_of(family, 0.25).items():
+        assert backbone.get_config()[name] == rate
+
+
+def test_a_backbone_without_dropout_is_refused(tiny_run, monkeypatch):
+    class Bare:
+        def __init__(self, width):
+            pass
+
+    monkeypatch.setattr(presets, "load", lambda *arguments, **changes: Bare(1))
+    with pytest.raises(DataError, match="--dropout: Bare of .* has none"):
+        presets.load_backbone(str(tiny_run.folder / "model"), 0.1)
+
+
 class TestLoadMaskedLM:
     def test_backbone_and_head_are_the_runs(self, tiny_run):
         model = presets.load_task(MASKED_LM, str(tiny_run.folder / "model"))
@@ -121,6 +142,10 @@ class TestLoadMaskedLM:
         with pytest.raises(DataError) as caught:
             presets.load_task(MASKED_LM, str(folder / "model"))
         assert str(caught.value).startswith(f"preset {folder / 'model'}: damaged ({name}")
+
+    def test_a_run_is_not_its_model(self, tiny_run):
+        with pytest.raises(DataError, match="a run; its model is in .*model$"):
+            presets.load_task(MASKED_LM, str(tiny_run.folder))
 
     def test_a_classifier_is_no_masked_lm(self, tmp_path, tiny_run):
         classifier = keras_nlp.models.BertTextClassifier(tiny_run.model.backbone, 3)

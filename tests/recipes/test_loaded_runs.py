@@ -159,6 +159,29 @@ class TestEvaluate:
         status, _, errors = command_line(evaluate, folder, "--dataset", other)
         assert status == 2 and errors.count("\n") == 1 and "class 'new', the run knows" in errors
 
+    def test_pairs_are_not_single_sentences(self, runs, tmp_path, command_line):
+        folder, _ = runs["text_classification"]
+        lines = ["sentence1,sentence2,label"]
+        lines += [f"one {i},another {i},{label}" for label in "012" for i in range(12)]
+        (tmp_path / "pairs.csv").write_text("\n".join(lines) + "\n")
+        status, _, said = command_line(evaluate, folder, "--dataset", tmp_path / "pairs.csv")
+        assert status == 2
+        assert "pairs.csv: has pairs of sentences, the run learned single sentences" in said
+
+    def test_one_example_suffices_to_compare_models(self, runs, monkeypatch):
+        """All logits of a batch of a language model may exceed the memory."""
+        from training import run
+
+        sizes = []
+
+        def same(ours, theirs):
+            sizes.append(len(keras.tree.flatten(ours)[0]))
+            return same_outputs(ours, theirs)
+
+        monkeypatch.setattr(run, "same_outputs", same)
+        evaluated(runs["text_classification"][0])
+        assert sizes == [1]
+
     def test_data_that_have_changed_since_are_named(self, copied, capsys):
         folder = copied("mnist")
         change(folder / "options.json", "resolved", data_sha256="0" * 64)
@@ -264,6 +287,13 @@ class TestBest:
             for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
                 np.testing.assert_array_equal(a, b)
         assert presets.load(keras_nlp.models.BertTokenizer, preset).vocabulary_size() > 10
+        assert init_from.preset_of(with_best) == str(with_best / "model")
+
+    @pytest.mark.parametrize("option", ["ema", "lora_rank", "freeze_backbone"])
+    def test_no_run_begins_with_part_of_a_model(self, with_best, option):
+        change(with_best / "options.json", "options", **{option: 1})
+        with pytest.raises(DataError, match=f"trained with --{option.replace('_', '-')}, so its"):
+            init_from.preset_of(with_best / "best")
         assert init_from.preset_of(with_best) == str(with_best / "model")
 
     def test_what_init_from_cannot_be(self, with_best, tmp_path):
