@@ -49,6 +49,7 @@ def main(steps: int = 60, saves: int = 6) -> None:
     a_step = 32 / results["examples_per_second"]
     a_save = sorted(spent)[len(spent) // 2]
     every = bert_mlm.Options().checkpoint_every
+    saving = a_save * (1 / every + 1 / EPOCH)  # seconds a step
     print(
         json.dumps(
             {
@@ -57,9 +58,7 @@ def main(steps: int = 60, saves: int = 6) -> None:
                 "checkpoint_every": every,
                 "share_of_training_time": round(a_save / (every * a_step + a_save), 5),
                 "steps_in_an_epoch_of_installed_docs": EPOCH,
-                "share_with_one_an_epoch_too": round(
-                    a_save * (1 / every + 1 / EPOCH) / (a_step + a_save / EPOCH), 5
-                ),
+                "share_with_one_an_epoch_too": round(saving / (a_step + saving), 5),
             }
         )
     )

@@ -91,8 +91,9 @@ def main() -> int:
             rows += [row | {"part": name} for row in json.loads(output.read_text())["rows"]]
     print(f"\n{'':72} {'median':>8} {'from':>8} {'to':>8}")
     for row in rows:
+        more = ", more than" * row.get("lower_bound", False)
         print(
-            f"{row['part'] + ': ' + row['measure']:72} {row['median']:8.2f} "
+            f"{row['part'] + ': ' + row['measure'] + more:72} {row['median']:8.2f} "
             f"{row['smallest']:8.2f} {row['largest']:8.2f}"
         )
     print(f"\n{(time.time() - begun) / 60:.0f} minutes; {chosen.folder / 'bench.json'}")

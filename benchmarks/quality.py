@@ -6,7 +6,7 @@ The same text, architecture and evaluator: the seconds of training until the cro
 validation text, packed and masked as the recipe does it, is 0.5 nats below that of a unigram model.
 Tracing and compiling count, evaluating does not. Each side is tried at three peak rates, with a
 process each, and counts with its best one. A rate is stopped when it has taken as long as the best
-one before it, or is behind it after a fifth of that time (and half a minute, most of which may be
+one before it, or is behind it after an eighth of that time (and half a minute, most of which may be
 compiling). The recipe's best is run again with other
 seeds, and its median counts. A tutorial that needs more than `--patience` times as long is stopped,
 and the ratio then is a lower bound.

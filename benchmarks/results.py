@@ -8,7 +8,6 @@ Without arguments the table is written again from that file.
 """
 
 import json
-import platform
 import statistics
 import sys
 from pathlib import Path
@@ -38,22 +37,15 @@ SHOWN = {
 }
 
 
-def machine() -> str:
-    """Returns the processor's name and the number of cores that this process may use."""
-    import os
-
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else platform.processor()}"
-
-
 def entry_of(folder: Path) -> tuple[str, dict]:
-    """Returns the figures of a finished run and their key."""
+    """Returns the figures of a finished run and their key.
+
+    Raises:
+        SystemExit: the run was resumed, so its time is that of its last part.
+    """
     results = json.loads((folder / "results.json").read_text())
+    if results.get("resumed_from_step") is not None:
+        raise SystemExit(f"{folder}: was resumed; its steps and its time do not belong together")
     options = json.loads((folder / "options.json").read_text())["options"]
     dataset = Path(results["dataset"]).name
     started = "from a run" if options.get("init_from") else (results["preset"] or "")
@@ -67,7 +59,7 @@ def entry_of(folder: Path) -> tuple[str, dict]:
         "baseline": results["baseline"],
         "steps": results["steps"],
         "seconds": round(results["seconds"]),
-        "machine": machine(),
+        "machine": results["device"],
     }
     names = ("recipe", "dataset", "from", "strategy", "seed")
     return " / ".join(str(entry[name]) for name in names), entry
@@ -94,7 +86,7 @@ def table(kept: dict[str, dict]) -> str:
     for entry in kept.values():
         key = tuple(entry[name] for name in ("recipe", "dataset", "from", "strategy"))
         groups.setdefault(key, []).append(entry)
-    lines = ["| recipe | data | test | baseline | steps, time |", "|---|---|---|---|---|"]
+    lines = ["| recipe | data | test | baseline | steps, time | machine |", f"|{'---|' * 6}"]
     for (recipe, dataset, start, strategy), runs in sorted(groups.items()):
         seconds = statistics.mean(run["seconds"] for run in runs)
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
@@ -103,10 +95,9 @@ def table(kept: dict[str, dict]) -> str:
         data = f"{dataset}{f', {start}' if start else ''}{where}{seeds}"
         lines.append(
             f"| `{recipe}` | {data} | {shown(runs, 'test')} | {shown(runs, 'baseline')} "
-            f"| {runs[0]['steps']:,}, {time} |"
+            f"| {runs[0]['steps']:,}, {time} | {'; '.join(sorted({r['machine'] for r in runs}))} |"
         )
-    machines = sorted({entry["machine"] for entry in kept.values()})
-    return "\n".join([*lines, "", f"Measured on {' and '.join(machines)}, without a GPU."])
+    return "\n".join(lines)
 
 
 def main(folders: list[Path]) -> None:

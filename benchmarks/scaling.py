@@ -23,7 +23,10 @@ def read(folder: Path) -> dict:
     return {
         "of": (results["recipe"], results["dataset"]),
         "size": (options["num_layers"], options["hidden_dim"]),
-        "tokens": results["steps"] * results["global_batch_size"] * options["sequence_length"],
+        "tokens": results["steps"]
+        * results["global_batch_size"]
+        * options.get("accumulate_steps", 1)
+        * options["sequence_length"],
         "cross_entropy": results["test"]["cross_entropy"],
         "baseline": results["baseline"],
     }

@@ -138,6 +138,11 @@ def _folder(dataset: str) -> Images:
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
             "a folder with four IDX files named as MNIST's"
         )
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    names = [f"{half}-{kind}" for half in ("train", "t10k") for kind in kinds]
+    missing = [name for name in names if not list(folder.glob(f"{name}*"))]
+    if missing:
+        raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz")
     halves = []
     for half in ("train", "t10k"):
         pixels = _read_idx(folder, f"{half}-images-idx3-ubyte", (SIDE, SIDE))

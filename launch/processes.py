@@ -39,6 +39,7 @@ DEFAULT_BASE_PORT = 22200
 # in use before TensorFlow listens.
 FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+OWN_OPTIONS = "--nproc-per-node --ps --hosts --node-rank --base-port --max-restarts".split()
 POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
@@ -210,6 +211,9 @@ def split_options(
 def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str]:
     """Lists incompatible options, and problems of this host, one per line."""
     problems = []
+    if options.module.startswith("recipes."):  # they have no such options
+        names = [word.partition("=")[0] for word in options.arguments]
+        problems += [f"{name}: goes before -m" for name in names if name in OWN_OPTIONS]
     workers, hosts, rank = options.nproc_per_node, options.hosts, options.node_rank
     try:
         tasks = slurm_tasks()

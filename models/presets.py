@@ -47,7 +47,7 @@ def problems_of_presets(options) -> list[str]:
     if len(named) > 1:
         return ["--init-from and --preset: pass only one of them"]
     flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
-    return [f"{flag}: {source} has its own" for source in named for flag in flags]
+    return [f"{flag}: leave it out, {source} has its own" for source in named for flag in flags]
 
 
 def given_sizes(options) -> list[str]:

@@ -130,7 +130,9 @@ class Options(FineTuningOptions):
             default = type(self)()
             for name in ("architecture", *names):
                 if getattr(self, name) != getattr(default, name):
-                    problems.append(f"{flag(name)}: the preset {self.preset} has its own")
+                    problems.append(
+                        f"{flag(name)}: leave it out, the preset {self.preset} has its own"
+                    )
         elif self.optimizer == "auto" and self.layer_decay != 1.0:
             problems.append(
                 "--layer-decay: a new model trains with Muon, which has one learning rate; pass "

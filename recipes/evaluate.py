@@ -86,7 +86,7 @@ def main(options: Options) -> dict:
         print(note)
     print(f"{'run':24} {results['run_dir']}, {results['steps']:,} steps")
     part = "minimal pairs" if options.on is not None else "test split"
-    print(f"{'data':24} {results['dataset']}, {part}")
+    print(f"{'data':24} {results['dataset'] or 'the recipe has no --dataset'}, {part}")
     if options.on is not None:
         columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]
         print("accuracy in % ± standard error; a tie is wrong, chance is 50 %\n")
@@ -117,6 +117,8 @@ def evaluate_pairs(run: LoadedRun, folder: Path, cache_dir: Path | None = None) 
     """
     if not hasattr(run.module, "log_likelihoods"):
         raise RunError(f"{run.folder}: its recipe, {run.module.__name__}, has no log_likelihoods()")
+    if not files.expand(folder).is_dir():
+        raise DataError(f"--on blimp:{folder}: no such folder")
     sets, notes = minimal_pairs.read_pairs(folder), []
     sentences = minimal_pairs.sentences(sets)
     likelihoods = {MODEL: run.module.log_likelihoods(run, sentences)}

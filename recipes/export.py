@@ -59,7 +59,7 @@ def main(options: Options) -> Path:
     run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     folder = options.folder or options.run_dir / "exports" / options.to
     if folder.exists():
-        raise OptionsError(f"--folder {folder}: already exists; name a new one")
+        raise OptionsError(f"--folder: {folder} already exists; remove it, or name a new one")
     model = run.load_model("float32")
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)

@@ -301,6 +301,8 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
     inputs = [text.replace(sentences.SEPARATOR, " ") for text in inputs]  # as in training
     if run.metadata.get("pairs"):
         inputs = [_pair(text) for text in inputs]
+    elif PAIR in "\n".join(inputs):
+        raise DataError(f'"{PAIR}" separates two sentences, and the run learned single ones')
     model = run.load_model("float32")
     logits = model(sentences.encode(inputs, model.preprocessor))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))

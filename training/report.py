@@ -15,6 +15,8 @@ BASELINES = {
     "most_frequent": "the most frequent class",
     "tfidf": "TF-IDF with logistic regression",
     "linear": "the linear fit",
+    "mean": "the mean of training",
+    "formula": "the formula",
     "nearest_neighbour": "the fit on nearest neighbours",
     "": "the baseline",
 }
@@ -145,7 +147,7 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions, is_pre
         recipe=results["recipe"],
         title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],
         steps=f"{results['steps']:,}",
-        batch=results["global_batch_size"],
+        batch=results["global_batch_size"] * options.accumulate_steps,
         dataset=Path(results["dataset"] or "not named").name,
         notes="\n\n".join(results["notes"]),
         model=type(model).__name__,

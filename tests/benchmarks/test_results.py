@@ -18,7 +18,8 @@ def write_run(folder, seed, accuracy, dataset="/somewhere/digits"):
     folder.mkdir()
     found = {
         **dict(recipe="mnist", dataset=dataset, preset=None, seed=seed, strategy="none"),
-        **dict(replicas=1, steps=600, seconds=15.2),
+        **dict(replicas=1, steps=600, seconds=15.2, device="AMD EPYC, 1 core"),
+        **dict(resumed_from_step=None),
         **dict(test={"accuracy": accuracy}, baseline={"most_frequent_accuracy": 0.1}),
     }
     (folder / "results.json").write_text(json.dumps(found))
@@ -34,4 +35,18 @@ def test_runs_that_differ_in_the_seed_become_a_row(readme, tmp_path, capsys):
     (row,) = [line for line in text.splitlines() if "`mnist`" in line]
     assert "digits, 2 seeds" in row and "/somewhere" not in text
     assert "accuracy 98.5% (98.0% to 99.0%)" in row and "most frequent 10.0% |" in row
-    assert "600, 15 s" in row
+    assert "600, 15 s |" in row
+
+
+def test_the_machine_is_that_of_the_run(readme, tmp_path, capsys):
+    results.main([write_run(tmp_path / "run", 0, 0.98)])
+    (row,) = [line for line in readme.read_text().splitlines() if "`mnist`" in line]
+    assert row.endswith("| 600, 15 s | AMD EPYC, 1 core |")
+
+
+def test_a_resumed_run_has_no_time(readme, tmp_path):
+    folder = write_run(tmp_path / "run", 0, 0.98)
+    found = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(found | {"resumed_from_step": 300}))
+    with pytest.raises(SystemExit, match="was resumed"):
+        results.main([folder])

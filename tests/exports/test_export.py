@@ -153,7 +153,9 @@ def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, comm
     assert done.returncode == 0, done.stderr[-2000:]
     assert "'fills'" in done.stdout
     status, out, err = command_line(export, *command)
-    assert status == 2 and err == f"export: --folder {folder}: already exists; name a new one\n"
+    assert status == 2 and err == (
+        f"export: --folder: {folder} already exists; remove it, or name a new one\n"
+    )
 
 
 def test_random_inputs_fit_the_model(masked_lm):

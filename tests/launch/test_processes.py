@@ -134,6 +134,18 @@ def test_threads_of_a_core_stay_together(tmp_path, bare):
     assert launch.own_cores() == list(range(8))
 
 
+@pytest.mark.parametrize("name", launch.OWN_OPTIONS)
+def test_options_of_the_launcher_after_the_module(name, tmp_path, capsys, bare):
+    bare.chdir(tmp_path)
+    assert f" {name} " in launch.make_parser().format_help()
+    with pytest.raises(SystemExit) as error:
+        launch.read_options(["-m", "recipes.mnist", f"{name}=1"])
+    assert error.value.code == 2
+    assert capsys.readouterr().err == f"launch: {name}: goes before -m\n"
+    assert not list(tmp_path.iterdir())
+    assert launch.read_options(["-m", "fake", f"{name}=1"]).arguments[0] == f"{name}=1"
+
+
 def test_a_broken_slurm_variable_is_one_line(capsys, bare):
     bare.setenv("SLURM_PROCID", "x")
     bare.setenv("SLURM_STEP_NUM_TASKS", "2")

@@ -71,7 +71,7 @@ def test_sizes_beside_an_existing_model_are_refused(options, source):
     assert all_problems(options) == []
     for name, value in (("num_layers", 4), ("vocabulary_size", 99), ("vocabulary", "v.txt")):
         found = all_problems(dataclasses.replace(options, **{name: value}))
-        assert found == [f"--{name.replace('_', '-')}: {source} has its own"]
+        assert found == [f"--{name.replace('_', '-')}: leave it out, {source} has its own"]
 
 
 @pytest.fixture(scope="module")

@@ -394,8 +394,8 @@ def test_options_that_do_not_go_together_are_named():
         causal_lm.Options(preset="gpt2_base_en", hidden_dim=64, architecture="gpt2", template="x")
     )
     assert found == [
-        "--architecture: the preset gpt2_base_en has its own",
-        "--hidden-dim: the preset gpt2_base_en has its own",
+        "--architecture: leave it out, the preset gpt2_base_en has its own",
+        "--hidden-dim: leave it out, the preset gpt2_base_en has its own",
         "--template 'x': must be auto, chat, or have {prompt} and then {response}, each once",
     ]
     assert all_problems(causal_lm.Options(architecture="llama", hidden_dim=6, num_heads=2)) == [

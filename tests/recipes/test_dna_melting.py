@@ -213,7 +213,7 @@ def test_the_verdict_leaves_out_the_formula_where_it_labelled_the_data(monkeypat
     monkeypatch.setattr(melting, "HELD_OUT", 50)
     drawn = melting.load_melting(melting.FORMULA, Path(), seed=0, count=100)
     (line,) = verdict({"mae": 0.1}, melting.baselines(drawn), {})
-    assert line == "beats mean in mae, the fit on nearest neighbours in mae"
+    assert line == "beats the mean of training in mae, the fit on nearest neighbours in mae"
 
 
 def test_padding_changes_no_answer(molecules):

@@ -429,6 +429,11 @@ class TestPredict:
                 sorted(expected, reverse=True), rel=1e-4
             )
 
+    def test_a_pair_is_not_one_sentence(self, runs, command_line):
+        folder, _ = runs["text_classification"]
+        status, _, said = command_line(predict, folder, "one ||| another")
+        assert status == 2 and "separates two sentences, and the run learned single ones" in said
+
     def test_inputs_of_a_file_are_those_of_the_command(
         self, runs, command_line, tmp_path, monkeypatch
     ):
