@@ -17,7 +17,7 @@ NOT_CHOSEN = 2.0  # the score of a position that is not chosen; random numbers a
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """How positions are chosen and replaced (Devlin et al., arXiv 1810.04805, section 3.1).
+    """Describes how to choose and replace positions (Devlin et al., arXiv 1810.04805, section 3.1).
 
     Attributes:
         special: ids that are never chosen and never inserted.

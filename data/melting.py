@@ -2,8 +2,8 @@
 
 A molecule is read from its outside in, one *column* a step: the base of the 5' side, the base that
 faces it, and their kind. A Watson-Crick pair, a mismatch, a bulge, a base of a hairpin's loop and a
-dangling end are all one column each, so stacked neighbours are neighbours in the array, in a duplex
-of two strands and in a hairpin alike.
+dangling end are all one column each, so stacked neighbours are neighbours in the array, both in a
+duplex of two strands and in a hairpin.
 """
 
 import collections

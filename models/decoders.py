@@ -467,7 +467,7 @@ def generate(
 
         task.generate_function = generate_function
     inputs = preprocessor.generate_preprocess(texts, sequence_length=max_length)
-    if template is not None:  # its special tokens are no text, which a tokenizer would read
+    if template is not None:  # its special tokens are not text that a tokenizer could read
         padding = getattr(tokenizer, "pad_token_id", 0)
         rows = [ids + [padding] * (max_length - len(ids)) for ids in given]
         is_prompt = tf.sequence_mask([len(ids) for ids in given], max_length)

@@ -20,7 +20,7 @@ def measured(program, tmp_path, *words) -> list[dict]:
 
 @pytest.mark.long
 def test_our_sides_alone(tmp_path):
-    """Where there is no PyTorch, the rates of this package."""
+    """Measures the rates of this package where there is no PyTorch."""
     (row,) = measured("fine_tuning", tmp_path)
     assert row["measure"] == "fine-tuning by the recipe, tokens/s" and row["median"] > 0
     rows = measured("generation", tmp_path)

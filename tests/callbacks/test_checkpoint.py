@@ -1,4 +1,4 @@
-"""When a checkpoint is saved, that it is whole on the disk, and that every part comes back."""
+"""Tests when a checkpoint is saved, that it is whole on disk, and that every part is restored."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What several tests of this folder use."""
+"""Provides a fixture that several tests of this folder use."""
 
 import pytest
 

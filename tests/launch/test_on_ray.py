@@ -337,7 +337,7 @@ def test_a_node_that_ray_takes_away_saves_first(nodes, tmp_path):
 
 
 def drain(nodes, node) -> None:
-    """What an autoscaler says of a node that is to be preempted."""
+    """Announces that a node will be preempted, as an autoscaler does."""
     from ray._raylet import GcsClient
     from ray.core.generated import autoscaler_pb2
 
