@@ -19,22 +19,24 @@ plots both by phenomenon.
 Runs on one device and writes nothing into the run's folder.
 """
 
+import argparse
 import dataclasses
 import json
+import typing
 from pathlib import Path
 
 from data import files, minimal_pairs
 from data.errors import DataError
-from training.command_line import command_line
+from training.command_line import TakesMore, command_line, named_run, value_arguments
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
-from training.options import RunOptions, check, option
+from training.options import RunOptions, check, flag, metadata, option
 
 MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(RunOptions):
+class Options(TakesMore, RunOptions):
     """Options of `recipes.evaluate`."""
 
     dataset: str | None = option(
@@ -63,11 +65,38 @@ class Options(RunOptions):
             problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
             problems.append(f"--png {self.png}: must end in .png, .pdf or .svg")
+        if self.more and self.dataset is None:
+            problems += [f"{flag(name)}: needs --dataset" for name in self.more]
         return problems
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
+        """Adds the options of the recipe that describe its data, where a run is named."""
+        named = named_run(arguments, "--dataset", "--on", "--png", "--batch-size", "--cache-dir")
+        if named is None:
+            return False
+        folder, module = named
+        kind = load_run(folder, trust_module=module).module.Options
+        group = parser.add_argument_group(f"data of {kind.__module__}")
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if metadata(kind, field.name)["describes_data"]:
+                about = metadata(kind, field.name)["help"]
+                arguments_of = value_arguments(hints[field.name])
+                # Without a value the run's own is kept.
+                group.add_argument(
+                    flag(field.name), default=argparse.SUPPRESS, help=about, **arguments_of
+                )
+        return True
 
-def main(options: Options) -> dict:
-    """Evaluates a run's model, prints the metrics and returns the object that `--json` prints."""
+
+def main(options: Options, **data_options) -> dict:
+    """Evaluates a run's model, prints the metrics and returns the object that `--json` prints.
+
+    Args:
+        options: the options.
+        **data_options: options of the recipe that describe another dataset, such as `text_column`.
+    """
     check(options)
     run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     if options.on is not None:
@@ -77,7 +106,11 @@ def main(options: Options) -> dict:
             plot_pairs(results["scores"], options.png)
     else:
         results = evaluate(
-            run, dataset=options.dataset, batch_size=options.batch_size, cache_dir=options.cache_dir
+            run,
+            dataset=options.dataset,
+            batch_size=options.batch_size,
+            cache_dir=options.cache_dir,
+            **options.more | data_options,
         )
     if options.json:
         print(json.dumps(results))

@@ -243,7 +243,9 @@ def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[d
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 
 
-def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None) -> dict:
+def evaluate(
+    trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None, **data_options
+) -> dict:
     """Evaluates a run's model on the test split of its dataset, or of another one.
 
     Args:
@@ -251,6 +253,7 @@ def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_
         dataset: a value of the recipe's `--dataset`; None for the run's own.
         batch_size: examples per batch.
         cache_dir: folder of downloads and tokens; None for the default.
+        **data_options: values of the recipe's options that describe the data, instead of the run's.
 
     Returns:
         `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline` and `notes`.
@@ -265,6 +268,7 @@ def evaluate(trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_
         accumulate_steps=1,
         cache_dir=cache_dir,
         quiet=True,
+        **data_options,
     )
     options.trained = trained
     return trained.module.main(options)

@@ -159,6 +159,25 @@ class TestEvaluate:
         status, _, errors = command_line(evaluate, folder, "--dataset", other)
         assert status == 2 and errors.count("\n") == 1 and "class 'new', the run knows" in errors
 
+    def test_columns_of_other_names(self, runs, data, tmp_path, command_line):
+        folder, _ = runs["text_classification"]
+        renamed = tmp_path / "renamed"
+        renamed.mkdir()
+        for path in (data / "sentences").glob("*.tsv"):
+            lines = path.read_text().splitlines()
+            (renamed / path.name).write_text("\n".join(["review\tstars", *lines[1:]]) + "\n")
+        status, _, said = command_line(evaluate, folder, "--dataset", renamed)
+        assert status == 2 and "--text-column" in said
+        words = ("--text-column", "review", "--label-column", "stars")
+        status, out, said = command_line(evaluate, folder, "--dataset", renamed, *words)
+        assert status == 0, said
+        expected = evaluated(folder)["test"]["accuracy"]
+        assert f"accuracy                 {expected:.4f}\n" in out
+        status, _, said = command_line(evaluate, folder, *words)
+        assert status == 2 and "--text-column: needs --dataset" in said
+        status, _, said = command_line(evaluate, runs["mnist"][0], *words)
+        assert status == 2 and "unrecognized arguments: --text-column" in said
+
     def test_pairs_are_not_single_sentences(self, runs, tmp_path, command_line):
         folder, _ = runs["text_classification"]
         lines = ["sentence1,sentence2,label"]
