@@ -334,21 +334,38 @@ def count_from_mid_epoch() -> Iterator[None]:
     at that batch.
     """
 
+    def make_init(stock):
+        def init(self, *args, **kwargs):
+            stock(self, *args, **kwargs)
+            # `fit()` makes its iterator before the epoch begins; one that is made while the first
+            # batch is waiting belongs to an evaluation in a callback.
+            self.counts_from_zero = _batches_done > 0
+
+        return init
+
     def make(stock):
         def enumerate_iterator(self):
             global _batches_done
-            done, _batches_done = _batches_done, 0
+            done = 0
+            if not self.counts_from_zero:
+                done, _batches_done = _batches_done, 0
             for begin, end, iterator in stock(self):
                 # The last execution of an epoch may be shorter than its count.
                 last = min(end, self.steps_per_epoch - 1) if self.steps_per_epoch else end
                 if last >= done:
                     yield max(begin, done), end, iterator
+                else:  # Keras ends data of a known length by the batches that it has counted
+                    self._steps_seen -= self.steps_per_execution
 
         return enumerate_iterator
 
+    iterators = epoch_iterator.EpochIterator
     start_in_mid_epoch(0)
     try:
-        with _replaced(epoch_iterator.EpochIterator, "_enumerate_iterator", make):
+        with (
+            _replaced(iterators, "__init__", make_init),
+            _replaced(iterators, "_enumerate_iterator", make),
+        ):
             yield
     finally:
         start_in_mid_epoch(0)
