@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from callbacks import checkpoint
 from data import arrays
 from tests.support import forked, processes, tiny_recipe
 from training import checks
@@ -218,6 +219,22 @@ class TestData:
             tiny_recipe.main(options, extra=[StopAtFour()], pipeline=pipeline)
         with pytest.raises(RunError, match=r"begins with the first batch .* pass \*\*plan.batches"):
             tiny_recipe.main(options, pipeline=pipeline)
+
+    def test_data_that_end_before_the_run(self, tmp_path, as_command, monkeypatch):
+        """Twelve batches where the plan has 18 steps; nothing of the second epoch is kept."""
+
+        def pipeline(x, y, *, batch_size, first_batch, **_):
+            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).repeat()
+            return data.take(12).skip(first_batch)
+
+        def main(options):
+            return tiny_recipe.main(options, pipeline=pipeline)
+
+        status, _, said = as_command("--run-dir", tmp_path / "run", main=main)
+        (line,) = [line for line in said.splitlines() if "train_data" in line]
+        assert status == 2 and line.endswith("train_data ended after 12 of 18 steps: repeat() it")
+        assert not (tmp_path / "run" / "results.json").exists()
+        assert checkpoint.newest(tmp_path / "run" / "checkpoints").step == 12
 
     def test_ours_without_the_first_batch(self, stopped_at_four):
         def forgetful(x, y, *, seed, batch_size, batches_per_epoch, first_batch):
