@@ -96,6 +96,17 @@ def _is_stateful(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful
 
 
+def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers that update the weights: usually the optimizer itself.
+
+    A `LossScaleOptimizer` (half precision) contains another one, a `MultiOptimizer` several.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
+
+
 def gradient_norm(model: keras.Model) -> float | None:
     """Returns the norm of the last step's gradient, of the global batch and before clipping.
 
@@ -148,9 +159,9 @@ class Step:
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
         self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        if self._in_parts and optimizer is not None:
-            optimizer.jit_compile = True  # keras_compat.update_together
+        for optimizer in inner_optimizers(model.optimizer):
+            if self._in_parts and optimizer is not None:
+                optimizer.jit_compile = True  # keras_compat.update_together
         # Each replica adds up its own gradients; they are reduced once, when they are applied.
         self.sums: list[tf.Variable] = []
         self.totals: list[tf.Variable] = []

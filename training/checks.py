@@ -159,6 +159,19 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
         )
 
 
+def require_one_rate(model: keras.Model) -> None:
+    """Rejects `--reduce-on-plateau` for several optimizers, which have several learning rates.
+
+    Raises:
+        OptionsError: names the remedy.
+    """
+    if isinstance(model.optimizer, keras.optimizers.MultiOptimizer):
+        raise OptionsError(
+            "--reduce-on-plateau: a MultiOptimizer has several learning rates; use one optimizer, "
+            "or give each of them a schedule of keras.optimizers.schedules"
+        )
+
+
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
     """Rejects a model whose test metrics are not finite.
 

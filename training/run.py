@@ -472,6 +472,7 @@ class Run:
         options = self.options
         if options.reduce_on_plateau is None:
             return {}
+        checks.require_one_rate(model)
         factor = options.plateau_factor or FACTOR
         metric, mode = self._plateau_metric(), options.keep_best_mode
         arguments = (options.reduce_on_plateau, metric, factor, mode)

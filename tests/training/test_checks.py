@@ -277,7 +277,17 @@ class TestCallbacks:
         assert counter.count == 18  # with the four steps of the first process
 
 
+def several_optimizers():
+    several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+    return {"optimizer": keras.optimizers.MultiOptimizer(several)}
+
+
 class TestOptions:
+    def test_one_rate_cannot_be_lowered_among_several(self, tmp_path):
+        said = refused(tmp_path, OptionsError, arguments=several_optimizers, reduce_on_plateau=1)
+        assert said.startswith("--reduce-on-plateau: a MultiOptimizer has several learning rates")
+        assert len(said.splitlines()) == 1
+
     def test_a_best_that_is_not_measured(self, tmp_path):
         said = refused(tmp_path, OptionsError, keep_best="val_acuracy")
         names = "val_loss, val_cross_entropy, val_accuracy"

@@ -259,6 +259,36 @@ class TestResume:
         assert processes.records(folder) == processes.records(finished)
         assert processes.events(folder) == processes.events(finished)
 
+    def test_several_optimizers_resume_identically(self, tmp_path):
+        def arguments(options, rate):
+            several = keras.optimizers.OptimizerMap(
+                keras.optimizers.SGD(rate / 2), {"dense/.*": keras.optimizers.Adam(rate)}
+            )
+            optimizer = keras.optimizers.MultiOptimizer(several)
+            return tiny_recipe.compile_arguments(options, rate) | {"optimizer": optimizer}
+
+        def build(options):
+            layers = [keras.layers.Dense(4, name="dense"), keras.layers.Dense(2, name="out")]
+            return keras.Sequential([keras.Input((6,)), *layers])
+
+        def train(folder, extra=()):
+            options = tiny_recipe.Options(run_dir=folder)
+            return tiny_recipe.main(options, arguments=arguments, build=build, extra=extra)
+
+        class Stop(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 5:
+                    raise KeyboardInterrupt
+
+        unbroken = train(tmp_path / "unbroken")
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", extra=[Stop()])
+        resumed = train(tmp_path / "run")
+        assert resumed["resumed_from_step"] == 4
+        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+        rates = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
+        assert rates == pytest.approx([0.01] * 9)
+
     def test_it_keeps_what_auto_meant(self, stopped):
         folder, seen = stopped(6), []
         start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
