@@ -172,6 +172,25 @@ def require_one_rate(model: keras.Model) -> None:
         )
 
 
+def require_single_numbers(model: keras.Model) -> None:
+    """Rejects metrics with several values: a record holds one number of each metric.
+
+    Args:
+        model: built, with its metrics.
+
+    Raises:
+        RunError: names the metric.
+    """
+    for name, value in model.get_metrics_result().items():
+        shape = tuple(keras.ops.shape(value))
+        if shape != ():
+            raise RunError(
+                f"the metric {name} has several values, of shape {shape}: a run records one "
+                "number of each metric; average them (for instance "
+                "keras.metrics.F1Score(average='macro'))"
+            )
+
+
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
     """Rejects a model whose test metrics are not finite.
 

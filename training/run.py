@@ -376,9 +376,9 @@ class Run:
 
         Raises:
             RunError: the data are not a dataset, are ragged or begin differently each time; the
-                model is not compiled, was created outside of the strategy's scope, cannot be saved
-                or has changed since the checkpoint; or a callback has state that no checkpoint
-                keeps.
+                model is not compiled, was created outside of the strategy's scope, has a metric of
+                several values, cannot be saved or has changed since the checkpoint; or a callback
+                has state that no checkpoint keeps.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`.
@@ -394,6 +394,7 @@ class Run:
         keras_compat.build(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
         fingerprint = checks.require_same(info, model, first_batch, plan.global_batch_size)
+        checks.require_single_numbers(model)
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
         if options.jit != "on" and keras_compat.not_for_xla(model) and plan.replicas > 1:

@@ -94,6 +94,20 @@ def compiled_outside(folder):
     ]
 
 
+class TestMetrics:
+    def test_one_of_several_values(self, tmp_path):
+        def one_hot(x, y, **batches):
+            return arrays.training_data(x, keras.utils.to_categorical(y, 2), **batches)
+
+        def arguments():
+            scores = keras.metrics.F1Score()
+            return {"loss": "mse", "metrics": [scores]}
+
+        said = refused(tmp_path, arguments=arguments, parts={"pipeline": one_hot})
+        assert said.startswith("the metric f1_score has several values, of shape (2,): ")
+        assert "F1Score(average='macro')" in said and len(said.splitlines()) == 1
+
+
 class TestScope:
     def test_what_is_made_outside_of_the_scope_is_named(self, tmp_path):
         """Replicas would share one copy of its numbers, or it would end in TensorFlow's error."""
