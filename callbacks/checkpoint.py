@@ -11,7 +11,8 @@ A checkpoint is a folder, `step-00000500`. It contains
     Keras's global one, and of stateful layers, which Keras's file lacks;
   - `metrics`: the sums of the epoch's metrics per replica, before the validation;
   - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
-  - `fingerprint`: weight shapes and first batch, compared when the run resumes;
+  - `fingerprint`: shapes of the weights, optimizer and first batches, compared when the run
+    resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
     `metrics.jsonl` and TensorBoard's files;
 - `SHA256SUMS`: checksums of both, which reveal a damaged checkpoint.

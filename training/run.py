@@ -375,10 +375,10 @@ class Run:
             saves: the model that `run.finish()` will save, if that is not `model`.
 
         Raises:
-            RunError: the data are not a dataset, are ragged or begin differently each time; the
-                model is not compiled, was created outside of the strategy's scope, has a metric of
-                several values, cannot be saved or has changed since the checkpoint; or a callback
-                has state that no checkpoint keeps.
+            RunError: the data are not a dataset, are empty or ragged, or begin differently each
+                time; the model is not compiled, was created outside of the strategy's scope, has a
+                metric of several values, cannot be saved, or has changed since the checkpoint, as
+                may its optimizer; or a callback has state that no checkpoint keeps.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`.
@@ -389,11 +389,11 @@ class Run:
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
         checks.require_in_scope(model, self.strategy)
-        first_batch = checks.first_batch_sha256(train_data)
+        first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
-        fingerprint = checks.require_same(info, model, first_batch, plan.global_batch_size)
+        fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
         checks.require_single_numbers(model)
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from callbacks import checkpoint
-from data import arrays
+from data import arrays, files
 from tests.support import forked, processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
@@ -191,6 +191,38 @@ class TestModel:
         assert "kernel was (6, 8), is now (6, 9)" in str(caught.value)
 
 
+    @pytest.mark.parametrize(
+        "optimizer, said",
+        [
+            (lambda: keras.optimizers.SGD(0.01), r"it was Adam, is now SGD"),
+            (lambda: keras.optimizers.Adam(0.01, amsgrad=True), r"it had \d+ variables, now has"),
+        ],
+    )
+    def test_another_optimizer(self, stopped_at_four, optimizer, said):
+        """Keras only warns, and begins again with its moments."""
+
+        def arguments(options, rate):
+            return tiny_recipe.compile_arguments(options, rate) | {"optimizer": optimizer()}
+
+        with pytest.raises(RunError, match=f"the optimizer has changed since .{said}") as caught:
+            tiny_recipe.main(stopped_at_four[1], arguments=arguments)
+        assert len(str(caught.value).splitlines()) == 1
+
+    def test_a_checkpoint_from_before_the_optimizer_was_kept(self, stopped_at_four):
+        folder, options = stopped_at_four
+        (path,) = folder.glob("checkpoints/*/state.json")
+        state = json.loads(path.read_text())
+        del state["fingerprint"]["optimizer"]
+        state["fingerprint"]["first_batch"] = state["fingerprint"].pop("first_batches")[0]
+        path.write_text(json.dumps(state))
+        files.write_checksums(path.parent)
+        resumed = tiny_recipe.main(options)
+        assert resumed["resumed_from_step"] == 4
+        last = checkpoint.newest(folder / "checkpoints").state["fingerprint"]
+        assert last["optimizer"]["name"] == "Adam"
+        assert last["first_batch"] == state["fingerprint"]["first_batch"]
+
+
 def wider_model():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9), keras.layers.Dense(2)])
 
@@ -200,13 +232,20 @@ def stopped_at_four(tmp_path):
     """A run that was stopped after four steps: its folder and its options."""
     options = tiny_recipe.Options(run_dir=tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        tiny_recipe.main(options, extra=[StopAtFour()])
+        tiny_recipe.main(options, extra=[StopAfter(4)])
     return tmp_path / "run", options
 
 
-class StopAtFour(keras.callbacks.Callback):
+class StopAfter(keras.callbacks.Callback):
+    """Interrupts a new run in the step after a step that is saved."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.left = step + 1
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 4:
+        self.left -= 1
+        if self.left == 0:
             raise KeyboardInterrupt
 
 
@@ -230,9 +269,57 @@ class TestData:
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         pipeline = self.shuffled(3, False)
         with pytest.raises(KeyboardInterrupt):
-            tiny_recipe.main(options, extra=[StopAtFour()], pipeline=pipeline)
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
         with pytest.raises(RunError, match=r"begins with the first batch .* pass \*\*plan.batches"):
             tiny_recipe.main(options, pipeline=pipeline)
+
+    @staticmethod
+    def in_order(*, batch_size, first_batch, **_):
+        return lambda x, y: (
+            tf.data.Dataset.from_tensor_slices((x, y))
+            .batch(batch_size, drop_remainder=True)
+            .repeat()
+            .skip(first_batch)
+        )
+
+    @pytest.mark.parametrize("step", [4, 9])
+    def test_a_fixed_order_resumes_at_an_epochs_end(self, tmp_path, step):
+        """The second epoch begins with the same batches as the first one."""
+
+        def pipeline(x, y, *, seed, **batches):
+            return self.in_order(**batches)(x, y)
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", checkpoint_every=step)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(step)], pipeline=pipeline)
+        resumed = tiny_recipe.main(options, pipeline=pipeline)
+        assert resumed["resumed_from_step"] == step
+
+    def test_equal_batches_resume(self, tmp_path):
+        def pipeline(x, y, *, seed, **batches):
+            return self.in_order(**batches)(0 * x, 0 * y)
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
+        assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
+
+    def test_a_batch_that_occurs_again_is_not_the_start(self, tmp_path):
+        """The fifth batch has the rows of the first one."""
+
+        def pipeline(x, y, *, seed, **batches):
+            x, y = x.copy(), y.copy()
+            x[32:40], y[32:40] = x[:8], y[:8]
+            return self.in_order(**batches)(x, y)
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
+        assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
+
+    def test_data_without_a_batch(self, tmp_path):
+        said = refused(tmp_path, parts={"pipeline": lambda x, y, **_: tf.data.Dataset.from_tensor_slices((x[:0], y[:0])).batch(8)})
+        assert said == "train_data has no batch for the next step: repeat() it"
 
     def test_data_that_end_before_the_run(self, tmp_path, as_command, monkeypatch):
         """Twelve batches where the plan has 18 steps; nothing of the second epoch is kept."""
@@ -283,7 +370,7 @@ class TestCallbacks:
     def test_one_that_is_missing_on_resume(self, tmp_path):
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
-            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAtFour()])
+            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAfter(4)])
         with pytest.raises(RunError, match=r"holds the state of Counter.*extra=\[\.\.\.\]"):
             tiny_recipe.main(options)
         counter = tiny_recipe.Counter()
