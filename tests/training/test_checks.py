@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -297,7 +298,7 @@ class TestData:
 
     def test_equal_batches_resume(self, tmp_path):
         def pipeline(x, y, *, seed, **batches):
-            return self.in_order(**batches)(0 * x, 0 * y)
+            return self.in_order(**batches)(np.zeros_like(x), np.zeros_like(y))
 
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):

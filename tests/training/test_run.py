@@ -300,6 +300,11 @@ class TestResume:
         assert results == processes.results(finished)
         assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
 
+    def test_an_extension_that_is_refused_leaves_it_finished(self, copied):
+        with pytest.raises(OptionsError, match="--keep-best val_nothing"):
+            start(copied, **EVALUATIONS, resume="extend", epochs=3, keep_best="val_nothing")
+        assert start(copied, **EVALUATIONS) == processes.results(copied)
+
     def test_a_model_that_is_gone_is_written_again(self, finished, copied, capsys):
         model = files_below(copied / "model")
         shutil.rmtree(copied / "model")

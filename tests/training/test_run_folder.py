@@ -304,6 +304,22 @@ class TestDiscard:
         opened().discard()
         assert os.listdir(tmp_path) == []
 
+    @pytest.mark.parametrize("trained", [False, True])
+    def test_options_are_those_of_the_run_that_was_not_extended(self, there, opened, trained):
+        """Unless the longer run has saved a checkpoint."""
+        save_results(there, 18)
+        save_checkpoint(there, 18, finished=True)
+        before = (there / "options.json").read_text()
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(TestExtending.LONGER)
+        assert "extends" in (there / "options.json").read_text()
+        if trained:
+            save_checkpoint(there, 20)
+        folder.discard()
+        assert ((there / "options.json").read_text() == before) != trained
+        folder.close()
+        assert trained or opened().results["steps"] == 18
+
     def test_but_nothing_that_was_there_or_was_trained(self, opened, tmp_path):
         folder = opened()
         (folder.path / "checkpoints").mkdir()
