@@ -82,7 +82,7 @@ def install(
     if own:  # Keras's step on one device, which is right there
         model.jit_compile = jit_compile
         return step
-    keras_compat.prepare_losses(model)
+    keras_compat.prepare_losses(model, batches_per_update)
     keras_compat.prepare_metrics(model)
     for layer in keras_compat.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
@@ -248,7 +248,8 @@ class Step:
         weights = keras.tree.map_structure(
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
-        with keras_compat.outputs_count(None if training else totals) as losses:
+        totals, batches = (None, self.batches_per_update) if training else (totals, 1)
+        with keras_compat.outputs_count(totals, batches) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)

@@ -688,6 +688,51 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         assert update["logs"] == pytest.approx({"loss": loss, "error": error}, rel=1e-12)
 
 
+def sum_updates(_=None):
+    whole = replicas.dataset(two_targets(), 12)
+    return [
+        replicas.fit(count, two_outputs, replicas.dataset(two_targets(), batch), **more)
+        for count, batch, more in (
+            (1, 12, {"evaluated": whole}),
+            (1, 4, {"batches_per_update": 3, "evaluated": whole}),
+            (2, 12, {"evaluated": whole}),
+            (2, 4, {"batches_per_update": 3, "evaluated": whole}),
+            (2, 4, {"batches_per_update": 3, "jit_compile": True}),
+        )
+    ]
+
+
+def test_a_sum_over_k_batches_is_that_of_one_batch_of_all_examples():
+    """Beside a mean; an evaluation sums one batch, however many an update accumulates."""
+    x, y, weights = two_targets()
+    w, loss = {}, 0.0
+    for name in ("sum", "mean"):
+        errors = x @ np.ones(2) - y[name][:, 0]
+        share = np.full(12, 0.5) if name == "sum" else weights[name] / weights[name].sum()
+        loss += (share * errors**2).sum()
+        w[name] = np.ones(2) - 0.01 * 2 * (share * errors) @ x
+    found = forked.run(sum_updates)
+    assert_same(found)
+    np.testing.assert_allclose(sorted(found[0]["weights"]), sorted([*w["sum"], *w["mean"]]))
+    assert found[0]["logs"]["loss"] == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_loss_without_a_reduction_is_refused_with_accumulation(batches):
+    def build():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+        return model
+
+    model = build()
+    keras_compat.build(model, replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4))
+    if batches == 1:
+        install(model)
+        return
+    with pytest.raises(DistributionError, match="reduction=None.*or accumulated batches"):
+        install(model, batches_per_update=batches)
+
+
 class IdleWeight(keras.layers.Layer):
     """Has a weight that its output does not depend on."""
 
