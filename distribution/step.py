@@ -54,7 +54,8 @@ def install(
 
     Raises:
         DistributionError: the model overrides `train_step`, has a loss that returns no value
-            per example, a stateful layer on several replicas, or a layer that XLA cannot compile.
+            per example, a stateful layer or an optimizer that several replicas cannot have, or a
+            layer that XLA cannot compile.
     """
     strategy = model.distribute_strategy
     own = keras_compat.own_steps(model)
@@ -72,6 +73,7 @@ def install(
             "global batch, of which each replica sees a part; train it on one device "
             "(--strategy none)"
         )
+    _require_optimizer_for(model)
     refused = keras_compat.not_for_xla(model)
     if jit_compile and refused and (replicas > 1 or keras_compat.is_deterministic()):
         raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
@@ -94,6 +96,41 @@ def install(
 
 def _is_stateful(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful
+
+
+def _require_optimizer_for(model: keras.Model) -> None:
+    """Rejects what Keras's optimizers cannot do under the model's strategy.
+
+    Raises:
+        DistributionError: names it, and what to use instead.
+    """
+    strategy, optimizers = model.distribute_strategy, inner_optimizers(model.optimizer)
+
+    def require_none(name: str, remedy: str) -> None:
+        used = [each for each in optimizers if getattr(each, name, None)]
+        if used:
+            raise DistributionError(f"{type(used[0]).__name__}({name}=...): {remedy}")
+
+    if strategy.num_replicas_in_sync > 1:
+        require_none(
+            "gradient_accumulation_steps",
+            "does not work on several replicas; use --accumulate-steps instead",
+        )
+        require_none(
+            "ema_overwrite_frequency",
+            "does not work on several replicas; leave it out: the run ends on the average",
+        )
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return
+    shared = "does not work with central_storage, whose replicas share one copy of each weight"
+    require_none("use_ema", f"{shared}; use --strategy mirrored")
+    if any(isinstance(each, keras.optimizers.Nadam) for each in optimizers):
+        raise DistributionError(f"Nadam {shared}; use Adam, or --strategy mirrored")
+    constrained = [v.path for v in model.trainable_variables if v.constraint is not None]
+    if constrained:
+        raise DistributionError(
+            f"the constraint of {constrained[0]} {shared}; use --strategy mirrored"
+        )
 
 
 def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:

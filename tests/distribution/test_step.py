@@ -846,6 +846,58 @@ def test_a_stateful_layer_trains_on_one_device_alone(monkeypatch):
         install(model)
 
 
+def optimizers_on_two_devices(_=None):
+    """Returns what is said of optimizers, by strategy and case; nothing if they can be installed.
+
+    Nothing is trained.
+    """
+    adam, devices = keras.optimizers.Adam, ["CPU:0", "CPU:1"]
+    at_most_one = keras.constraints.MaxNorm(1.0)
+    cases = {
+        "plain": (adam(), None),
+        "accumulates": (adam(gradient_accumulation_steps=2), None),
+        "overwrites": (adam(use_ema=True, ema_overwrite_frequency=2), None),
+        "averages": (adam(use_ema=True), None),
+        "nadam": (keras.optimizers.Nadam(), None),
+        "constraint": (adam(), at_most_one),
+    }
+    central = tf.distribute.experimental.CentralStorageStrategy
+    strategies = {
+        "one": tf.distribute.get_strategy(),
+        "mirrored": tf.distribute.MirroredStrategy(devices),
+        "central": central(devices, "CPU:0"),
+    }
+    said = {}
+    for name, strategy in strategies.items():
+        for case, (optimizer, constraint) in cases.items():
+            with strategy.scope():
+                dense = keras.layers.Dense(1, kernel_constraint=constraint, name="dense")
+                model = keras.Sequential([keras.Input((2,)), dense])
+                model.compile(type(optimizer).from_config(optimizer.get_config()), "mse")
+            try:
+                install(model)
+            except DistributionError as error:
+                said[f"{name} {case}"] = str(error)
+    return said
+
+
+def test_optimizers_that_replicas_cannot_have_are_refused():
+    said = forked.run(optimizers_on_two_devices)
+    mirrored = {"mirrored accumulates", "mirrored overwrites"}
+    central = {"accumulates", "overwrites", "averages", "nadam", "constraint"}
+    assert said.keys() == mirrored | {f"central {case}" for case in central}
+    assert said["mirrored accumulates"] == (
+        "Adam(gradient_accumulation_steps=...): does not work on several replicas; use "
+        "--accumulate-steps instead"
+    )
+    assert said["mirrored overwrites"].startswith("Adam(ema_overwrite_frequency=...): ")
+    assert said["central averages"].startswith("Adam(use_ema=...): does not work with central_")
+    assert said["central nadam"].startswith("Nadam does not work with central_storage")
+    assert "dense/kernel does not work with central" in said["central constraint"]
+    for line in said.values():
+        assert len(line.splitlines()) == 1 and ("use " in line or "leave" in line)
+
+
 def test_batch_normalisation_over_several_replicas_is_refused_under_xla(monkeypatch):
     """It sums over the replicas in the middle of the forward pass, which XLA cannot compile."""
     model = usual_model()
