@@ -21,8 +21,10 @@ one device it compiles the whole step; on several, or with accumulation, it comp
 replica, and part 4.
 """
 
+import contextlib
 import math
 import weakref
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -388,7 +390,8 @@ class Step:
     def train(self, iterator) -> dict:
         """Makes the updates of one execution; returns the metrics."""
         # A plain function, like Keras's: a tf.function would become part of an export.
-        return self._execution(iterator)
+        with _one_sentence():
+            return self._execution(iterator)
 
     def _execute(self, iterator):
         if self.updates_per_execution > 1:
@@ -414,10 +417,11 @@ class Step:
 
     def test(self, iterator) -> dict:
         """Evaluates the batches of one execution, or the remaining ones; returns the metrics."""
-        logs = self._test_step(next(iterator))
-        for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
-            logs = self._test_step(data)
-        return logs
+        with _one_sentence():
+            logs = self._test_step(next(iterator))
+            for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
+                logs = self._test_step(data)
+            return logs
 
     def _test_batch(self, data):
         return self._logs(self.strategy.run(_plain(self.evaluate), args=(data,)))
@@ -437,6 +441,21 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Raises a `DistributionError` of a trace with its own message.
+
+    TensorFlow raises a copy instead, whose message has the lines of the code that was traced.
+    """
+    try:
+        yield
+    except DistributionError as error:
+        first: BaseException = error
+        while isinstance(first.__context__, DistributionError):
+            first = first.__context__
+        raise DistributionError(str(first)) from None
 
 
 def _plain(function):

@@ -210,6 +210,44 @@ def test_replicas_that_add_up_masks_are_refused_under_xla():
         stepper.forward_and_backward(data, [])
 
 
+class MaskedByItself(keras.Model):
+    """A subclass, whose masks nothing tells before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(9, 3, mask_zero=True)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(self.embedding(inputs))
+
+
+def traced_refusals(_=None):
+    """Returns the messages of errors that are raised while a step is traced."""
+
+    def build():
+        model = MaskedByItself()
+        model.compile("sgd", "mse")
+        return model
+
+    data = replicas.dataset((padded_sequences(True)[0], np.zeros((12, 5, 1))), 4)
+    said = []
+    for more in ({}, {"updates_per_execution": 3}, {"batches_per_update": 3}):
+        try:
+            replicas.fit(2, build, data, jit_compile=True, **more)
+        except DistributionError as error:
+            said.append(str(error))
+    return said
+
+
+def test_an_error_while_a_step_is_traced_is_one_sentence():
+    said = forked.run(traced_refusals)
+    assert len(said) == 3
+    for line in said:
+        assert line.startswith("--jit: a mask of the model") and line.endswith("pass --jit off")
+        assert len(line.splitlines()) == 1
+
+
 def two_outputs():
     inputs = keras.Input((2,))
     layers = [
