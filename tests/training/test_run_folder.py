@@ -124,6 +124,21 @@ class TestDamagedFiles:
         assert len(str(caught.value).splitlines()) == 1
         assert (there / "options.json").read_bytes() == content
 
+    @pytest.mark.parametrize(
+        "change, said",
+        [
+            ({"learning_rate": None}, "it lacks learning_rate"),
+            ({"global_batch_size": 0}, "global_batch_size must be a whole number from 1, found 0"),
+        ],
+    )
+    def test_a_plan_that_cannot_be_resumed(self, trained, opened, change, said):
+        path = trained / "options.json"
+        content = json.loads(path.read_text())
+        content["resolved"] |= change
+        path.write_text(json.dumps(content))
+        with pytest.raises(RunError, match=f"options.json: damaged, {said}$"):
+            opened()
+
     def test_results_json(self, there, opened):
         """An empty object is no finished run."""
         (there / "model").mkdir()
