@@ -308,11 +308,21 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
-            self.note(device.unused_gpu())
+            self.note(device.unused_gpu(), self._missed_profile(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
         return plan
+
+    def _missed_profile(self, plan: Plan) -> str | None:
+        """Returns a note if `--profile` begins after the run's last step."""
+        window = profile_window(self.options.profile)
+        if window is None or window[0] <= plan.total_steps:
+            return None
+        return (
+            f"--profile {self.options.profile}: nothing is profiled, the run ends at step "
+            f"{plan.total_steps}"
+        )
 
     def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:
         """Plans the batches of an evaluation; notes if the run's data have changed."""
@@ -613,7 +623,7 @@ class Run:
             "test": test,
             "baseline": baseline,
             **more,
-            "notes": self._notes,
+            "notes": self._notes + self.checkpoint.notes,
             **({"tokens_per_second": None, "mfu": None} | self.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.throughput.time_to_first_step,

@@ -19,7 +19,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep, StopEvaluation
 from distribution import strategies
 from machine import device
-from tests.support import processes, tiny_recipe
+from tests.support import damaged, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
@@ -194,6 +194,32 @@ class TestCheckpoints:
         again = start(folder, **options)
         assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
         assert again["weights_sha256"] == found["weights_sha256"]
+
+    @pytest.mark.parametrize("which", [["best"], ["best", "checkpoints/step-00000009"]])
+    def test_a_damaged_best_is_replaced_by_the_checkpoint_of_its_step(self, tmp_path, which):
+        class Damage(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                for name in which:
+                    damaged.flip_a_bit(tmp_path / "run" / name / "model.weights.h5")
+
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=1, epochs=5)
+        found = start(tmp_path / "run", extra=[Damage()], **options)
+        assert found["steps"] == 2 * PER_EPOCH
+        if len(which) == 1:
+            assert (found["weights_of_step"], found["notes"]) == (PER_EPOCH, [])
+            whole = start(tmp_path / "whole", **options)
+            assert whole["weights_sha256"] == found["weights_sha256"]
+        else:
+            (note,) = found["notes"]
+            assert "best is damaged" in note and note.endswith(": the last weights are kept")
+            assert found["weights_of_step"] == 2 * PER_EPOCH
+
+    @pytest.mark.parametrize("window, missed", [("2:40", False), ("19:25", True)])
+    def test_a_profile_after_the_last_step_is_noted(self, tmp_path, window, missed, monkeypatch):
+        monkeypatch.setattr(run_module.Profile, "on_train_batch_begin", lambda *_, **__: None)
+        notes = start(tmp_path / "run", profile=window)["notes"]
+        said = f"--profile {window}: nothing is profiled, the run ends at step 18"
+        assert notes == ([said] if missed else [])
 
     def test_early_stopping_ends_on_the_best_average(self, tmp_path):
         """With `use_ema` the best epoch's average is tested and saved, not its last weights."""
