@@ -287,8 +287,8 @@ class Step:
         weights = keras.tree.map_structure(
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
-        totals, batches = (None, self.batches_per_update) if training else (totals, 1)
-        with keras_compat.outputs_count(totals, batches) as losses:
+        batches = self.batches_per_update if training else 1
+        with keras_compat.outputs_count(None if training else totals, batches) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)

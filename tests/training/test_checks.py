@@ -319,7 +319,10 @@ class TestData:
         assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
 
     def test_data_without_a_batch(self, tmp_path):
-        said = refused(tmp_path, parts={"pipeline": lambda x, y, **_: tf.data.Dataset.from_tensor_slices((x[:0], y[:0])).batch(8)})
+        def pipeline(x, y, **_):
+            return tf.data.Dataset.from_tensor_slices((x[:0], y[:0])).batch(8)
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
         assert said == "train_data has no batch for the next step: repeat() it"
 
     def test_data_that_end_before_the_run(self, tmp_path, as_command, monkeypatch):
