@@ -191,7 +191,6 @@ class TestModel:
         assert len(str(caught.value).splitlines()) == 1
         assert "kernel was (6, 8), is now (6, 9)" in str(caught.value)
 
-
     @pytest.mark.parametrize(
         "optimizer, said",
         [
