@@ -11,7 +11,8 @@ A checkpoint is a folder, `step-00000500`. It contains
     Keras's global one, and of stateful layers, which Keras's file lacks;
   - `metrics`: the sums of the epoch's metrics per replica, before the validation;
   - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
-  - `fingerprint`: weight shapes and first batch, compared when the run resumes;
+  - `fingerprint`: shapes of the weights, optimizer and first batches, compared when the run
+    resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
     `metrics.jsonl` and TensorBoard's files;
 - `SHA256SUMS`: checksums of both, which reveal a damaged checkpoint.
@@ -83,11 +84,14 @@ def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
         for old in folder.glob(".step-*.old"):
             with contextlib.suppress(OSError):  # the new one exists
                 old.rename(folder / old.stem[1:])
-    for candidate in reversed(_all(folder)):
+    candidates = _all(folder)
+    while candidates:
+        candidate = candidates.pop()
         error = files.damage(candidate, (WEIGHTS, STATE))
         if error is None:
             return read(candidate)
-        log.warning("checkpoint %s is damaged (%s): the one before is used", candidate, error)
+        instead = "the one before is used" if candidates else "no other one is left"
+        log.warning("checkpoint %s is damaged (%s): %s", candidate, error, instead)
         if set_aside:
             aside = folder / f"damaged-{candidate.name}"
             shutil.rmtree(aside, ignore_errors=True)
@@ -193,6 +197,7 @@ class Checkpoint(StepCallback):
 
     Attributes:
         weights_step: the step of the model's weights after `fit()`, if it is not the last one.
+        notes: warnings for `results.json`.
     """
 
     def __init__(
@@ -230,6 +235,7 @@ class Checkpoint(StepCallback):
             # None in checkpoints from before it was kept: `best` then says which step it was.
             self.best_step = restored.state.get("best_step")
         self.weights_step: int | None = None
+        self.notes: list[str] = []
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
         self._epoch_metrics: list | None = None
         self._epoch_states: dict | None = None
@@ -287,12 +293,10 @@ class Checkpoint(StepCallback):
         """Restores the best weights if `patience` is set: they are tested and saved."""
         if self.patience is None or self.best_value is None:
             return
-        best = self.folder.parent / "best"
         # By its step: a run that ended within an epoch may have been extended to its end.
         if self.best_step != self.step:
-            damage = files.damage(best, (WEIGHTS, STATE))
-            if damage is not None:
-                log.warning("%s is damaged (%s): the last weights are kept", best, damage)
+            best = self._best_checkpoint()
+            if best is None:
                 return
             self.model.load_weights(best / WEIGHTS)
             # With averaged weights (`use_ema`), the average is what is tested and saved.
@@ -303,6 +307,20 @@ class Checkpoint(StepCallback):
             "%-14s of epoch %d, the best of %d (%s %.4f)",
             *("weights", self.best_epoch, self.epochs_done, self.best, self.best_value),
         )
+
+    def _best_checkpoint(self) -> Path | None:
+        """Returns the best checkpoint, or another one of its step; None if both are damaged."""
+        best = self.folder.parent / "best"
+        damage = files.damage(best, (WEIGHTS, STATE))
+        if damage is None:
+            return best
+        other = self.folder / f"step-{self.best_step or 0:08d}"
+        if files.damage(other, (WEIGHTS, STATE)) is None:
+            log.warning("%s is damaged (%s): %s is used", best, damage, other)
+            return other
+        self.notes.append(f"{best} is damaged ({damage}): the last weights are kept")
+        log.warning("%s", self.notes[-1])
+        return None
 
     def save(
         self, finished: bool = False, is_best: bool = False, states: dict | None = None

@@ -13,7 +13,7 @@ from callbacks.step_loss import StepLoss
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from distribution import keras_compat
-from distribution.step import gradient_norm
+from distribution.step import gradient_norm, inner_optimizers
 
 
 class Records(StepCallback):
@@ -130,8 +130,8 @@ class Records(StepCallback):
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the learning rate of the optimizer's last update."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    """Returns the learning rate of the optimizer's last update; of the first of several ones."""
+    inner = inner_optimizers(optimizer)[0]
     schedule = keras_compat.learning_rate_of(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         done = keras.ops.convert_to_numpy(inner.iterations)

@@ -11,17 +11,28 @@ from callbacks.checkpoint import newest_path
 from callbacks.errors import BadLoss, Stopped
 from callbacks.records import used_learning_rate
 from callbacks.steps import StepCallback
+from data.errors import DataError
 
 log = logging.getLogger("recipes")
 
 
 class StopAtStep(StepCallback):
-    """Ends `fit()` after the run's last step, which `--max-steps` may move into mid-epoch."""
+    """Ends `fit()` after the run's last step, which `--max-steps` may move into mid-epoch.
+
+    Comes before callbacks that record or save an epoch.
+    """
 
     def on_step_end(self, step, logs):
         """Ends the epoch at the last step."""
         if step >= self.total_steps:
             self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Raises `DataError` where the data ended the epoch: Keras only warns, and continues."""
+        if self.step < self.last_step_of_epoch() and not self.model.stop_training:
+            raise DataError(
+                f"train_data ended after {self.step} of {self.total_steps} steps: repeat() it"
+            )
 
 
 class StopEvaluation(keras.callbacks.Callback):

@@ -334,21 +334,38 @@ def count_from_mid_epoch() -> Iterator[None]:
     at that batch.
     """
 
+    def make_init(stock):
+        def init(self, *args, **kwargs):
+            stock(self, *args, **kwargs)
+            # `fit()` makes its iterator before the epoch begins; one that is made while the first
+            # batch is waiting belongs to an evaluation in a callback.
+            self.counts_from_zero = _batches_done > 0
+
+        return init
+
     def make(stock):
         def enumerate_iterator(self):
             global _batches_done
-            done, _batches_done = _batches_done, 0
+            done = 0
+            if not self.counts_from_zero:
+                done, _batches_done = _batches_done, 0
             for begin, end, iterator in stock(self):
                 # The last execution of an epoch may be shorter than its count.
                 last = min(end, self.steps_per_epoch - 1) if self.steps_per_epoch else end
                 if last >= done:
                     yield max(begin, done), end, iterator
+                else:  # Keras ends data of a known length by the batches that it has counted
+                    self._steps_seen -= self.steps_per_execution
 
         return enumerate_iterator
 
+    iterators = epoch_iterator.EpochIterator
     start_in_mid_epoch(0)
     try:
-        with _replaced(epoch_iterator.EpochIterator, "_enumerate_iterator", make):
+        with (
+            _replaced(iterators, "__init__", make_init),
+            _replaced(iterators, "_enumerate_iterator", make),
+        ):
             yield
     finally:
         start_in_mid_epoch(0)
@@ -651,13 +668,18 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
-def prepare_losses(model: keras.Model) -> None:
+def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
     """Changes the losses of a built model so that their means over replicas can be averaged.
 
     `reduction="mean_with_sample_weight"` divides by the weights of one replica; they are divided by
     their global mean already, so it becomes the mean. A sum over the global batch is `replicas`
-    times the mean of the replicas' sums. Lacks: no public name for the losses that `compile()`
-    made of names, functions, lists and dicts.
+    times the mean of the replicas' sums, and a sum over the batches of an update so many times
+    their mean. Lacks: no public name for the losses that `compile()` made of names, functions,
+    lists and dicts.
+
+    Args:
+        model: compiled and built; changed in place.
+        batches_per_update: batches that an update accumulates.
 
     Raises:
         DistributionError: a loss returns no single number and no mean.
@@ -666,16 +688,17 @@ def prepare_losses(model: keras.Model) -> None:
     if compiled is None or not compiled.built:
         return
     replicas = model.distribute_strategy.num_replicas_in_sync
+    several = replicas > 1 or batches_per_update > 1
     prepared = []
     for entry in compiled._flat_losses:
         if entry.loss.reduction == "mean_with_sample_weight":
             entry.loss.reduction = "sum_over_batch_size"
-        elif entry.loss.reduction == "sum" and replicas > 1:
-            entry = entry._replace(loss=_SumOverReplicas(entry.loss, replicas))
-        elif entry.loss.reduction in (None, "none") and replicas > 1:
+        elif entry.loss.reduction == "sum" and several:
+            entry = entry._replace(loss=_SumOverParts(entry.loss, replicas))
+        elif entry.loss.reduction in (None, "none") and several:
             raise DistributionError(
-                f"loss {entry.name} has reduction=None, which has no mean over several replicas; "
-                'leave it out, or write reduction="sum"'
+                f"loss {entry.name} has reduction=None, which has no mean over several replicas "
+                'or accumulated batches; leave it out, or write reduction="sum"'
             )
         prepared.append(entry)
     compiled._flat_losses[:] = prepared
@@ -689,12 +712,13 @@ def prepare_losses(model: keras.Model) -> None:
         _add_up_outputs(model, losses)
 
 
-# The weights of each output of the batch that is being evaluated, in total, and its losses.
+# The weights of each output of the batch that is being evaluated, in total, and its losses; and how
+# many batches the losses are averaged over.
 _outputs = threading.local()
 
 
 @contextlib.contextmanager
-def outputs_count(totals) -> Iterator[list]:
+def outputs_count(totals, batches: int = 1) -> Iterator[list]:
     """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
 
     Breaks: the logs of several losses count each batch by its number of examples, so a padded last
@@ -703,15 +727,16 @@ def outputs_count(totals) -> Iterator[list]:
     Args:
         totals: the sum of each output's weights, structured like the weights; None for Keras's
             numbers.
+        batches: batches of an update in training, whose mean is applied; 1 in an evaluation.
 
     Yields:
         A list that gets the loss of each output, times its `loss_weights`; of several outputs.
     """
-    _outputs.totals, _outputs.losses = totals, []
+    _outputs.totals, _outputs.losses, _outputs.batches = totals, [], batches
     try:
         yield _outputs.losses
     finally:
-        _outputs.totals = _outputs.losses = None
+        _outputs.totals, _outputs.losses, _outputs.batches = None, None, 1
 
 
 def _add_loss_of_output(update_state: Callable, path, factor: float, value, sample_weight=None):
@@ -757,16 +782,17 @@ def _add_up_outputs(model: keras.Model, losses: list) -> None:
     tracker.result, model.evaluate = result, evaluate
 
 
-class _SumOverReplicas:
-    """A loss whose mean over replicas is its sum over the global batch."""
+class _SumOverParts:
+    """A loss whose mean over replicas, and over the batches of an update, is its sum over them."""
 
-    reduction = "sum_over_replicas"
+    reduction = "sum_over_parts"
 
     def __init__(self, loss, replicas: int):
         self.loss, self.replicas = loss, replicas
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        return self.replicas * self.loss(y_true, y_pred, sample_weight=sample_weight)
+        parts = self.replicas * getattr(_outputs, "batches", 1)
+        return parts * self.loss(y_true, y_pred, sample_weight=sample_weight)
 
 
 # Which examples of a replica's batch are not padding. Each replica is traced in a separate thread,

@@ -21,8 +21,10 @@ one device it compiles the whole step; on several, or with accumulation, it comp
 replica, and part 4.
 """
 
+import contextlib
 import math
 import weakref
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -54,7 +56,8 @@ def install(
 
     Raises:
         DistributionError: the model overrides `train_step`, has a loss that returns no value
-            per example, a stateful layer on several replicas, or a layer that XLA cannot compile.
+            per example, a stateful layer or an optimizer that several replicas cannot have, or a
+            layer that XLA cannot compile.
     """
     strategy = model.distribute_strategy
     own = keras_compat.own_steps(model)
@@ -72,6 +75,7 @@ def install(
             "global batch, of which each replica sees a part; train it on one device "
             "(--strategy none)"
         )
+    _require_optimizer_for(model)
     refused = keras_compat.not_for_xla(model)
     if jit_compile and refused and (replicas > 1 or keras_compat.is_deterministic()):
         raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
@@ -82,7 +86,7 @@ def install(
     if own:  # Keras's step on one device, which is right there
         model.jit_compile = jit_compile
         return step
-    keras_compat.prepare_losses(model)
+    keras_compat.prepare_losses(model, batches_per_update)
     keras_compat.prepare_metrics(model)
     for layer in keras_compat.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
@@ -94,6 +98,52 @@ def install(
 
 def _is_stateful(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful
+
+
+def _require_optimizer_for(model: keras.Model) -> None:
+    """Rejects what Keras's optimizers cannot do under the model's strategy.
+
+    Raises:
+        DistributionError: names it, and what to use instead.
+    """
+    strategy, optimizers = model.distribute_strategy, inner_optimizers(model.optimizer)
+
+    def require_none(name: str, remedy: str) -> None:
+        used = [each for each in optimizers if getattr(each, name, None)]
+        if used:
+            raise DistributionError(f"{type(used[0]).__name__}({name}=...): {remedy}")
+
+    if strategy.num_replicas_in_sync > 1:
+        require_none(
+            "gradient_accumulation_steps",
+            "does not work on several replicas; use --accumulate-steps instead",
+        )
+        require_none(
+            "ema_overwrite_frequency",
+            "does not work on several replicas; leave it out: the run ends on the average",
+        )
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return
+    shared = "does not work with central_storage, whose replicas share one copy of each weight"
+    require_none("use_ema", f"{shared}; use --strategy mirrored")
+    if any(isinstance(each, keras.optimizers.Nadam) for each in optimizers):
+        raise DistributionError(f"Nadam {shared}; use Adam, or --strategy mirrored")
+    constrained = [v.path for v in model.trainable_variables if v.constraint is not None]
+    if constrained:
+        raise DistributionError(
+            f"the constraint of {constrained[0]} {shared}; use --strategy mirrored"
+        )
+
+
+def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers that update the weights: usually the optimizer itself.
+
+    A `LossScaleOptimizer` (half precision) contains another one, a `MultiOptimizer` several.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [optimizer]
 
 
 def gradient_norm(model: keras.Model) -> float | None:
@@ -148,9 +198,9 @@ class Step:
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
         self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        if self._in_parts and optimizer is not None:
-            optimizer.jit_compile = True  # keras_compat.update_together
+        for optimizer in inner_optimizers(model.optimizer):
+            if self._in_parts and optimizer is not None:
+                optimizer.jit_compile = True  # keras_compat.update_together
         # Each replica adds up its own gradients; they are reduced once, when they are applied.
         self.sums: list[tf.Variable] = []
         self.totals: list[tf.Variable] = []
@@ -237,7 +287,8 @@ class Step:
         weights = keras.tree.map_structure(
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
-        with keras_compat.outputs_count(None if training else totals) as losses:
+        batches = self.batches_per_update if training else 1
+        with keras_compat.outputs_count(None if training else totals, batches) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
@@ -339,7 +390,8 @@ class Step:
     def train(self, iterator) -> dict:
         """Makes the updates of one execution; returns the metrics."""
         # A plain function, like Keras's: a tf.function would become part of an export.
-        return self._execution(iterator)
+        with _one_sentence():
+            return self._execution(iterator)
 
     def _execute(self, iterator):
         if self.updates_per_execution > 1:
@@ -365,10 +417,11 @@ class Step:
 
     def test(self, iterator) -> dict:
         """Evaluates the batches of one execution, or the remaining ones; returns the metrics."""
-        logs = self._test_step(next(iterator))
-        for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
-            logs = self._test_step(data)
-        return logs
+        with _one_sentence():
+            logs = self._test_step(next(iterator))
+            for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
+                logs = self._test_step(data)
+            return logs
 
     def _test_batch(self, data):
         return self._logs(self.strategy.run(_plain(self.evaluate), args=(data,)))
@@ -388,6 +441,21 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Raises a `DistributionError` of a trace with its own message.
+
+    TensorFlow raises a copy instead, whose message has the lines of the code that was traced.
+    """
+    try:
+        yield
+    except DistributionError as error:
+        first: BaseException = error
+        while isinstance(first.__context__, DistributionError):
+            first = first.__context__
+        raise DistributionError(str(first)) from None
 
 
 def _plain(function):

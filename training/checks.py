@@ -12,13 +12,15 @@ from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from distribution import strategies
+from distribution import step, strategies
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions
 from training.plan import Plan
 
 # Smallest batch whose examples identify it; smaller batches may be equal by chance.
 MIN_FINGERPRINT_BATCH = 4
+# Batches that identify where the training data begin.
+FINGERPRINT_BATCHES = 3
 
 # No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
 # function of the last one), so a resumed run would train differently.
@@ -159,6 +161,38 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
         )
 
 
+def require_one_rate(model: keras.Model) -> None:
+    """Rejects `--reduce-on-plateau` for several optimizers, which have several learning rates.
+
+    Raises:
+        OptionsError: names the remedy.
+    """
+    if isinstance(model.optimizer, keras.optimizers.MultiOptimizer):
+        raise OptionsError(
+            "--reduce-on-plateau: a MultiOptimizer has several learning rates; use one optimizer, "
+            "or give each of them a schedule of keras.optimizers.schedules"
+        )
+
+
+def require_single_numbers(model: keras.Model) -> None:
+    """Rejects metrics with several values: a record holds one number of each metric.
+
+    Args:
+        model: built, with its metrics.
+
+    Raises:
+        RunError: names the metric.
+    """
+    for name, value in model.get_metrics_result().items():
+        shape = tuple(keras.ops.shape(value))
+        if shape != ():
+            raise RunError(
+                f"the metric {name} has several values, of shape {shape}: a run records one "
+                "number of each metric; average them (for instance "
+                "keras.metrics.F1Score(average='macro'))"
+            )
+
+
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:
     """Rejects a model whose test metrics are not finite.
 
@@ -274,67 +308,119 @@ def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> No
         )
 
 
-def first_batch_sha256(train_data: tf.data.Dataset) -> str:
-    """Returns the checksum of the first batch; rejects data that begin differently each time.
+def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
+    """Returns the checksums of the first batches; rejects data that begin differently each time.
 
     Raises:
-        RunError: names the functions whose batches repeat.
+        RunError: the data are empty, or names the functions whose batches repeat.
     """
     # Batches of `data.batches` are a function of the step; any other pipeline is read twice.
-    times = 1 if hasattr(train_data, "part_of_worker") else 2
-    seen = set()
-    for _ in range(times):
-        digest = hashlib.sha256()
-        for tensor in tf.nest.flatten(next(iter(train_data)), expand_composites=True):
-            digest.update(tf.io.serialize_tensor(tensor).numpy())
-        seen.add(digest.hexdigest())
-    if len(seen) > 1:
+    first = _first_batches(train_data)
+    if not first:
+        raise RunError("train_data has no batch for the next step: repeat() it")
+    if not _is_function_of_step(train_data) and first != _first_batches(train_data):
         raise RunError(
             "train_data begins with another batch each time it is iterated: a resumed run would "
             "train on other batches; use data.arrays.training_data(..., **plan.batches), or build "
             "on data.batches.training_batches(), whose batches are functions of (seed, step)"
         )
-    return seen.pop()
+    return first
 
 
-def _first_difference(model: keras.Model, before: list, now: list) -> str:
-    """Returns in which weight two lists of shapes differ first, or their lengths."""
-    for weight, old, new in zip(model.weights, before, now, strict=False):
+def _first_batches(train_data: tf.data.Dataset) -> list[str]:
+    checksums = []
+    for batch in train_data.take(FINGERPRINT_BATCHES):
+        digest = hashlib.sha256()
+        for tensor in tf.nest.flatten(batch, expand_composites=True):
+            digest.update(tf.io.serialize_tensor(tensor).numpy())
+        checksums.append(digest.hexdigest())
+    return checksums
+
+
+def _is_function_of_step(train_data: tf.data.Dataset) -> bool:
+    """Returns whether the batches come from `data.batches`, in another order in each epoch."""
+    return hasattr(train_data, "part_of_worker")
+
+
+def _first_difference(variables: list, before: list, now: list) -> str:
+    """Returns in which variable two lists of shapes differ first, or their lengths."""
+    for variable, old, new in zip(variables, before, now, strict=False):
         if old != new:
-            return f"{weight.path} was {tuple(old)}, is now {tuple(new)}"
+            return f"{variable.path} was {tuple(old)}, is now {tuple(new)}"
     return f"it had {len(before)} weights, now has {len(now)}"
 
 
+def _require_same_optimizer(info: CheckpointInfo, model: keras.Model, now: dict) -> None:
+    """Rejects another optimizer than the checkpoint's, whose state Keras would reset."""
+    before = info.state["fingerprint"].get("optimizer", now)  # older checkpoints have none
+    if before == now:
+        return
+    old, new = before["variables"], now["variables"]
+    if before["name"] != now["name"]:
+        difference = f"it was {before['name']}, is now {now['name']}"
+    elif len(old) != len(new):
+        difference = f"it had {len(old)} variables, now has {len(new)}"
+    else:
+        difference = _first_difference(_optimizer_variables(model), old, new)
+    raise RunError(
+        f"{info.folder}: cannot resume: the optimizer has changed since ({difference}); restore "
+        "the one that compile() got, or use another --run-dir"
+    )
+
+
+def _optimizer_variables(model: keras.Model) -> list:
+    return [v for each in step.inner_optimizers(model.optimizer) for v in each.variables]
+
+
 def require_same(
-    info: CheckpointInfo | None, model: keras.Model, first_batch: str, global_batch_size: int
+    info: CheckpointInfo | None,
+    model: keras.Model,
+    train_data: tf.data.Dataset,
+    first_batches: list[str],
+    plan: Plan,
 ) -> dict:
-    """Rejects another model than the checkpoint's, and data that begin at the run's first batch.
+    """Rejects another model or optimizer than the checkpoint's, and data that begin at its start.
 
     Args:
         info: the checkpoint, or None.
         model: the model to train, built.
-        first_batch: checksum of the first batch of the training data.
-        global_batch_size: small batches may be equal by chance.
+        train_data: the training data.
+        first_batches: the return value of `first_batches_sha256(train_data)`.
+        plan: small batches may be equal by chance, and those of each epoch may begin equally.
 
     Returns:
         The fingerprint that the run's checkpoints keep: JSON values.
 
     Raises:
-        RunError: the model or the data do not match.
+        RunError: the model, the optimizer or the data do not match.
     """
     weights = [list(weight.shape) for weight in model.weights]
+    optimizer = {
+        "name": ", ".join(type(e).__name__ for e in step.inner_optimizers(model.optimizer)),
+        "variables": [list(variable.shape) for variable in _optimizer_variables(model)],
+    }
     if info is None:
-        return {"weights": weights, "first_batch": first_batch}
+        return {"weights": weights, "optimizer": optimizer, "first_batches": first_batches}
     before = info.state["fingerprint"]
     if before["weights"] != weights:
+        difference = _first_difference(model.weights, before["weights"], weights)
         raise RunError(
-            f"{info.folder}: cannot resume: the model has changed since "
-            f"({_first_difference(model, before['weights'], weights)}); restore build_model() and "
-            "its options, or use another --run-dir"
+            f"{info.folder}: cannot resume: the model has changed since ({difference}); restore "
+            "build_model() and its options, or use another --run-dir"
         )
-    if before["first_batch"] == first_batch and global_batch_size >= MIN_FINGERPRINT_BATCH:
+    _require_same_optimizer(info, model, optimizer)
+    # Older checkpoints have the first batch alone.
+    start = before["first_batches"] if "first_batches" in before else [before["first_batch"]]
+    tells_apart = plan.global_batch_size >= MIN_FINGERPRINT_BATCH and (
+        len(start) == 1 or len(set(start)) > 1
+    )
+    # Data in a fixed order begin equally in each epoch.
+    may_begin_equally = info.step % plan.steps_per_epoch == 0 and not _is_function_of_step(
+        train_data
+    )
+    if tells_apart and not may_begin_equally and first_batches[: len(start)] == start:
         raise RunError(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
             "whole run; pass **plan.batches to the pipeline, whose first_batch is the next one"
         )
-    return before
+    return {"optimizer": optimizer} | before

@@ -272,6 +272,9 @@ class SharedOptions(ProgramOptions):
             )
         if self.early_stopping is not None and self.keep_best is None:
             problems.append("--early-stopping needs --keep-best, for instance val_loss")
+        decides = self.keep_best is not None or self.reduce_on_plateau is not None
+        if self.keep_best_mode != "auto" and not decides:
+            problems.append("--keep-best-mode needs --keep-best or --reduce-on-plateau")
         if self.plateau_factor is not None and self.reduce_on_plateau is None:
             problems.append("--plateau-factor needs --reduce-on-plateau")
         if self.profile is not None and profile_window(self.profile) is None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from training.errors import OptionsError
+from training.run_files import PLANNED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,7 @@ class Plan:
 
     def fixed(self) -> dict:
         """Returns the values that a resumed run keeps, on any number of replicas."""
-        names = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in PLANNED}
 
 
 def require_shared_equally(global_batch_size: int, replicas: int) -> None:

@@ -308,11 +308,21 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
-            self.note(device.unused_gpu())
+            self.note(device.unused_gpu(), self._missed_profile(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
         return plan
+
+    def _missed_profile(self, plan: Plan) -> str | None:
+        """Returns a note if `--profile` begins after the run's last step."""
+        window = profile_window(self.options.profile)
+        if window is None or window[0] <= plan.total_steps:
+            return None
+        return (
+            f"--profile {self.options.profile}: nothing is profiled, the run ends at step "
+            f"{plan.total_steps}"
+        )
 
     def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:
         """Plans the batches of an evaluation; notes if the run's data have changed."""
@@ -375,10 +385,10 @@ class Run:
             saves: the model that `run.finish()` will save, if that is not `model`.
 
         Raises:
-            RunError: the data are not a dataset, are ragged or begin differently each time; the
-                model is not compiled, was created outside of the strategy's scope, cannot be saved
-                or has changed since the checkpoint; or a callback has state that no checkpoint
-                keeps.
+            RunError: the data are not a dataset, are empty or ragged, or begin differently each
+                time; the model is not compiled, was created outside of the strategy's scope, has a
+                metric of several values, cannot be saved, or has changed since the checkpoint, as
+                may its optimizer; or a callback has state that no checkpoint keeps.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`.
@@ -389,11 +399,12 @@ class Run:
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
         checks.require_in_scope(model, self.strategy)
-        first_batch = checks.first_batch_sha256(train_data)
+        first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
-        fingerprint = checks.require_same(info, model, first_batch, plan.global_batch_size)
+        fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
+        checks.require_single_numbers(model)
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
         if options.jit != "on" and keras_compat.not_for_xla(model) and plan.replicas > 1:
@@ -473,6 +484,7 @@ class Run:
         options = self.options
         if options.reduce_on_plateau is None:
             return {}
+        checks.require_one_rate(model)
         factor = options.plateau_factor or FACTOR
         metric, mode = self._plateau_metric(), options.keep_best_mode
         arguments = (options.reduce_on_plateau, metric, factor, mode)
@@ -612,7 +624,7 @@ class Run:
             "test": test,
             "baseline": baseline,
             **more,
-            "notes": self._notes,
+            "notes": self._notes + self.checkpoint.notes,
             **({"tokens_per_second": None, "mfu": None} | self.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.throughput.time_to_first_step,

@@ -47,6 +47,7 @@ def optional(kind: Kind) -> Kind:
 
 TEXT = Kind("a text", _is_text)
 COUNT = Kind("a whole number from 0", _is_count)
+FROM_ONE = Kind("a whole number from 1", lambda value: _is_count(value) and value > 0)
 NUMBER = Kind("a number", _is_number)
 MEASURED = optional(Kind("a number", _is_measured))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
@@ -67,12 +68,14 @@ OPTIONS = {
 RESOLVED = {
     "dataset": optional(TEXT),
     "preset": optional(TEXT),
-    "global_batch_size": COUNT,
+    "global_batch_size": FROM_ONE,
     "learning_rate": NUMBER,
-    "steps_per_epoch": COUNT,
-    "total_steps": COUNT,
-    "epochs": COUNT,
+    "steps_per_epoch": FROM_ONE,
+    "total_steps": FROM_ONE,
+    "epochs": FROM_ONE,
 }
+# Those of them that each run has: `Plan.fixed()`.
+PLANNED = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
 RESULTS = {
     "recipe": TEXT,
     "module": TEXT,
@@ -93,18 +96,20 @@ RESULTS = {
 METADATA = {"classes": TEXTS, "vocabulary": TEXTS}
 
 
-def read_options(folder: Path, *required: str) -> dict:
+def read_options(folder: Path, *required: str, resolved: Sequence[str] = ()) -> dict:
     """Returns a run's `options.json`: the options, and what they resolved to.
 
     Args:
         folder: the run's folder.
         *required: names of `OPTIONS` that the file must hold.
+        resolved: names of `RESOLVED` that its `resolved` must hold.
 
     Raises:
         RunError: it cannot be read, or is damaged.
     """
     path = folder / "options.json"
     content = read_json(path, *required, kinds=OPTIONS)
+    _require_names(str(path), content.get("resolved", {}), resolved)
     _require_kinds(str(path), content.get("resolved", {}), RESOLVED)
     return content
 
@@ -193,9 +198,7 @@ def _parsed(where: str, text: str, required: Sequence[str], kinds: dict[str, Kin
         raise RunError(f"{where}: damaged, not a JSON object ({error})") from error
     if not isinstance(content, dict):
         raise RunError(f"{where}: damaged, not a JSON object ({_short(content)})")
-    missing = [name for name in required if content.get(name) is None]
-    if missing:
-        raise RunError(f"{where}: damaged, it lacks {', '.join(missing)}")
+    _require_names(where, content, required)
     _require_kinds(where, content, kinds)
     return content
 
@@ -205,6 +208,12 @@ def _integer(digits: str) -> int:
     if abs(value) > MAX_INTEGER:
         raise ValueError(f"{digits[:20]}...: a number of {len(digits)} digits")
     return value
+
+
+def _require_names(where: str, content: dict, required: Sequence[str]) -> None:
+    missing = [name for name in required if content.get(name) is None]
+    if missing:
+        raise RunError(f"{where}: damaged, it lacks {', '.join(missing)}")
 
 
 def _require_kinds(where: str, content: dict, kinds: dict[str, Kind]) -> None:

@@ -1,5 +1,6 @@
 """Locks a run's folder, compares it with the options, and writes it atomically."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -10,12 +11,12 @@ from typing import TextIO
 
 from callbacks import checkpoint as checkpoints
 from callbacks import tensorboard
-from callbacks.errors import saving
+from callbacks.errors import CannotSave, saving
 from data import files
 from training.errors import RunError
 from training.folder_check import not_a_run
 from training.options import SharedOptions, flag, metadata, shown, to_json
-from training.run_files import read_options, read_results
+from training.run_files import PLANNED, read_options, read_results
 
 log = logging.getLogger("recipes")
 
@@ -47,6 +48,7 @@ class RunFolder:
         self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
         self._is_new = False
+        self._options_before: str | None = None  # the options.json that keep_facts() replaced
 
     def open(self) -> None:
         """Creates the folder, locks it, and finds an earlier part of the run.
@@ -87,7 +89,7 @@ class RunFolder:
         if not self._was_trained():  # failed or stopped before training: starts again
             self._remove_logs()
             return
-        saved = read_options(self.path, "recipe", "options", "resolved")
+        saved = read_options(self.path, "recipe", "options", "resolved", resolved=PLANNED)
         if saved["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {saved['recipe']}, not {self.recipe}"
@@ -214,6 +216,8 @@ class RunFolder:
             }
             if self._extends and self._finished_at is not None:
                 content["extends"] = self._finished_at
+            if self.checkpoint is not None:
+                self._options_before = (self.path / "options.json").read_text(encoding="utf-8")
             self.write_json("options.json", content)
 
     def write_json(self, name: str, content: dict) -> None:
@@ -228,9 +232,19 @@ class RunFolder:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def discard(self) -> None:
-        """Removes the folder if this process created it and nothing was trained in it."""
-        if self.is_chief and self._is_new and not (self.path / "checkpoints").exists():
+        """Removes the folder if this process created it and nothing was trained in it.
+
+        In an earlier run's folder, restores its `options.json` if nothing was trained since.
+        """
+        if not self.is_chief:
+            return
+        folder = self.path / "checkpoints"
+        if self._is_new and not folder.exists():
             shutil.rmtree(self.path, ignore_errors=True)
+        elif self._options_before is not None and self.checkpoint is not None:
+            if checkpoints.newest_path(folder) == str(self.checkpoint.folder):
+                with contextlib.suppress(CannotSave):  # of a full disk: reported already
+                    self.write_json("options.json", json.loads(self._options_before))
 
     def close(self) -> None:
         """Releases the lock."""

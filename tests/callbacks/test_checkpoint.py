@@ -78,6 +78,10 @@ class TestOnDisk:
         assert newest(tmp_path).step == 1
         aside = [f"damaged-step-0000000{step}" for step in (2, 3, 4)]
         assert names(tmp_path) == [*aside, "step-00000001"]
+        damaged.flip_a_bit(tmp_path / "step-00000001" / "state.json")
+        assert newest(tmp_path) is None
+        ends = [message.rpartition(": ")[2] for message in caplog.messages]
+        assert ends == ["the one before is used"] * 6 + ["no other one is left"]
 
     def test_a_finished_run_is_reopened_within_its_epoch(self, tmp_path):
         save(tmp_path, 20, epochs_done=3, callbacks={"records": RECORDS})

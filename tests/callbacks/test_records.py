@@ -182,6 +182,9 @@ def test_the_rate_of_the_update_before():
     assert used_learning_rate(optimizer_at(5, 0.25)) == pytest.approx(0.25)
     outer = keras.optimizers.LossScaleOptimizer(optimizer_at(3, decay))
     assert used_learning_rate(outer) == pytest.approx(0.8)
+    first, second = optimizer_at(3, decay), optimizer_at(5, 0.25)
+    several = keras.optimizers.OptimizerMap(second, {"x": first})
+    assert used_learning_rate(keras.optimizers.MultiOptimizer(several)) == pytest.approx(0.8)
 
 
 class TestFile:

@@ -7,6 +7,7 @@ import pytest
 
 from callbacks.errors import BadLoss, Stopped
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
+from data.errors import DataError
 
 
 def test_it_ends_at_the_last_step_in_mid_epoch(fake_model):
@@ -19,6 +20,22 @@ def test_it_ends_at_the_last_step_in_mid_epoch(fake_model):
             assert not fake_model.stop_training
     callback.on_train_batch_end(1, {})
     assert fake_model.stop_training
+    callback.on_epoch_end(1)
+
+
+@pytest.mark.parametrize("batches, stopped", [(4, False), (3, True), (3, False), (0, False)])
+def test_an_epoch_that_the_data_end_is_an_error(fake_model, batches, stopped):
+    callback = StopAtStep().count_steps(steps_per_epoch=4, total_steps=8)
+    callback.set_model(fake_model)
+    callback.on_epoch_begin(0)
+    for batch in range(batches):
+        callback.on_train_batch_end(batch, {})
+    fake_model.stop_training = stopped  # by another callback
+    if batches == 4 or stopped:
+        callback.on_epoch_end(0)
+        return
+    with pytest.raises(DataError, match=f"^train_data ended after {batches} of 8 steps: repeat"):
+        callback.on_epoch_end(0)
 
 
 @pytest.mark.parametrize("asked_from", [2, 9])

@@ -23,6 +23,7 @@ PATCHED = [
     (keras_compat.saving_lib.H5IOStore, "__init__"),
     (keras_compat.Variable, "assign_add"),
     (keras_compat.Variable, "__init__"),
+    (keras_compat.epoch_iterator.EpochIterator, "__init__"),
     (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
     (keras_compat.TFOptimizer, "_apply_weight_decay"),
     (keras_compat.TFOptimizer, "_distributed_tf_update_step"),
@@ -32,7 +33,8 @@ PATCHED = [
     ),
 ]
 FOR_ALL = {
-    *("_maybe_symbolic_build", "_enumerate_iterator", "H5IOStore.__init__"),
+    *("_maybe_symbolic_build", "H5IOStore.__init__"),
+    *("EpochIterator.__init__", "_enumerate_iterator"),
     *("scale_loss_for_distribution", "unscale_loss_for_distribution", "reduce_weighted_values"),
     *("_all_reduce_sum_gradients", "dropout"),
 }
@@ -107,17 +109,39 @@ class TestStartInMidEpoch:
         def on_train_batch_end(self, batch, logs=None):
             self.seen.append(batch)
 
-    def fit(self, note, steps_per_execution=1):
-        data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat()
+    def fit(self, note, steps_per_execution=1, batches=None, epochs=2):
+        data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat(batches)
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=steps_per_execution, run_eagerly=True)
-        model.fit(data, epochs=2, steps_per_epoch=4, verbose=0, callbacks=[note])
+        model.fit(data, epochs=epochs, steps_per_epoch=4, verbose=0, callbacks=[note])
 
     def test_counts_from_there_in_the_first_epoch_only(self):
         note = self.Note(3)
         with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note)
         assert note.seen == [3, 0, 1, 2, 3]
+
+    @pytest.mark.parametrize("steps", [None, 4])
+    def test_an_evaluation_before_the_first_batch_does_not_count(self, steps):
+        ones = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat(4)
+
+        class Evaluate(self.Note):
+            def on_epoch_begin(self, epoch, logs=None):
+                super().on_epoch_begin(epoch)
+                self.model.evaluate(ones, steps=steps, verbose=0)
+
+        note = Evaluate(3)
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            self.fit(note)
+        assert note.seen == [3, 0, 1, 2, 3]
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_data_that_end_with_the_run_are_used_to_their_end(self, count):
+        """Two batches of the first epoch are done: ten are left of three epochs."""
+        note = self.Note(2)
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            self.fit(note, steps_per_execution=count, batches=10, epochs=3)
+        assert note.seen == ([2, 3] + [0, 1, 2, 3] * 2 if count == 1 else [3] + [1, 3] * 2)
 
     @pytest.mark.parametrize(
         "start, seen", [(1, [2, 5, 2, 5]), (2, [2, 5, 2, 5]), (3, [5, 2, 5]), (4, [2, 5])]

@@ -210,6 +210,44 @@ def test_replicas_that_add_up_masks_are_refused_under_xla():
         stepper.forward_and_backward(data, [])
 
 
+class MaskedByItself(keras.Model):
+    """A subclass, whose masks nothing tells before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(9, 3, mask_zero=True)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(self.embedding(inputs))
+
+
+def traced_refusals(_=None):
+    """Returns the messages of errors that are raised while a step is traced."""
+
+    def build():
+        model = MaskedByItself()
+        model.compile("sgd", "mse")
+        return model
+
+    data = replicas.dataset((padded_sequences(True)[0], np.zeros((12, 5, 1))), 4)
+    said = []
+    for more in ({}, {"updates_per_execution": 3}, {"batches_per_update": 3}):
+        try:
+            replicas.fit(2, build, data, jit_compile=True, **more)
+        except DistributionError as error:
+            said.append(str(error))
+    return said
+
+
+def test_an_error_while_a_step_is_traced_is_one_sentence():
+    said = forked.run(traced_refusals)
+    assert len(said) == 3
+    for line in said:
+        assert line.startswith("--jit: a mask of the model") and line.endswith("pass --jit off")
+        assert len(line.splitlines()) == 1
+
+
 def two_outputs():
     inputs = keras.Input((2,))
     layers = [
@@ -688,6 +726,51 @@ def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
         assert update["logs"] == pytest.approx({"loss": loss, "error": error}, rel=1e-12)
 
 
+def sum_updates(_=None):
+    whole = replicas.dataset(two_targets(), 12)
+    return [
+        replicas.fit(count, two_outputs, replicas.dataset(two_targets(), batch), **more)
+        for count, batch, more in (
+            (1, 12, {"evaluated": whole}),
+            (1, 4, {"batches_per_update": 3, "evaluated": whole}),
+            (2, 12, {"evaluated": whole}),
+            (2, 4, {"batches_per_update": 3, "evaluated": whole}),
+            (2, 4, {"batches_per_update": 3, "jit_compile": True}),
+        )
+    ]
+
+
+def test_a_sum_over_k_batches_is_that_of_one_batch_of_all_examples():
+    """Beside a mean; an evaluation sums one batch, however many an update accumulates."""
+    x, y, weights = two_targets()
+    w, loss = {}, 0.0
+    for name in ("sum", "mean"):
+        errors = x @ np.ones(2) - y[name][:, 0]
+        share = np.full(12, 0.5) if name == "sum" else weights[name] / weights[name].sum()
+        loss += (share * errors**2).sum()
+        w[name] = np.ones(2) - 0.01 * 2 * (share * errors) @ x
+    found = forked.run(sum_updates)
+    assert_same(found)
+    np.testing.assert_allclose(sorted(found[0]["weights"]), sorted([*w["sum"], *w["mean"]]))
+    assert found[0]["logs"]["loss"] == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_loss_without_a_reduction_is_refused_with_accumulation(batches):
+    def build():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+        return model
+
+    model = build()
+    keras_compat.build(model, replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4))
+    if batches == 1:
+        install(model)
+        return
+    with pytest.raises(DistributionError, match="reduction=None.*or accumulated batches"):
+        install(model, batches_per_update=batches)
+
+
 class IdleWeight(keras.layers.Layer):
     """Has a weight that its output does not depend on."""
 
@@ -799,6 +882,58 @@ def test_a_stateful_layer_trains_on_one_device_alone(monkeypatch):
     monkeypatch.setattr(keras.Sequential, "distribute_strategy", strategy)
     with pytest.raises(DistributionError, match="the layer memory is stateful.*one device"):
         install(model)
+
+
+def optimizers_on_two_devices(_=None):
+    """Returns what is said of optimizers, by strategy and case; nothing if they can be installed.
+
+    Nothing is trained.
+    """
+    adam, devices = keras.optimizers.Adam, ["CPU:0", "CPU:1"]
+    at_most_one = keras.constraints.MaxNorm(1.0)
+    cases = {
+        "plain": (adam(), None),
+        "accumulates": (adam(gradient_accumulation_steps=2), None),
+        "overwrites": (adam(use_ema=True, ema_overwrite_frequency=2), None),
+        "averages": (adam(use_ema=True), None),
+        "nadam": (keras.optimizers.Nadam(), None),
+        "constraint": (adam(), at_most_one),
+    }
+    central = tf.distribute.experimental.CentralStorageStrategy
+    strategies = {
+        "one": tf.distribute.get_strategy(),
+        "mirrored": tf.distribute.MirroredStrategy(devices),
+        "central": central(devices, "CPU:0"),
+    }
+    said = {}
+    for name, strategy in strategies.items():
+        for case, (optimizer, constraint) in cases.items():
+            with strategy.scope():
+                dense = keras.layers.Dense(1, kernel_constraint=constraint, name="dense")
+                model = keras.Sequential([keras.Input((2,)), dense])
+                model.compile(type(optimizer).from_config(optimizer.get_config()), "mse")
+            try:
+                install(model)
+            except DistributionError as error:
+                said[f"{name} {case}"] = str(error)
+    return said
+
+
+def test_optimizers_that_replicas_cannot_have_are_refused():
+    said = forked.run(optimizers_on_two_devices)
+    mirrored = {"mirrored accumulates", "mirrored overwrites"}
+    central = {"accumulates", "overwrites", "averages", "nadam", "constraint"}
+    assert said.keys() == mirrored | {f"central {case}" for case in central}
+    assert said["mirrored accumulates"] == (
+        "Adam(gradient_accumulation_steps=...): does not work on several replicas; use "
+        "--accumulate-steps instead"
+    )
+    assert said["mirrored overwrites"].startswith("Adam(ema_overwrite_frequency=...): ")
+    assert said["central averages"].startswith("Adam(use_ema=...): does not work with central_")
+    assert said["central nadam"].startswith("Nadam does not work with central_storage")
+    assert "dense/kernel does not work with central" in said["central constraint"]
+    for line in said.values():
+        assert len(line.splitlines()) == 1 and ("use " in line or "leave" in line)
 
 
 def test_batch_normalisation_over_several_replicas_is_refused_under_xla(monkeypatch):

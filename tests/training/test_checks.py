@@ -7,10 +7,12 @@ import typing
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import arrays
+from callbacks import checkpoint
+from data import arrays, files
 from tests.support import forked, processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
@@ -91,6 +93,20 @@ def compiled_outside(folder):
         refused(Path(folder), arguments=lambda: {"optimizer": early}, **two),
         refused(Path(folder), parts={"build": lambda options: model}, **two),
     ]
+
+
+class TestMetrics:
+    def test_one_of_several_values(self, tmp_path):
+        def one_hot(x, y, **batches):
+            return arrays.training_data(x, keras.utils.to_categorical(y, 2), **batches)
+
+        def arguments():
+            scores = keras.metrics.F1Score()
+            return {"loss": "mse", "metrics": [scores]}
+
+        said = refused(tmp_path, arguments=arguments, parts={"pipeline": one_hot})
+        assert said.startswith("the metric f1_score has several values, of shape (2,): ")
+        assert "F1Score(average='macro')" in said and len(said.splitlines()) == 1
 
 
 class TestScope:
@@ -175,6 +191,37 @@ class TestModel:
         assert len(str(caught.value).splitlines()) == 1
         assert "kernel was (6, 8), is now (6, 9)" in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "optimizer, said",
+        [
+            (lambda: keras.optimizers.SGD(0.01), r"it was Adam, is now SGD"),
+            (lambda: keras.optimizers.Adam(0.01, amsgrad=True), r"it had \d+ variables, now has"),
+        ],
+    )
+    def test_another_optimizer(self, stopped_at_four, optimizer, said):
+        """Keras only warns, and begins again with its moments."""
+
+        def arguments(options, rate):
+            return tiny_recipe.compile_arguments(options, rate) | {"optimizer": optimizer()}
+
+        with pytest.raises(RunError, match=f"the optimizer has changed since .{said}") as caught:
+            tiny_recipe.main(stopped_at_four[1], arguments=arguments)
+        assert len(str(caught.value).splitlines()) == 1
+
+    def test_a_checkpoint_from_before_the_optimizer_was_kept(self, stopped_at_four):
+        folder, options = stopped_at_four
+        (path,) = folder.glob("checkpoints/*/state.json")
+        state = json.loads(path.read_text())
+        del state["fingerprint"]["optimizer"]
+        state["fingerprint"]["first_batch"] = state["fingerprint"].pop("first_batches")[0]
+        path.write_text(json.dumps(state))
+        files.write_checksums(path.parent)
+        resumed = tiny_recipe.main(options)
+        assert resumed["resumed_from_step"] == 4
+        last = checkpoint.newest(folder / "checkpoints").state["fingerprint"]
+        assert last["optimizer"]["name"] == "Adam"
+        assert last["first_batch"] == state["fingerprint"]["first_batch"]
+
 
 def wider_model():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9), keras.layers.Dense(2)])
@@ -185,13 +232,20 @@ def stopped_at_four(tmp_path):
     """A run that was stopped after four steps: its folder and its options."""
     options = tiny_recipe.Options(run_dir=tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        tiny_recipe.main(options, extra=[StopAtFour()])
+        tiny_recipe.main(options, extra=[StopAfter(4)])
     return tmp_path / "run", options
 
 
-class StopAtFour(keras.callbacks.Callback):
+class StopAfter(keras.callbacks.Callback):
+    """Interrupts a new run in the step after a step that is saved."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.left = step + 1
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 4:
+        self.left -= 1
+        if self.left == 0:
             raise KeyboardInterrupt
 
 
@@ -215,9 +269,76 @@ class TestData:
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         pipeline = self.shuffled(3, False)
         with pytest.raises(KeyboardInterrupt):
-            tiny_recipe.main(options, extra=[StopAtFour()], pipeline=pipeline)
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
         with pytest.raises(RunError, match=r"begins with the first batch .* pass \*\*plan.batches"):
             tiny_recipe.main(options, pipeline=pipeline)
+
+    @staticmethod
+    def in_order(*, batch_size, first_batch, **_):
+        return lambda x, y: (
+            tf.data.Dataset.from_tensor_slices((x, y))
+            .batch(batch_size, drop_remainder=True)
+            .repeat()
+            .skip(first_batch)
+        )
+
+    @pytest.mark.parametrize("step", [4, 9])
+    def test_a_fixed_order_resumes_at_an_epochs_end(self, tmp_path, step):
+        """The second epoch begins with the same batches as the first one."""
+
+        def pipeline(x, y, *, seed, **batches):
+            return self.in_order(**batches)(x, y)
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", checkpoint_every=step)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(step)], pipeline=pipeline)
+        resumed = tiny_recipe.main(options, pipeline=pipeline)
+        assert resumed["resumed_from_step"] == step
+
+    def test_equal_batches_resume(self, tmp_path):
+        def pipeline(x, y, *, seed, **batches):
+            return self.in_order(**batches)(np.zeros_like(x), np.zeros_like(y))
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
+        assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
+
+    def test_a_batch_that_occurs_again_is_not_the_start(self, tmp_path):
+        """The fifth batch has the rows of the first one."""
+
+        def pipeline(x, y, *, seed, **batches):
+            x, y = x.copy(), y.copy()
+            x[32:40], y[32:40] = x[:8], y[:8]
+            return self.in_order(**batches)(x, y)
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
+        assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
+
+    def test_data_without_a_batch(self, tmp_path):
+        def pipeline(x, y, **_):
+            return tf.data.Dataset.from_tensor_slices((x[:0], y[:0])).batch(8)
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
+        assert said == "train_data has no batch for the next step: repeat() it"
+
+    def test_data_that_end_before_the_run(self, tmp_path, as_command, monkeypatch):
+        """Twelve batches where the plan has 18 steps; nothing of the second epoch is kept."""
+
+        def pipeline(x, y, *, batch_size, first_batch, **_):
+            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).repeat()
+            return data.take(12).skip(first_batch)
+
+        def main(options):
+            return tiny_recipe.main(options, pipeline=pipeline)
+
+        status, _, said = as_command("--run-dir", tmp_path / "run", main=main)
+        (line,) = [line for line in said.splitlines() if "train_data" in line]
+        assert status == 2 and line.endswith("train_data ended after 12 of 18 steps: repeat() it")
+        assert not (tmp_path / "run" / "results.json").exists()
+        assert checkpoint.newest(tmp_path / "run" / "checkpoints").step == 12
 
     def test_ours_without_the_first_batch(self, stopped_at_four):
         def forgetful(x, y, *, seed, batch_size, batches_per_epoch, first_batch):
@@ -252,7 +373,7 @@ class TestCallbacks:
     def test_one_that_is_missing_on_resume(self, tmp_path):
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
-            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAtFour()])
+            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), StopAfter(4)])
         with pytest.raises(RunError, match=r"holds the state of Counter.*extra=\[\.\.\.\]"):
             tiny_recipe.main(options)
         counter = tiny_recipe.Counter()
@@ -260,7 +381,17 @@ class TestCallbacks:
         assert counter.count == 18  # with the four steps of the first process
 
 
+def several_optimizers():
+    several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+    return {"optimizer": keras.optimizers.MultiOptimizer(several)}
+
+
 class TestOptions:
+    def test_one_rate_cannot_be_lowered_among_several(self, tmp_path):
+        said = refused(tmp_path, OptionsError, arguments=several_optimizers, reduce_on_plateau=1)
+        assert said.startswith("--reduce-on-plateau: a MultiOptimizer has several learning rates")
+        assert len(said.splitlines()) == 1
+
     def test_a_best_that_is_not_measured(self, tmp_path):
         said = refused(tmp_path, OptionsError, keep_best="val_acuracy")
         names = "val_loss, val_cross_entropy, val_accuracy"

@@ -272,6 +272,7 @@ class TestProblems:
                     sequence_length=513,
                     early_stopping=2,
                     plateau_factor=0.1,
+                    keep_best_mode="max",
                     profile="25:20",
                 )
             )
@@ -282,6 +283,7 @@ class TestProblems:
             "--early-stopping needs --keep-best, for instance val_loss",
             "--epochs 0: must be in [1, 1e9]",
             "--hidden-dim 128: must be a multiple of --num-heads 3",
+            "--keep-best-mode needs --keep-best or --reduce-on-plateau",
             "--mlm-probability 0.0: must be in (0, 1]",
             "--plateau-factor needs --reduce-on-plateau",
             "--profile 25:20: must be START:STOP, first and last step, for instance 20:25",

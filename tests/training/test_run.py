@@ -19,7 +19,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep, StopEvaluation
 from distribution import strategies
 from machine import device
-from tests.support import processes, tiny_recipe
+from tests.support import damaged, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
@@ -195,6 +195,32 @@ class TestCheckpoints:
         assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
         assert again["weights_sha256"] == found["weights_sha256"]
 
+    @pytest.mark.parametrize("which", [["best"], ["best", "checkpoints/step-00000009"]])
+    def test_a_damaged_best_is_replaced_by_the_checkpoint_of_its_step(self, tmp_path, which):
+        class Damage(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                for name in which:
+                    damaged.flip_a_bit(tmp_path / "run" / name / "model.weights.h5")
+
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=1, epochs=5)
+        found = start(tmp_path / "run", extra=[Damage()], **options)
+        assert found["steps"] == 2 * PER_EPOCH
+        if len(which) == 1:
+            assert (found["weights_of_step"], found["notes"]) == (PER_EPOCH, [])
+            whole = start(tmp_path / "whole", **options)
+            assert whole["weights_sha256"] == found["weights_sha256"]
+        else:
+            (note,) = found["notes"]
+            assert "best is damaged" in note and note.endswith(": the last weights are kept")
+            assert found["weights_of_step"] == 2 * PER_EPOCH
+
+    @pytest.mark.parametrize("window, missed", [("2:40", False), ("19:25", True)])
+    def test_a_profile_after_the_last_step_is_noted(self, tmp_path, window, missed, monkeypatch):
+        monkeypatch.setattr(run_module.Profile, "on_train_batch_begin", lambda *_, **__: None)
+        notes = start(tmp_path / "run", profile=window)["notes"]
+        said = f"--profile {window}: nothing is profiled, the run ends at step 18"
+        assert notes == ([said] if missed else [])
+
     def test_early_stopping_ends_on_the_best_average(self, tmp_path):
         """With `use_ema` the best epoch's average is tested and saved, not its last weights."""
 
@@ -259,6 +285,36 @@ class TestResume:
         assert processes.records(folder) == processes.records(finished)
         assert processes.events(folder) == processes.events(finished)
 
+    def test_several_optimizers_resume_identically(self, tmp_path):
+        def arguments(options, rate):
+            several = keras.optimizers.OptimizerMap(
+                keras.optimizers.SGD(rate / 2), {"dense/.*": keras.optimizers.Adam(rate)}
+            )
+            optimizer = keras.optimizers.MultiOptimizer(several)
+            return tiny_recipe.compile_arguments(options, rate) | {"optimizer": optimizer}
+
+        def build(options):
+            layers = [keras.layers.Dense(4, name="dense"), keras.layers.Dense(2, name="out")]
+            return keras.Sequential([keras.Input((6,)), *layers])
+
+        def train(folder, extra=()):
+            options = tiny_recipe.Options(run_dir=folder)
+            return tiny_recipe.main(options, arguments=arguments, build=build, extra=extra)
+
+        class Stop(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 5:
+                    raise KeyboardInterrupt
+
+        unbroken = train(tmp_path / "unbroken")
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", extra=[Stop()])
+        resumed = train(tmp_path / "run")
+        assert resumed["resumed_from_step"] == 4
+        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+        rates = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
+        assert rates == pytest.approx([0.01] * 9)
+
     def test_it_keeps_what_auto_meant(self, stopped):
         folder, seen = stopped(6), []
         start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
@@ -269,6 +325,11 @@ class TestResume:
         results = start(finished, **EVALUATIONS)
         assert results == processes.results(finished)
         assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
+
+    def test_an_extension_that_is_refused_leaves_it_finished(self, copied):
+        with pytest.raises(OptionsError, match="--keep-best val_nothing"):
+            start(copied, **EVALUATIONS, resume="extend", epochs=3, keep_best="val_nothing")
+        assert start(copied, **EVALUATIONS) == processes.results(copied)
 
     def test_a_model_that_is_gone_is_written_again(self, finished, copied, capsys):
         model = files_below(copied / "model")

@@ -124,6 +124,21 @@ class TestDamagedFiles:
         assert len(str(caught.value).splitlines()) == 1
         assert (there / "options.json").read_bytes() == content
 
+    @pytest.mark.parametrize(
+        "change, said",
+        [
+            ({"learning_rate": None}, "it lacks learning_rate"),
+            ({"global_batch_size": 0}, "global_batch_size must be a whole number from 1, found 0"),
+        ],
+    )
+    def test_a_plan_that_cannot_be_resumed(self, trained, opened, change, said):
+        path = trained / "options.json"
+        content = json.loads(path.read_text())
+        content["resolved"] |= change
+        path.write_text(json.dumps(content))
+        with pytest.raises(RunError, match=f"options.json: damaged, {said}$"):
+            opened()
+
     def test_results_json(self, there, opened):
         """An empty object is no finished run."""
         (there / "model").mkdir()
@@ -303,6 +318,22 @@ class TestDiscard:
     def test_what_was_made_goes_again(self, opened, tmp_path):
         opened().discard()
         assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("trained", [False, True])
+    def test_options_are_those_of_the_run_that_was_not_extended(self, there, opened, trained):
+        """Unless the longer run has saved a checkpoint."""
+        save_results(there, 18)
+        save_checkpoint(there, 18, finished=True)
+        before = (there / "options.json").read_text()
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(TestExtending.LONGER)
+        assert "extends" in (there / "options.json").read_text()
+        if trained:
+            save_checkpoint(there, 20)
+        folder.discard()
+        assert ((there / "options.json").read_text() == before) != trained
+        folder.close()
+        assert trained or opened().results["steps"] == 18
 
     def test_but_nothing_that_was_there_or_was_trained(self, opened, tmp_path):
         folder = opened()
