@@ -214,6 +214,8 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
         matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
+        if len(matches) > 1:  # one may be a stray file, such as train_args.json
+            matches = [file for file in matches if _holds_text(*sources[file])] or matches
         if len(matches) == 1:
             splits[split] = Lines([sources[matches[0]]])
             is_wikitext = "wiki." in matches[0]
@@ -227,6 +229,12 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
         "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (a zip "
         "archive may contain text only; unpack other files)"
     )
+
+
+def _holds_text(path: Path, member: str | None) -> bool:
+    """Returns whether a file is plain text, or a table or JSON with the field `text`."""
+    is_plain = member is not None or not path.name.lower().endswith(tables.ENDINGS)
+    return is_plain or tables.has_field(path, TEXT)
 
 
 def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:

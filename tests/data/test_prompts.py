@@ -7,6 +7,7 @@ import pytest
 from data import prompts
 from data.errors import DataError
 from data.next_tokens import Ends
+from data.text import load_text
 
 PAIRS = [("ab", "cd"), ("a", "b"), ("abcdefgh", "xyz"), ("q", "rs")]
 
@@ -171,6 +172,49 @@ def test_other_datasets_are_not_prompts(tmp_path):
     (tmp_path / "train.txt").write_text("x")
     for dataset in ("wikitext-2", "installed-docs", str(tmp_path), str(tmp_path / "train.txt")):
         assert prompts.find_files(dataset) == {}
+
+
+def write_prompts(path, numbers):
+    rows = [json.dumps({"prompt": f"say {n}", "response": "it"}) for n in numbers]
+    path.write_text("\n".join(rows))
+
+
+def test_all_shards_of_a_split_are_read(tmp_path):
+    for number in range(3):
+        name = f"train-{number:05}-of-00003.jsonl"
+        write_prompts(tmp_path / name, range(10 * number, 10 * number + 10))
+    write_prompts(tmp_path / "validation-00000-of-00001.jsonl", range(30, 35))
+    write_prompts(tmp_path / "test.jsonl", range(35, 40))
+    splits = prompts.load_prompts(str(tmp_path)).splits
+    assert splits["train"] == [(f"say {n}", "it") for n in range(30)]
+    assert [len(pairs) for pairs in splits.values()] == [30, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-small.jsonl", "train.jsonl"),
+        ("train-00000-of-00002.jsonl", "train.jsonl"),
+        ("train-a-00000-of-00002.jsonl", "train-b-00001-of-00002.jsonl"),
+    ],
+)
+def test_several_files_of_a_split_are_refused(names, tmp_path):
+    for name in names:
+        write_prompts(tmp_path / name, range(9))
+    with pytest.raises(DataError, match=f"several train files, {', '.join(names)}; expected one"):
+        prompts.load_prompts(str(tmp_path))
+
+
+def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
+    (tmp_path / "train_args.json").write_text('{\n  "learning_rate": 0.1\n}')
+    (tmp_path / "test_results.json").write_text('{"accuracy": 0.1}')
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text("one line\nanother line")
+    assert prompts.find_files(str(tmp_path)) == {}
+    assert list(load_text(str(tmp_path), tmp_path).splits["train"]) == ["one line", "another line"]
+    for name in ("train_prompts.jsonl", "valid.jsonl", "test.jsonl"):
+        write_prompts(tmp_path / name, range(9))
+    assert len(prompts.load_prompts(str(tmp_path)).splits["train"]) == 9
 
 
 @pytest.mark.parametrize(
