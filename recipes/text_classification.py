@@ -27,6 +27,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from data.errors import DataError
+from data.sequences import cut_note
 from models import bert, fine_tuning, presets
 from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import GLUE_METRICS, MacroF1
@@ -181,6 +182,16 @@ def main(options: Options) -> dict:
             name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
         }
         labels = {name: numbers for name, (_, numbers) in splits.items()}
+        unknown = word_pieces.unknown_share([inputs["train"]["token_ids"]], tokenizer)
+        if unknown == 1:
+            raise DataError(
+                f"{data.name}: all tokens of the training split are [UNK]; use a --vocabulary or a "
+                "--preset that fits the text"
+            )
+        run.note(
+            word_pieces.unknown_note(unknown),
+            cut_note(inputs["train"]["token_ids"], tokenizer.pad_token_id, "sentences"),
+        )
         base_learning_rate = 5e-5 if preset else 5e-4
         if options.init_from is not None:
             base_learning_rate = 1e-3
