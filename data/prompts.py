@@ -20,9 +20,9 @@ from data.templates import Prompt, Template
 from data.text import SPLITS, TEXT, Text
 
 Pair = tuple[Prompt, str]
-# The names of the fields; the others are those of Alpaca's file and of TRL.
+# The names of the fields; the others are those of Alpaca, Dolly and TRL.
 PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
-INPUT = "input"  # what Alpaca's instruction is about; may be empty
+INPUT = ("input", "context")  # what an instruction of Alpaca or Dolly is about; may be empty
 MESSAGES = "messages"  # of a chat
 SHARD = r"(?<=-)\d{5}(?=-of-\d{5}\.)"  # the number of one part of a file
 
@@ -117,10 +117,10 @@ def _holds_text(path: Path) -> bool:
 def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
-    A prompt may also be called `instruction`, with an `input` that follows it on the next line but
-    one, and a response `completion` or `output`. JSON may have `messages` instead, with `role` and
-    `content`: an optional system message, then user and assistant messages in turn; the response is
-    the last one, the prompt all before it.
+    A prompt may also be called `instruction`, with an `input` or `context` that follows it on the
+    next line but one, and a response `completion` or `output`. JSON may have `messages` instead,
+    with `role` and `content`: an optional system message, then user and assistant messages in turn;
+    the response is the last one, the prompt all before it.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
@@ -164,7 +164,7 @@ def load_prompts(dataset: str) -> Prompts:
 def _read(path: Path) -> Iterator[Pair]:
     """Yields the pairs of a file."""
     if tables.is_table(path.name):
-        about = (INPUT, "") if "instruction" in tables.header_of(path) else ("",)
+        about = (*INPUT, "") if "instruction" in tables.header_of(path) else ("",)
         for where, (prompt, more, response) in tables.read_table(path, PROMPT, about, RESPONSE):
             yield _checked(where, "\n\n".join(filter(None, (prompt, more))), response)
         return
@@ -182,9 +182,9 @@ def _read(path: Path) -> Iterator[Pair]:
                 f"messages; found {found[:100]!a}"
             )
         asked, answer = map(row.get, fields)
-        given = row.get(INPUT) if "instruction" in row else None
-        if given and isinstance(given, str) and isinstance(asked, str):
-            asked = f"{asked}\n\n{given}"
+        about = next((name for name in INPUT if row.get(name)), None)
+        if about is not None and "instruction" in row and isinstance(asked, str):
+            asked = f"{asked}\n\n{_text(where, about, row[about], may_be_empty=True)}"
         yield _checked(where, asked, answer)
 
 

@@ -170,7 +170,7 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
     if contiguous:
         count = sum(1 for _ in Lines(sources))
         held_out = math.ceil(count * TEST_SHARE)
-        ends = [0, count - 2 * held_out, count - held_out, count]
+        ends = [0, max(0, count - 2 * held_out), count - held_out, count]
         parts = zip(SPLITS, itertools.pairwise(ends), strict=True)
         return _not_empty(
             Text(dataset, {split: Lines(sources, None, *part) for split, part in parts})

@@ -94,7 +94,7 @@ def test_jsonl_and_csv_hold_the_same(tmp_path):
 
 
 def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
-    """TRL's prompts and completions, Alpaca's list of instructions, and the messages of a chat."""
+    """Those of TRL, Alpaca and Dolly, and the messages of a chat."""
     pairs = [(f"Add one.\n\n{n}", f"{n + 1}") for n in range(100)]
     rows = {
         "trl.jsonl": [{"prompt": p, "completion": r} for p, r in pairs],
@@ -105,6 +105,9 @@ def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
         "alpaca.json": [
             {"instruction": "Add one.", "input": p.split()[-1], "output": r} for p, r in pairs
         ],
+        "dolly.jsonl": [
+            {"instruction": "Add one.", "context": p.split()[-1], "response": r} for p, r in pairs
+        ],
         "pairs.jsonl": [{"instruction": p, "input": "", "output": r} for p, r in pairs],
     }
     for name, values in rows.items():
@@ -113,7 +116,9 @@ def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
         (tmp_path / name).write_text(lines)
     table = "".join(f"Add one.\t{p.split()[-1]}\t{r}\n" for p, r in pairs)
     (tmp_path / "alpaca.tsv").write_text("instruction\tinput\toutput\n" + table)
-    found = [prompts.load_prompts(str(tmp_path / name)).splits for name in (*rows, "alpaca.tsv")]
+    (tmp_path / "dolly.tsv").write_text("instruction\tcontext\tresponse\n" + table)
+    names = (*rows, "alpaca.tsv", "dolly.tsv")
+    found = [prompts.load_prompts(str(tmp_path / name)).splits for name in names]
     assert sorted(pair for split in found[0].values() for pair in split) == sorted(pairs)
     assert all(each == found[0] for each in found)
 
@@ -234,6 +239,10 @@ def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
         ('["a"]', "expected an object with prompt and response"),
         ('{"prompt": "a"}', "expected prompt or instruction, and .*; found 'prompt'"),
         ("[" * 100_000, "not JSON, one object per line"),
+        (
+            '{"instruction": "a", "context": ["b"], "response": "c"}',
+            r"the context is \['b'\], expected text",
+        ),
         ('{"prompt": "a", "response": null}', "the response is None, expected text"),
         ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
         ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),

@@ -178,6 +178,13 @@ def test_lines_that_follow_one_another_are_split_in_parts(tmp_path):
     assert [len(lines) for lines in found.values()] == [1800, 100, 100]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_lines_cannot_be_split_in_parts(count, tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(LINES[:count]))
+    with pytest.raises(DataError, match="no line of text for the train split"):
+        text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache", contiguous=True)
+
+
 def test_tables_and_json_in_an_archive_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for split in ("train", "valid", "test"):
