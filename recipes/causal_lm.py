@@ -33,7 +33,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import baselines as counted
-from data import batches, byte_pairs, next_tokens, prompts, templates, word_pieces
+from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.next_tokens import Ends
@@ -319,8 +319,8 @@ def make_rows(
     """Returns rows of tokens by split: `next_tokens.Rows`, or `prompts.PromptRows`."""
     if isinstance(data, prompts.Prompts):
         pairs = dict(data.splits)
-        drawn = np.random.default_rng(options.seed).permutation(len(pairs["train"]))
-        pairs["train"] = [pairs["train"][i] for i in sorted(drawn[: options.max_examples])]
+        drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
+        pairs["train"] = [pairs["train"][index] for index in drawn]
         return {
             split: prompts.make_rows(
                 examples,
