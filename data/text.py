@@ -205,15 +205,17 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
 
     Args:
         name: Name of the text, for messages.
-        sources: By file name.
+        sources: By file name, in an archive with its folders.
     """
+    # A Mac stores a file's attributes in another one.
+    sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
     splits, note = {}, None
     endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv"
     if any(member is not None for _, member in sources.values()):
         endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
-        matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
+        matches = [file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)]
         if len(matches) > 1:  # one may be a stray file, such as train_args.json
             matches = [file for file in matches if _holds_text(*sources[file])] or matches
         if len(matches) == 1:
