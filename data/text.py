@@ -215,7 +215,9 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
         endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
-        matches = [file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)]
+        matches = [
+            file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)
+        ]
         if len(matches) > 1:  # one may be a stray file, such as train_args.json
             matches = [file for file in matches if _holds_text(*sources[file])] or matches
         if len(matches) == 1:

@@ -36,6 +36,7 @@ from data import baselines as counted
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.live_line import live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
@@ -187,6 +188,9 @@ def main(options: Options) -> dict:
         preset = None if asked == "scratch" else asked
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
+        if isinstance(data, Text):
+            lines = live_line(data.splits["train"], "reading")
+            run.note(*next_tokens.special_notes(lines, tokenizer))
         template = None  # of text
         if run.metadata:
             template = run.metadata["template"]
@@ -280,7 +284,7 @@ def main(options: Options) -> dict:
             )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            test |= perplexities(nats, data.splits["test"])
+            test |= perplexities(nats, data.splits["test"], tokenizer)
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -349,16 +353,17 @@ def cut_examples(options: Options, rows: dict) -> list[str]:
     ]
 
 
-def perplexities(nats: float, lines: Iterable[str]) -> dict[str, float]:
+def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, float]:
     """Returns the perplexity per word and per byte of lines.
 
     Args:
         nats: minus the log-likelihood of all their tokens.
         lines: the lines, whose ends count as words and bytes.
+        tokenizer: of KerasNLP; lines of its special tokens alone do not count.
     """
     return {
         f"perplexity_per_{unit}": float(np.exp(nats / count))
-        for unit, count in next_tokens.measure(lines).items()
+        for unit, count in next_tokens.measure(lines, tokenizer).items()
     }
 
 

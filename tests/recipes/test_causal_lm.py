@@ -100,18 +100,18 @@ def test_the_page_generates_from_the_model(finished, capsys):
 
 
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
-    """Neither do they end a document; characters of several bytes count as bytes."""
+    """Neither do they end a document, nor do separators; characters of several bytes are bytes."""
     path = tmp_path / "text"
     path.mkdir()
     lines = tiny_text.read_text().splitlines()
     found = []
-    for gaps in ("\n", "\n \n\t\n"):
+    for gaps in ("\n", "\n \n\t\n", "\n<|end_of_text|>\n"):
         for split in ("train", "valid", "test"):
             (path / f"{split}.txt").write_text(gaps.join(f"{line} é東京" for line in lines[:30]))
         run = load_run(finished[0])
         changed = evaluate.evaluate(run, dataset=str(path), batch_size=8, cache_dir=tmp_path)
         found.append(changed["test"])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     test = found[0]
     size = sum(len(f"{line} é東京\n".encode()) for line in lines[:30])
     tokenizer = run.load_model().preprocessor.tokenizer
