@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from data import files, installed_docs, tables
 from data.errors import DataError
+from data.live_line import live_line
 from data.next_tokens import Ends
 from data.templates import Prompt, Template
 from data.text import SPLITS, TEXT, Text
@@ -311,7 +312,7 @@ def make_rows(
     """
     encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
     examples, cut = [], 0
-    for prompt, response in pairs:
+    for prompt, response in live_line(pairs, "tokenising"):
         ids, predicted = encode.example(prompt, response)
         cut += len(ids) > length + 1
         if any(predicted[: length + 1]):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
+from data.live_line import live_line
 from data.splits import SPLITS
 
 TEXT = "text"  # the field of a table or of JSON that holds the text
@@ -97,7 +98,7 @@ class Text:
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
-            for line in self.splits[split]:
+            for line in live_line(self.splits[split], f"reading {split}"):
                 digest.update(f"{line}\n".encode())
         return digest.hexdigest()
 

@@ -63,6 +63,14 @@ def test_a_prompt_without_room_for_its_response_is_left_out():
         )
 
 
+def test_tokenising_shows_its_progress(monkeypatch):
+    shown = []
+    monkeypatch.setattr(prompts, "live_line", lambda pairs, what: shown.append(what) or pairs)
+    template = "{prompt}>{response}"
+    prompts.make_rows(PAIRS, Letters(Ends(0, 0)), template=template, length=12, together=True)
+    assert shown == ["tokenising"]
+
+
 def test_jsonl_and_csv_hold_the_same(tmp_path):
     pairs = [(f"What is {n}?\n", f'It is "{n}", the number') for n in range(200)]
     lines = [json.dumps({"prompt": p, "response": r, "id": 1}) for p, r in pairs]

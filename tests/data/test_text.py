@@ -275,6 +275,13 @@ def test_what_lacks_a_text_is_named(name, content, message, tmp_path):
         list(text.load_text(str(tmp_path / name), tmp_path).splits["train"])
 
 
+def test_a_fingerprint_shows_its_progress(monkeypatch):
+    shown = []
+    monkeypatch.setattr(text, "live_line", lambda lines, what: shown.append(what) or lines)
+    assert len(text.Text("any", SPLITS).sha256) == 64
+    assert shown == ["reading train", "reading valid", "reading test"]
+
+
 def test_text_sha256_sees_every_change():
     def sha256(**changed):
         return text.Text("any", {**SPLITS, **changed}, False).sha256

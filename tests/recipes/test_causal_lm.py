@@ -256,6 +256,9 @@ def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
     assert shown == ["a"] * 3
     long = "one two three four five six seven eight nine: {prompt}:{response}"
     assert causal_lm.beginnings(options, asked, tokenizer, long) == []
+    # Not the whole split is searched for one.
+    many = causal_lm.prompts.Prompts("x", {"valid": [pairs[1]] * 1000 + [pairs[0]]})
+    assert causal_lm.beginnings(options, many, tokenizer, "{prompt}:{response}") == []
 
 
 def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):
