@@ -183,9 +183,9 @@ def _read(path: Path) -> Iterator[Pair]:
                 f"messages; found {found[:100]!a}"
             )
         asked, answer = map(row.get, fields)
-        about = next((name for name in INPUT if row.get(name)), None)
-        if about is not None and "instruction" in row and isinstance(asked, str):
-            asked = f"{asked}\n\n{_text(where, about, row[about], may_be_empty=True)}"
+        given = next((name for name in INPUT if row.get(name)), None)
+        if given is not None and "instruction" in row and isinstance(asked, str):
+            asked = f"{asked}\n\n{_text(where, given, row[given], may_be_empty=True)}"
         yield _checked(where, asked, answer)
 
 

@@ -189,9 +189,6 @@ def main(options: Options) -> dict:
         preset = None if asked == "scratch" else asked
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
-        if isinstance(data, Text):
-            lines = live_line(data.splits["train"], "reading")
-            run.note(*next_tokens.special_notes(lines, tokenizer))
         template = None  # of text
         if run.metadata:
             template = run.metadata["template"]
@@ -213,7 +210,7 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        run.note(*cut_examples(options, rows))
+        run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
@@ -341,6 +338,14 @@ def make_rows(
         data, tokenizer, cache_dir, length=length, together=together, context=options.context
     )
     return rows | {"train": rows["train"].first(options.max_examples)}
+
+
+def special_lines(data, tokenizer) -> list[str]:
+    """Returns notes about lines of a text that name special tokens."""
+    if isinstance(data, prompts.Prompts):
+        return []
+    lines = live_line(data.splits["train"], "searching for special tokens")
+    return next_tokens.special_notes(lines, tokenizer)
 
 
 def cut_examples(options: Options, rows: dict) -> list[str]:
