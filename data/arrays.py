@@ -87,13 +87,24 @@ def evaluation_data(
     return batches.evaluation_batches(count, batch_size, _gather(x, y, sample_weight))
 
 
-def draw_examples(
-    splits: dict[str, tuple[Examples, np.ndarray]], most: int | None, seed: int
-) -> dict[str, tuple[Examples, np.ndarray]]:
-    """Returns the splits with at most `most` random examples of the training split.
+def draw(count: int, most: int | None, seed: int) -> np.ndarray:
+    """Returns the sorted indices of at most `most` random examples.
 
     Drawn at random since a file may be sorted by its labels. A larger `most` keeps the examples
     that a smaller one draws.
+
+    Args:
+        count: Number of examples.
+        most: Number of examples wanted; None for all.
+        seed: The run's seed.
+    """
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+def draw_examples(
+    splits: dict[str, tuple[Examples, np.ndarray]], most: int | None, seed: int
+) -> dict[str, tuple[Examples, np.ndarray]]:
+    """Returns the splits with at most `most` random examples of the training split, see `draw`.
 
     Args:
         splits: Examples and labels by split.
@@ -103,7 +114,7 @@ def draw_examples(
     x, y = splits["train"]
     if most is None:
         return splits
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(y))[:most])
+    drawn = draw(len(y), most, seed)
     x = x[drawn] if isinstance(x, np.ndarray) else [x[i] for i in drawn]
     return {**splits, "train": (x, y[drawn])}
 

@@ -5,6 +5,7 @@ so a file of merges is all that describes it. Any text has tokens, and they give
 byte.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ MERGES = "merges.txt"  # the name that GPT-2, transformers and KerasNLP give it
 # GPT-2 writes a byte as a character: itself where it is printable, otherwise one from 256 on.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
 BYTES = [chr(byte) for byte in PRINTABLE] + [chr(256 + n) for n in range(256 - len(PRINTABLE))]
+# The trainer takes quadratic time for a word, so runs of letters are cut: no merge is as long.
+LONG_RUN = re.compile(r"(\S{1000})(?=\S)")
 
 
 def learn_merges(lines: Iterable[str], size: int) -> list[str]:
@@ -46,7 +49,8 @@ def learn_merges(lines: Iterable[str], size: int) -> list[str]:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, min_frequency=2, initial_alphabet=words.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator((line.strip() for line in lines), trainer)
+    parts = (LONG_RUN.sub(r"\1\n", line.strip()) for line in lines)
+    tokenizer.train_from_iterator(parts, trainer)
     merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     if not merges:
         raise DataError("too little text to learn a vocabulary from: no pair of letters recurs")

@@ -1,6 +1,9 @@
 """Downloads files from several mirrors in turn and checks their hash."""
 
+import socket
 import sys
+import time
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +19,9 @@ HEADERS = {
     "Accept-Encoding": "identity",
 }
 SECONDS = (4.0, 10.0)  # timeouts of a mirror: to connect, and without data
+LOOKING_SECONDS = 10.0  # to connect in vain, all mirrors together
 CHUNK_BYTES = 64 * 1024
+UNREACHABLE = "could not be reached in time"
 NO_NETWORK = "no network"
 NO_NETWORK_SIGNS = (
     "Name or service not known",
@@ -40,8 +45,12 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, what: str = "file") 
 
     def build(temporary: Path) -> None:
         failures: dict[str, str] = {}
+        left = LOOKING_SECONDS
         for url in urls:
-            failure = _download(url, temporary, checksum, what)
+            start = time.monotonic()
+            failure = _download(url, temporary, checksum, what, left)
+            if failure in (UNREACHABLE, NO_NETWORK):
+                left -= time.monotonic() - start
             if failure is None:
                 print(f"{what}: downloaded from {url}", file=sys.stderr, flush=True)
                 return
@@ -54,10 +63,29 @@ def fetch(urls: Sequence[str], checksum: str, target: Path, what: str = "file") 
     files.build_once(target, build, f"downloading {what}", checksum)
 
 
-def _download(url: str, path: Path, checksum: str, what: str) -> str | None:
-    """Downloads to a path; returns None, or why this mirror failed."""
+def _addresses(url: str) -> int:
+    """Returns the number of addresses of a URL's host, which are tried in turn."""
+    if requests.utils.get_environ_proxies(url):  # a proxy knows them
+        return 1
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or parts.scheme
     try:
-        request = requests.get(url, headers=HEADERS, stream=True, timeout=SECONDS)
+        return len(socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM))
+    except OSError:
+        return 1
+
+
+def _download(url: str, path: Path, checksum: str, what: str, left: float) -> str | None:
+    """Downloads to a path; returns None, or why this mirror failed.
+
+    `left` limits the seconds to connect.
+    """
+    if left <= 0.01:
+        return UNREACHABLE
+    try:
+        # The timeout holds for each address.
+        timeout = (min(SECONDS[0], left) / _addresses(url), SECONDS[1])
+        request = requests.get(url, headers=HEADERS, stream=True, timeout=timeout)
         with request as response, open(path, "wb") as file:
             if not response.ok:
                 return f"answered {response.status_code} {response.reason}"
@@ -66,6 +94,8 @@ def _download(url: str, path: Path, checksum: str, what: str) -> str | None:
                 for chunk in response.iter_content(CHUNK_BYTES):
                     file.write(chunk)
                     bar.update(len(chunk))
+    except requests.ConnectTimeout:
+        return UNREACHABLE
     except requests.Timeout:
         return "did not answer in time"
     except requests.RequestException as error:

@@ -51,7 +51,7 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
             with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
                 yield stream
         else:
-            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
+            with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as stream:
                 yield stream
     except UNPACKING_ERRORS as error:
         raise DataError(f"{path}: damaged archive ({error})") from error

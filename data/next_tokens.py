@@ -8,6 +8,7 @@ at the start. A model predicts every token of a document except the first, so al
 import dataclasses
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from data.live_line import live_line
 from data.text import Text
 
 LINES_AT_ONCE = 1000
+NEVER = r"(?!)"  # a pattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +45,60 @@ class Ends:
 def tokenize(lines: Iterable[str], tokenizer) -> Iterator[list[int]]:
     """Yields the token ids of each line, without the white space around it.
 
+    A line that consists of names of special tokens, such as a separator <|endoftext|>, has none:
+    rows have such tokens between documents anyway.
+
     Args:
         lines: Texts; `LINES_AT_ONCE` of them are in memory.
         tokenizer: A KerasNLP tokenizer.
     """
-    lines = iter(lines)
+    lines, separator = iter(lines), separators(tokenizer)
     while block := [line.strip() for line in itertools.islice(lines, LINES_AT_ONCE)]:
-        encoded = tokenizer(block)
+        encoded = tokenizer(["" if separator.fullmatch(line) else line for line in block])
         for ids in encoded.to_list() if hasattr(encoded, "to_list") else encoded:
             yield [int(token) for token in ids]
+
+
+def names_in_text(tokenizer) -> list[str]:
+    """Returns the names of special tokens that a KerasNLP tokenizer reads as these tokens.
+
+    Tokenizers of SentencePiece read them as text.
+    """
+    return [name for name in tokenizer.special_tokens if len(tokenizer(name)) == 1]
+
+
+def separators(tokenizer) -> re.Pattern:
+    """Returns a pattern of the whole lines that are names of special tokens alone."""
+    names = "|".join(map(re.escape, names_in_text(tokenizer)))
+    return re.compile(rf"\s*({names})+\s*" if names else NEVER)
+
+
+def special_notes(lines: Iterable[str], tokenizer) -> list[str]:
+    """Returns notes about training lines with names of special tokens.
+
+    Args:
+        lines: The lines of the training split.
+        tokenizer: A KerasNLP tokenizer.
+    """
+    names, separator = names_in_text(tokenizer), separators(tokenizer)
+    alone = within = 0
+    for line in lines:
+        if any(name in line for name in names):
+            is_alone = separator.fullmatch(line) is not None
+            alone += is_alone
+            within += not is_alone
+    notes = []
+    if alone:
+        notes.append(
+            f"{alone:,} training lines are left out, as such lines of the other splits: they are "
+            f"names of special tokens alone ({', '.join(names)})"
+        )
+    if within:
+        notes.append(
+            f"{within:,} training lines contain the name of a special token "
+            f"({', '.join(names)}), which is read as the token"
+        )
+    return notes
 
 
 def packed(documents: Iterable[list[int]], length: int, ends: Ends) -> Iterator[np.ndarray]:
@@ -195,7 +242,7 @@ def rows_once(
     vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
     # Another class, or other scores (SentencePiece), find the same tokens by other rules.
     rules = (type(tokenizer).__name__, getattr(tokenizer, "proto", None))
-    made_from = (text.sha256, "next tokens", length, vocabulary, rules, ends, together)
+    made_from = (text.sha256, "next tokens 2", length, vocabulary, rules, ends, together)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
     dtype = sequences.dtype_of(tokenizer.vocabulary_size())
@@ -219,17 +266,18 @@ def rows_once(
     return rows_of
 
 
-def measure(lines: Iterable[str]) -> dict[str, int]:
+def measure(lines: Iterable[str], tokenizer) -> dict[str, int]:
     """Counts what perplexities are given for: words, and UTF-8 bytes, of lines that have any.
 
-    Each line's end counts as a word and as a byte; the white space around a line does not count.
+    Each line's end counts as a word and as a byte; the white space around a line does not count,
+    nor do lines that `tokenize` leaves out.
 
     Returns:
         `word` and `byte`.
     """
-    counts = {"word": 0, "byte": 0}
+    counts, separator = {"word": 0, "byte": 0}, separators(tokenizer)
     for line in lines:
-        if line.strip():
+        if line.strip() and not separator.fullmatch(line):
             counts["word"] += len(line.split()) + 1
             counts["byte"] += len(line.strip().encode()) + 1
     return counts

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,14 +15,17 @@ import tensorflow as tf
 
 from data import files, installed_docs, tables
 from data.errors import DataError
+from data.live_line import live_line
 from data.next_tokens import Ends
 from data.templates import Prompt, Template
 from data.text import SPLITS, TEXT, Text
 
 Pair = tuple[Prompt, str]
-# The names of the fields; the others are those of Alpaca's file and of TRL.
+# The names of the fields; the others are those of Alpaca, Dolly and TRL.
 PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
-INPUT = "input"  # what Alpaca's instruction is about; may be empty
+INPUT = ("input", "context")  # what an instruction of Alpaca or Dolly is about; may be empty
+MESSAGES = "messages"  # of a chat
+SHARD = r"(?<=-)\d{5}(?=-of-\d{5}\.)"  # the number of one part of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,60 +64,82 @@ def texts_of(pair: Pair) -> list[str]:
     return [*said, response]
 
 
-def find_files(dataset: str) -> dict[str, Path]:
+def find_files(dataset: str) -> dict[str, list[Path]]:
     """Returns the files of prompts that a dataset names, by split; "" for one file of all.
 
     Empty where the dataset is something else, for instance text, also in the fields `text` of a
     table or of JSON.
+
+    Raises:
+        DataError: A folder has several files for a split that are not the shards of one.
     """
     path = files.expand(dataset)
     if path.is_file():
         is_asked = _has_fields(path) and not _holds_text(path)
-        return {"": path} if is_asked else {}
+        return {"": [path]} if is_asked else {}
     if not path.is_dir():
         return {}
     words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
-    paths: dict[str, Path] = {}
+    paths: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if file.name.startswith(word)), None)
-        if split is not None and _has_fields(file):
-            paths.setdefault(split, file)
-    return {} if any(map(_holds_text, paths.values())) else paths
+        if split is not None and _has_fields(file) and _is_meant(file):
+            paths.setdefault(split, []).append(file)
+    if any(_holds_text(file) for found in paths.values() for file in found):
+        return {}
+    for split, found in paths.items():
+        if len({re.sub(SHARD, "*", file.name) for file in found}) > 1:
+            raise DataError(
+                f"{dataset}: several {split} files, {', '.join(file.name for file in found[:5])}; "
+                "expected one, or its shards, called for instance train-00000-of-00002.jsonl"
+            )
+    return paths
 
 
 def _has_fields(path: Path) -> bool:
     return path.name.lower().endswith(tables.ENDINGS)
 
 
+def _is_meant(path: Path) -> bool:
+    """Returns whether a file whose name begins with that of a split is not a stray one.
+
+    A longer name, such as train_args.json, needs the fields of prompts.
+    """
+    is_named = re.match(r"(train|valid|validation|test|dev)[^A-Za-z_]", path.name) is not None
+    return is_named or tables.has_field(path, *PROMPT, MESSAGES)
+
+
 def _holds_text(path: Path) -> bool:
     """Returns whether a file has a field `text` and none of prompts."""
     names = set(tables.header_of(path))
-    return TEXT in names and names.isdisjoint({*PROMPT, "messages"})
+    return TEXT in names and names.isdisjoint({*PROMPT, MESSAGES})
 
 
 def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
-    A prompt may also be called `instruction`, with an `input` that follows it on the next line but
-    one, and a response `completion` or `output`. JSON may have `messages` instead, with `role` and
-    `content`: an optional system message, then user and assistant messages in turn; the response is
-    the last one, the prompt all before it.
+    A prompt may also be called `instruction`, with an `input` or `context` that follows it on the
+    next line but one, and a response `completion` or `output`. JSON may have `messages` instead,
+    with `role` and `content`: an optional system message, then user and assistant messages in turn;
+    the response is the last one, the prompt all before it.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
             TSV, also compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with
-            such files that begin with train, valid (or dev) and test. A split that a folder lacks
-            is cut from training in the same way. Prompts without a response are left out.
+            such files that begin with train, valid (or dev) and test, each in one file or in
+            shards (train-00000-of-00002.jsonl). A split that a folder lacks is cut from training
+            in the same way. Prompts without a response are left out.
 
     Raises:
-        DataError: A file cannot be read, an example is not what it should be, or a split is empty.
+        DataError: A file cannot be read, an example is not what it should be, a split is empty, or
+            a folder has several files for it.
     """
     paths = find_files(dataset)
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
-    for split, path in paths.items():
-        for pair in _read(path):
+    for split, found in paths.items():
+        for pair in itertools.chain.from_iterable(map(_read, found)):
             if not pair[1].strip():
                 empty_responses += 1
                 continue
@@ -138,15 +165,15 @@ def load_prompts(dataset: str) -> Prompts:
 def _read(path: Path) -> Iterator[Pair]:
     """Yields the pairs of a file."""
     if tables.is_table(path.name):
-        about = (INPUT, "") if "instruction" in tables.header_of(path) else ("",)
+        about = (*INPUT, "") if "instruction" in tables.header_of(path) else ("",)
         for where, (prompt, more, response) in tables.read_table(path, PROMPT, about, RESPONSE):
             yield _checked(where, "\n\n".join(filter(None, (prompt, more))), response)
         return
     for where, row in tables.read_objects(path):
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
-        if "messages" in row:
-            yield read_messages(where, row["messages"], ends_with="assistant")
+        if MESSAGES in row:
+            yield read_messages(where, row[MESSAGES], ends_with="assistant")
             continue
         fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
         if None in fields:
@@ -156,9 +183,9 @@ def _read(path: Path) -> Iterator[Pair]:
                 f"messages; found {found[:100]!a}"
             )
         asked, answer = map(row.get, fields)
-        given = row.get(INPUT) if "instruction" in row else None
-        if given and isinstance(given, str) and isinstance(asked, str):
-            asked = f"{asked}\n\n{given}"
+        given = next((name for name in INPUT if row.get(name)), None)
+        if given is not None and "instruction" in row and isinstance(asked, str):
+            asked = f"{asked}\n\n{_text(where, given, row[given], may_be_empty=True)}"
         yield _checked(where, asked, answer)
 
 
@@ -285,7 +312,7 @@ def make_rows(
     """
     encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
     examples, cut = [], 0
-    for prompt, response in pairs:
+    for prompt, response in live_line(pairs, "tokenising"):
         ids, predicted = encode.example(prompt, response)
         cut += len(ids) > length + 1
         if any(predicted[: length + 1]):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from data import batches, files, glue, installed_docs
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError
+from data.live_line import Waiting, live_line
 from data.splits import SPLITS
 from data.tables import read_table
 from data.text import Text
@@ -30,7 +31,7 @@ PACKAGE_NAMES = re.compile(
 )
 
 # Number of n-grams that the baseline keeps, the most frequent ones; SST-2 has 81,000. It bounds the
-# time for a long text.
+# time of the regression; the memory is that of all n-grams of the text, which are counted first.
 MOST_NGRAMS = 100_000
 
 Row = tuple[str, str]  # a sentence and its label
@@ -227,8 +228,9 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     scores = {"most_frequent_accuracy": most_frequent_accuracy(counts, test_counts)}
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=MOST_NGRAMS)
     try:
-        features = vectorizer.fit_transform(sentences)
-        model = LogisticRegression(C=10, max_iter=1000).fit(features, labels)
+        features = vectorizer.fit_transform(live_line(sentences, "counting n-grams"))
+        with Waiting("computing the TF-IDF baseline"):
+            model = LogisticRegression(C=10, max_iter=1000).fit(features, labels)
     except ValueError:  # no word of two or more letters, or one class
         return scores
     predictions = model.predict(vectorizer.transform(test_sentences))

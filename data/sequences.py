@@ -18,6 +18,8 @@ from data.live_line import live_line
 from data.text import Text
 from data.word_pieces import SpecialTokens
 
+FEW_FULL = 0.01  # share of the texts that may fill their sequences without a note
+
 
 def packed(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]], length: int, special: SpecialTokens
@@ -158,6 +160,24 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     if isinstance(sequences, np.memmap) and aligned:
         return tf.experimental.dlpack.from_dlpack(sequences.__dlpack__())
     return tf.constant(sequences)
+
+
+def cut_note(sequences: np.ndarray, pad: int, what: str) -> str | None:
+    """Returns a line about texts that fill their sequences, if these are more than a few.
+
+    Args:
+        sequences: Token ids of the training split, (sequences, length), each of one text.
+        pad: The id of padding.
+        what: Name of the texts, for instance "sentences".
+    """
+    length = sequences.shape[1]
+    full = int((np.asarray(sequences[:, -1]) != pad).sum())
+    if full <= FEW_FULL * len(sequences):
+        return None
+    return (
+        f"{full:,} of {len(sequences):,} training {what} have {length} tokens or more: what is "
+        f"beyond --sequence-length {length} is cut"
+    )
 
 
 def in_blocks(sequences: np.ndarray, rows: int = 16_384) -> Iterator[np.ndarray]:

@@ -124,6 +124,14 @@ def header_of(path: Path) -> list[str]:
         raise DataError(f"{path}, line 1: not a row ({error})") from error
 
 
+def has_field(path: Path, *names: str) -> bool:
+    """Returns whether the first row has one of these fields; False where it cannot be read."""
+    try:
+        return not set(names).isdisjoint(header_of(path))
+    except DataError:
+        return False
+
+
 def _text(path: Path) -> str:
     with files.open_bytes(path) as stream:
         return _decoded(path, stream.read())

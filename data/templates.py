@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from data.errors import DataError
-from data.next_tokens import Ends
+from data.next_tokens import Ends, names_in_text
 
 TEXT = "{prompt}\n{response}"
 
@@ -132,7 +132,8 @@ class Template:
     """Makes the tokens of prompts and responses.
 
     The special tokens of a chat become their ids, whatever the tokenizer makes of their names in a
-    text; a prompt or response with such a name is rejected, so that it cannot end its own turn.
+    text; a prompt or response with such a name, or that of another special token of the model, is
+    rejected, so that it cannot end its own turn.
 
     Args:
         template: A text with {prompt} and {response}, or a name in `CHATS`.
@@ -147,11 +148,13 @@ class Template:
         self.tokenizer, self.chat = tokenizer, CHATS.get(template)
         self.start = [] if ends.start is None else [ends.start]
         self.before, _, self.after = template.partition("{response}")
-        self.end, self.markers = ends.end, {}
+        self.end, self.markers, self.refused = ends.end, {}, {}
         if self.chat is not None:
             self.after = ""
             self.markers = {name: int(tokenizer.token_to_id(name)) for name in self.chat.markers}
             self.end = self.markers[self.chat.end]
+            self.refused = dict.fromkeys(names_in_text(tokenizer), "model")
+            self.refused |= dict.fromkeys(self.markers, "template")
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """Returns the tokens before the response to a prompt, the document's start included.
@@ -165,7 +168,7 @@ class Template:
         """Returns the tokens of a response with what follows it, and the one that ends it.
 
         Raises:
-            DataError: the response contains a special token of the chat.
+            DataError: the response of a chat contains a special token.
         """
         return [*self._tokens(self._checked(text) + self.after), self.end]
 
@@ -175,7 +178,7 @@ class Template:
         Those are the response and the assistant's earlier turns, each with the token that ends it.
 
         Raises:
-            DataError: a text contains a special token of the chat, or the template is none of a
+            DataError: a text of a chat contains a special token, or the template is none of a
                 chat and the prompt has several turns.
         """
         ids, predicted = self._encoded(prompt)
@@ -229,7 +232,7 @@ class Template:
         return [int(token) for token in self.tokenizer(text)] if text else []
 
     def _checked(self, text: str) -> str:
-        for marker in self.markers:
-            if marker in text:
-                raise DataError(f"{marker} is a special token of the template: {text[:60]!r}")
+        for name, whose in self.refused.items():
+            if name in text:
+                raise DataError(f"{name} is a special token of the {whose}: {text[:60]!r}")
         return text.strip() if self.chat is not None and self.chat.strips else text

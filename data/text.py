@@ -13,6 +13,7 @@ from pathlib import Path
 
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
+from data.live_line import live_line
 from data.splits import SPLITS
 
 TEXT = "text"  # the field of a table or of JSON that holds the text
@@ -97,7 +98,7 @@ class Text:
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
-            for line in self.splits[split]:
+            for line in live_line(self.splits[split], f"reading {split}"):
                 digest.update(f"{line}\n".encode())
         return digest.hexdigest()
 
@@ -170,7 +171,7 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
     if contiguous:
         count = sum(1 for _ in Lines(sources))
         held_out = math.ceil(count * TEST_SHARE)
-        ends = [0, count - 2 * held_out, count - held_out, count]
+        ends = [0, max(0, count - 2 * held_out), count - held_out, count]
         parts = zip(SPLITS, itertools.pairwise(ends), strict=True)
         return _not_empty(
             Text(dataset, {split: Lines(sources, None, *part) for split, part in parts})
@@ -205,15 +206,21 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
 
     Args:
         name: Name of the text, for messages.
-        sources: By file name.
+        sources: By file name, in an archive with its folders.
     """
+    # A Mac stores a file's attributes in another one.
+    sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
     splits, note = {}, None
     endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv"
     if any(member is not None for _, member in sources.values()):
         endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
     for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
-        matches = [file for file in sources if re.fullmatch(pattern, file, re.IGNORECASE)]
+        matches = [
+            file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)
+        ]
+        if len(matches) > 1:  # one may be a stray file, such as train_args.json
+            matches = [file for file in matches if _holds_text(*sources[file])] or matches
         if len(matches) == 1:
             splits[split] = Lines([sources[matches[0]]])
             is_wikitext = "wiki." in matches[0]
@@ -227,6 +234,12 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
         "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (a zip "
         "archive may contain text only; unpack other files)"
     )
+
+
+def _holds_text(path: Path, member: str | None) -> bool:
+    """Returns whether a file is plain text, or a table or JSON with the field `text`."""
+    is_plain = member is not None or not path.name.lower().endswith(tables.ENDINGS)
+    return is_plain or tables.has_field(path, TEXT)
 
 
 def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:

@@ -24,6 +24,7 @@ UNKNOWN_IN_TEXT = "<unk>"  # WikiText's rare words
 
 # A longer word is one [UNK] in Keras's tokenizer, as in BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
+MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
 # Numbers of lines and words in memory at once.
 LINES_AT_ONCE = 1000
 KNOWN_WORDS = 1_000_000
@@ -69,6 +70,34 @@ def _unknown_id(tokenizer, otherwise: int) -> int:
     pieces = set(pieces_of(tokenizer))
     name = next((name for name in ("[UNK]", UNKNOWN_IN_TEXT) if name in pieces), None)
     return otherwise if name is None else int(tokenizer.token_to_id(name))
+
+
+def unknown_share(blocks: Iterable[np.ndarray], tokenizer) -> float:
+    """Returns the share of [UNK] among the tokens of a text, other special tokens left out.
+
+    Args:
+        blocks: Token ids, integers of any shape.
+        tokenizer: Of KerasNLP; the share is 0 if its family spells words in bytes.
+    """
+    unknown_id = _unknown_id(tokenizer, tokenizer.pad_token_id)
+    if unknown_id == tokenizer.pad_token_id:
+        return 0.0
+    others = [number for number in tokenizer.special_token_ids if number != unknown_id]
+    unknown = tokens = 0
+    for block in blocks:
+        unknown += int((block == unknown_id).sum())
+        tokens += int(np.isin(block, others, invert=True).sum())
+    return unknown / max(tokens, 1)
+
+
+def unknown_note(share: float) -> str | None:
+    """Returns a line about an `unknown_share` that is large, or None."""
+    if share <= MANY_UNKNOWN:
+        return None
+    return (
+        f"{share:.0%} of the training tokens are [UNK]: words of more than {MAX_WORD_BYTES} bytes, "
+        "or a vocabulary that does not fit the text"
+    )
 
 
 def pieces_of(tokenizer) -> list[str]:

@@ -28,7 +28,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.predictions import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError
-from data.sequences import sequences_once
+from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
 from models import bert, fine_tuning, likelihoods, presets
 from models.chunked_head import chunked_masked_lm, has_tied_logits
@@ -153,6 +153,10 @@ def main(options: Options) -> dict:
         sequences, masking = make_sequences(
             options, text, tokenizer, run.cache_dir, inputs, initial_share(options, preset)
         )
+        unknown = word_pieces.unknown_share(in_blocks(sequences["train"]), tokenizer)
+        run.note(word_pieces.unknown_note(unknown))
+        if options.text_mode == "lines":
+            run.note(cut_note(sequences["train"], masking.special.pad, "lines"))
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,

@@ -20,6 +20,7 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -32,10 +33,11 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
+from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
-from data import batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data.errors import DataError
 from data.kneser_ney import KneserNey
+from data.live_line import live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
@@ -218,7 +220,7 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        run.note(*cut_examples(options, rows))
+        run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
@@ -290,7 +292,7 @@ def main(options: Options) -> dict:
             )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            test |= perplexities(nats, data.splits["test"])
+            test |= perplexities(nats, data.splits["test"], tokenizer)
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -329,8 +331,8 @@ def make_rows(
     """Returns rows of tokens by split: `next_tokens.Rows`, or `prompts.PromptRows`."""
     if isinstance(data, prompts.Prompts):
         pairs = dict(data.splits)
-        drawn = np.random.default_rng(options.seed).permutation(len(pairs["train"]))
-        pairs["train"] = [pairs["train"][i] for i in sorted(drawn[: options.max_examples])]
+        drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
+        pairs["train"] = [pairs["train"][index] for index in drawn]
         return {
             split: prompts.make_rows(
                 examples,
@@ -348,6 +350,14 @@ def make_rows(
     return rows | {"train": rows["train"].first(options.max_examples)}
 
 
+def special_lines(data, tokenizer) -> list[str]:
+    """Returns notes about lines of a text that name special tokens."""
+    if isinstance(data, prompts.Prompts):
+        return []
+    lines = live_line(data.splits["train"], "searching for special tokens")
+    return next_tokens.special_notes(lines, tokenizer)
+
+
 def cut_examples(options: Options, rows: dict) -> list[str]:
     """Returns a line for each split with prompts and responses that are longer than a row."""
     titles = {"train": "training", "valid": "validation", "test": "test"}
@@ -359,16 +369,17 @@ def cut_examples(options: Options, rows: dict) -> list[str]:
     ]
 
 
-def perplexities(nats: float, lines: Iterable[str]) -> dict[str, float]:
+def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, float]:
     """Returns the perplexity per word and per byte of lines.
 
     Args:
         nats: minus the log-likelihood of all their tokens.
         lines: the lines, whose ends count as words and bytes.
+        tokenizer: of KerasNLP; lines of its special tokens alone do not count.
     """
     return {
         f"perplexity_per_{unit}": float(np.exp(nats / count))
-        for unit, count in next_tokens.measure(lines).items()
+        for unit, count in next_tokens.measure(lines, tokenizer).items()
     }
 
 
@@ -400,7 +411,7 @@ def beginnings(
     At least a quarter of a row is left for their continuations.
     """
     of_prompts = Template(template, tokenizer) if template else None
-    lines = iter(data.splits["valid"])
+    lines = itertools.islice(data.splits["valid"], 1000)  # in case none of them is short enough
     begun: list[templates.Prompt] = []
     while len(begun) < 4 and (line := next(lines, None)) is not None:
         is_prompt = isinstance(data, prompts.Prompts)

@@ -275,7 +275,8 @@ def main(options: Options) -> dict:
             count=options.oligos,
             fold=options.fold,
         )
-        molecules["train"] = molecules["train"][: options.max_examples]
+        kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)
+        molecules["train"] = [molecules["train"][index] for index in kept]
         drawn = []
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)

@@ -27,6 +27,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from data.errors import DataError
+from data.sequences import cut_note
 from models import bert, fine_tuning, presets
 from models.initial_weights import add_mean_layer, init_naive_bayes
 from models.metrics import GLUE_METRICS, MacroF1
@@ -188,6 +189,7 @@ def main(options: Options) -> dict:
             name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
         }
         labels = {name: numbers for name, (_, numbers) in splits.items()}
+        run.note(*token_notes(data.name, inputs["train"]["token_ids"], tokenizer))
         base_learning_rate = 5e-5 if preset else 5e-4
         if options.init_from is not None:
             base_learning_rate = 1e-3
@@ -294,6 +296,27 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
         return presets.load_preprocessor(kind, preset, options.sequence_length)
     tokenizer = bert.make_tokenizer(options, None, data.as_text(), cache_dir)
     return BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
+
+
+def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]:
+    """Returns notes about training sentences with many unknown tokens, or that are cut.
+
+    Args:
+        name: name of the dataset.
+        token_ids: of the training sentences, of shape (sentences, length).
+        tokenizer: of KerasNLP.
+
+    Raises:
+        DataError: all tokens are unknown.
+    """
+    unknown = word_pieces.unknown_share([token_ids], tokenizer)
+    if unknown == 1:
+        raise DataError(
+            f"{name}: all tokens of the training split are [UNK]; use a --vocabulary or a "
+            "--preset that fits the text"
+        )
+    cut = cut_note(token_ids, tokenizer.pad_token_id, "sentences")
+    return [word_pieces.unknown_note(unknown), cut]
 
 
 def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:

@@ -51,6 +51,15 @@ def test_tokens_give_any_text_back_with_its_case():
     assert tokenizer.end_token_id == tokenizer.vocabulary_size() - 1 == 256 + len(merges)
 
 
+@pytest.mark.parametrize(("before", "is_cut"), [(998, False), (999, True), (1000, False)])
+def test_a_long_run_of_letters_is_cut_to_learn_from(before, is_cut):
+    """Behind each thousandth letter: the trainer takes quadratic time for a word."""
+    run = f"in {'a' * before}xy{'a' * 10} it"
+    merges = byte_pairs.learn_merges([run, run], 400)
+    assert any("xy" in merge.replace(" ", "") for merge in merges) != is_cut
+    assert tokenizer_of(merges).detokenize(tokenizer_of(merges)(run)) == run
+
+
 def test_merges_are_learned_once_and_from_the_training_split_alone(tmp_path, monkeypatch):
     def text(valid):
         return Text("t", {"train": LINES, "valid": valid, "test": valid})

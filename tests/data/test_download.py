@@ -1,7 +1,9 @@
 import hashlib
 import http.server
 import os
+import socket
 import threading
+import types
 
 import pytest
 import requests
@@ -112,6 +114,26 @@ def test_without_a_network_the_reason_is_two_words(tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "get", get)
     with pytest.raises(DataError, match="^it: no network$"):
         download.fetch(["https://a.b/c", "https://d.e/f"], SHA256, tmp_path / "file", what="it")
+
+
+def test_mirrors_that_drop_packets_take_ten_seconds_together(tmp_path, monkeypatch):
+    """The timeout to connect holds for each address of a host."""
+    clock, tried = [0.0], []
+
+    def get(url, timeout, **options):
+        tried.append(url)
+        clock[0] += 3 * timeout[0]
+        raise requests.ConnectTimeout
+
+    monkeypatch.setattr(requests, "get", get)
+    monkeypatch.setattr(requests.utils, "get_environ_proxies", lambda url: {})
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **more: [None] * 3)
+    monkeypatch.setattr(download, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(download, "SECONDS", (4, 10))
+    urls = [f"https://{name}.b/c" for name in "abcd"]
+    with pytest.raises(DataError, match="https://d.b/c could not be reached in time"):
+        download.fetch(urls, SHA256, tmp_path / "file")
+    assert clock[0] == pytest.approx(10) and tried == urls[:3]
 
 
 def test_there_is_no_progress_bar_without_an_answer(server, tmp_path, monkeypatch):

@@ -15,9 +15,12 @@ class Letters:
 
     start_token_id = end_token_id = 0
     merges = None
+    special_tokens = ["<|end|>"]
 
-    def __call__(self, lines):
-        return [list(line.encode()) for line in lines]
+    def __call__(self, text):
+        if isinstance(text, list):
+            return list(map(self, text))
+        return list(text.replace("<|end|>", "\0").encode())
 
     def get_vocabulary(self):
         return list("abc")
@@ -97,7 +100,22 @@ def test_rows_do_not_depend_on_how_the_stream_is_cut_into_blocks():
 
 def test_words_and_bytes_are_counted_with_line_ends():
     lines = ["  two words ", "", " \t", "née 東京"]
-    assert next_tokens.measure(lines) == {"word": 6, "byte": 10 + 12}
+    lines += ["<|end|>", " <|end|><|end|>"]
+    assert next_tokens.measure(lines, Letters()) == {"word": 6, "byte": 10 + 12}
+
+
+def test_lines_of_special_tokens_alone_are_no_documents():
+    lines = ["ab", "<|end|>", " <|end|><|end|>\t", "a<|end|>b", "<|end"]
+    ids = list(next_tokens.tokenize(lines, Letters()))
+    a, b = b"ab"
+    assert ids[:4] == [[a, b], [], [], [a, 0, b]] and ids[4] == list(b"<|end")
+    assert next_tokens.special_notes(lines, Letters()) == [
+        "2 training lines are left out, as such lines of the other splits: they are names of "
+        "special tokens alone (<|end|>)",
+        "1 training lines contain the name of a special token (<|end|>), which is read as the "
+        "token",
+    ]
+    assert next_tokens.special_notes(["ab", "<|end"], Letters()) == []
 
 
 def test_rows_are_made_once_and_for_each_setting(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from data import prompts
 from data.errors import DataError
 from data.next_tokens import Ends
+from data.text import load_text
 
 PAIRS = [("ab", "cd"), ("a", "b"), ("abcdefgh", "xyz"), ("q", "rs")]
 
@@ -62,6 +63,14 @@ def test_a_prompt_without_room_for_its_response_is_left_out():
         )
 
 
+def test_tokenising_shows_its_progress(monkeypatch):
+    shown = []
+    monkeypatch.setattr(prompts, "live_line", lambda pairs, what: shown.append(what) or pairs)
+    template = "{prompt}>{response}"
+    prompts.make_rows(PAIRS, Letters(Ends(0, 0)), template=template, length=12, together=True)
+    assert shown == ["tokenising"]
+
+
 def test_jsonl_and_csv_hold_the_same(tmp_path):
     pairs = [(f"What is {n}?\n", f'It is "{n}", the number') for n in range(200)]
     lines = [json.dumps({"prompt": p, "response": r, "id": 1}) for p, r in pairs]
@@ -93,7 +102,7 @@ def test_jsonl_and_csv_hold_the_same(tmp_path):
 
 
 def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
-    """TRL's prompts and completions, Alpaca's list of instructions, and the messages of a chat."""
+    """Those of TRL, Alpaca and Dolly, and the messages of a chat."""
     pairs = [(f"Add one.\n\n{n}", f"{n + 1}") for n in range(100)]
     rows = {
         "trl.jsonl": [{"prompt": p, "completion": r} for p, r in pairs],
@@ -104,6 +113,9 @@ def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
         "alpaca.json": [
             {"instruction": "Add one.", "input": p.split()[-1], "output": r} for p, r in pairs
         ],
+        "dolly.jsonl": [
+            {"instruction": "Add one.", "context": p.split()[-1], "response": r} for p, r in pairs
+        ],
         "pairs.jsonl": [{"instruction": p, "input": "", "output": r} for p, r in pairs],
     }
     for name, values in rows.items():
@@ -112,7 +124,9 @@ def test_the_fields_and_files_of_others_hold_the_same(tmp_path):
         (tmp_path / name).write_text(lines)
     table = "".join(f"Add one.\t{p.split()[-1]}\t{r}\n" for p, r in pairs)
     (tmp_path / "alpaca.tsv").write_text("instruction\tinput\toutput\n" + table)
-    found = [prompts.load_prompts(str(tmp_path / name)).splits for name in (*rows, "alpaca.tsv")]
+    (tmp_path / "dolly.tsv").write_text("instruction\tcontext\tresponse\n" + table)
+    names = (*rows, "alpaca.tsv", "dolly.tsv")
+    found = [prompts.load_prompts(str(tmp_path / name)).splits for name in names]
     assert sorted(pair for split in found[0].values() for pair in split) == sorted(pairs)
     assert all(each == found[0] for each in found)
 
@@ -173,6 +187,49 @@ def test_other_datasets_are_not_prompts(tmp_path):
         assert prompts.find_files(dataset) == {}
 
 
+def write_prompts(path, numbers):
+    rows = [json.dumps({"prompt": f"say {n}", "response": "it"}) for n in numbers]
+    path.write_text("\n".join(rows))
+
+
+def test_all_shards_of_a_split_are_read(tmp_path):
+    for number in range(3):
+        name = f"train-{number:05}-of-00003.jsonl"
+        write_prompts(tmp_path / name, range(10 * number, 10 * number + 10))
+    write_prompts(tmp_path / "validation-00000-of-00001.jsonl", range(30, 35))
+    write_prompts(tmp_path / "test.jsonl", range(35, 40))
+    splits = prompts.load_prompts(str(tmp_path)).splits
+    assert splits["train"] == [(f"say {n}", "it") for n in range(30)]
+    assert [len(pairs) for pairs in splits.values()] == [30, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-small.jsonl", "train.jsonl"),
+        ("train-00000-of-00002.jsonl", "train.jsonl"),
+        ("train-a-00000-of-00002.jsonl", "train-b-00001-of-00002.jsonl"),
+    ],
+)
+def test_several_files_of_a_split_are_refused(names, tmp_path):
+    for name in names:
+        write_prompts(tmp_path / name, range(9))
+    with pytest.raises(DataError, match=f"several train files, {', '.join(names)}; expected one"):
+        prompts.load_prompts(str(tmp_path))
+
+
+def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
+    (tmp_path / "train_args.json").write_text('{\n  "learning_rate": 0.1\n}')
+    (tmp_path / "test_results.json").write_text('{"accuracy": 0.1}')
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text("one line\nanother line")
+    assert prompts.find_files(str(tmp_path)) == {}
+    assert list(load_text(str(tmp_path), tmp_path).splits["train"]) == ["one line", "another line"]
+    for name in ("train_prompts.jsonl", "valid.jsonl", "test.jsonl"):
+        write_prompts(tmp_path / name, range(9))
+    assert len(prompts.load_prompts(str(tmp_path)).splits["train"]) == 9
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -190,6 +247,10 @@ def test_other_datasets_are_not_prompts(tmp_path):
         ('["a"]', "expected an object with prompt and response"),
         ('{"prompt": "a"}', "expected prompt or instruction, and .*; found 'prompt'"),
         ("[" * 100_000, "not JSON, one object per line"),
+        (
+            '{"instruction": "a", "context": ["b"], "response": "c"}',
+            r"the context is \['b'\], expected text",
+        ),
         ('{"prompt": "a", "response": null}', "the response is None, expected text"),
         ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
         ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),

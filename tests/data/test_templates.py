@@ -40,6 +40,11 @@ def test_turns_are_those_that_were_published(family):
     for marker in template.markers:
         with pytest.raises(DataError, match="is a special token of the template: 'Hi"):
             template.prompt(f"Hi{marker}")
+    # A tokenizer of SentencePiece reads the names of its own tokens as text.
+    ends = tokenizer.special_tokens if family != "Gemma" else []
+    for name in set(ends) - set(template.markers):
+        with pytest.raises(DataError, match="is a special token of the model: 'Hi"):
+            template.response(f"Hi{name}")
 
 
 # A system's message and two turns; Gemma has no system's role.

@@ -119,6 +119,23 @@ def test_a_folder(tmp_path, names):
     assert not (tmp_path / "cache").exists()
 
 
+def test_archives_and_folders_of_a_mac(tmp_path):
+    """Finder adds `._` files, and the folder's name may contain that of a split."""
+    path = tmp_path / "wiki-test.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for split, lines in SPLITS.items():
+            archive.writestr(f"wiki-test/{split}.txt", content(lines))
+            archive.writestr(f"__MACOSX/wiki-test/._{split}.txt", b"\0\5\x16\7")
+    assert lines_of(text.load_text(str(path), tmp_path / "cache")) == SPLITS
+    folder = tmp_path / "folder"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    for split in SPLITS:
+        shutil.move(folder / f"wiki-test/{split}.txt", folder)
+        shutil.move(folder / f"__MACOSX/wiki-test/._{split}.txt", folder)
+    assert lines_of(text.load_text(str(folder), tmp_path / "cache")) == SPLITS
+
+
 @pytest.mark.parametrize("count", [2, 41])
 def test_without_a_test_file_the_end_of_training_is_the_test_split(count, tmp_path):
     (tmp_path / "train.txt").write_text("\n\n".join(LINES[:count]))
@@ -158,10 +175,11 @@ def test_a_wikitext_zip(tmp_path):
 LINES = [f"Line number {number} of the text." for number in range(2000)]
 
 
-@pytest.mark.parametrize("name", ["my.txt", "my.txt.gz"])
+@pytest.mark.parametrize("name", ["my.txt", "my.txt.gz", "MY.TXT.GZ"])
 def test_one_file_is_split_by_a_stable_hash(tmp_path, name):
     data = ("\ufeff" + "\r\n\r\n".join(LINES)).encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    is_packed = name.lower().endswith(".gz")
+    (tmp_path / name).write_bytes(gzip.compress(data) if is_packed else data)
     loaded = text.load_text(str(tmp_path / name), tmp_path / "cache")
     found = lines_of(loaded)
     assert sorted(itertools.chain(*found.values())) == sorted(LINES)
@@ -176,6 +194,13 @@ def test_lines_that_follow_one_another_are_split_in_parts(tmp_path):
     found = lines_of(loaded)
     assert list(itertools.chain(*found.values())) == LINES
     assert [len(lines) for lines in found.values()] == [1800, 100, 100]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_lines_cannot_be_split_in_parts(count, tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(LINES[:count]))
+    with pytest.raises(DataError, match="no line of text for the train split"):
+        text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache", contiguous=True)
 
 
 def test_tables_and_json_in_an_archive_are_refused(tmp_path):
@@ -248,6 +273,13 @@ def test_what_lacks_a_text_is_named(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=f"{name}, {message}"):
         list(text.load_text(str(tmp_path / name), tmp_path).splits["train"])
+
+
+def test_a_fingerprint_shows_its_progress(monkeypatch):
+    shown = []
+    monkeypatch.setattr(text, "live_line", lambda lines, what: shown.append(what) or lines)
+    assert len(text.Text("any", SPLITS).sha256) == 64
+    assert shown == ["reading train", "reading valid", "reading test"]
 
 
 def test_text_sha256_sees_every_change():

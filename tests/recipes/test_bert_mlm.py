@@ -7,6 +7,7 @@ import pytest
 
 from data import masked_lm
 from data.text import load_text
+from data.word_pieces import SPECIAL_TOKENS
 from models import presets
 from recipes import bert_mlm
 from tests.support import processes
@@ -102,6 +103,18 @@ class TestWays:
         assert run.results["vocabulary_sha256"] == tiny_run.results["vocabulary_sha256"]
         for name, value in tiny_run.results["test"].items():
             assert run.results["test"][name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
+    text, vocabulary = tmp_path / "a.txt", tmp_path / "vocabulary.txt"
+    text.write_text("\n".join(f"{'a b ж ' * 3}{n}" for n in range(300)))
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "a", "b", *map(str, range(300))]))
+    options = dict(dataset=str(text), vocabulary=vocabulary, max_steps=1, text_mode="lines")
+    notes = run_bert(tmp_path / "short", sequence_length=12, **options).results["notes"]
+    assert any(note.startswith("30% of the training tokens are [UNK]") for note in notes)
+    assert any("training lines have 12 tokens or more: what is beyond" in note for note in notes)
+    notes = run_bert(tmp_path / "long", sequence_length=16, **options).results["notes"]
+    assert not any("is cut" in note for note in notes)
 
 
 def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):

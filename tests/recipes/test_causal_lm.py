@@ -100,18 +100,18 @@ def test_the_page_generates_from_the_model(finished, capsys):
 
 
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
-    """Neither do they end a document; characters of several bytes count as bytes."""
+    """Neither do they end a document, nor do separators; characters of several bytes are bytes."""
     path = tmp_path / "text"
     path.mkdir()
     lines = tiny_text.read_text().splitlines()
     found = []
-    for gaps in ("\n", "\n \n\t\n"):
+    for gaps in ("\n", "\n \n\t\n", "\n<|end_of_text|>\n"):
         for split in ("train", "valid", "test"):
             (path / f"{split}.txt").write_text(gaps.join(f"{line} é東京" for line in lines[:30]))
         run = load_run(finished[0])
         changed = evaluate.evaluate(run, dataset=str(path), batch_size=8, cache_dir=tmp_path)
         found.append(changed["test"])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     test = found[0]
     size = sum(len(f"{line} é東京\n".encode()) for line in lines[:30])
     tokenizer = run.load_model().preprocessor.tokenizer
@@ -256,6 +256,9 @@ def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
     assert shown == ["a"] * 3
     long = "one two three four five six seven eight nine: {prompt}:{response}"
     assert causal_lm.beginnings(options, asked, tokenizer, long) == []
+    # Not the whole split is searched for one.
+    many = causal_lm.prompts.Prompts("x", {"valid": [pairs[1]] * 1000 + [pairs[0]]})
+    assert causal_lm.beginnings(options, many, tokenizer, "{prompt}:{response}") == []
 
 
 def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):

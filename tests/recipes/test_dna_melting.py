@@ -80,7 +80,8 @@ def test_results(run, molecules):
     assert results["baseline"]["nearest_neighbour_mae"] < results["baseline"]["mean_mae"]
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
     assert sum(len(part) for part in molecules.values()) == 200
-    trained = melting.temperatures(molecules["train"][: TINY["max_examples"]])
+    drawn = np.random.default_rng(0).permutation(len(molecules["train"]))[: TINY["max_examples"]]
+    trained = melting.temperatures([molecules["train"][index] for index in drawn])
     assert load_run(folder).metadata["mean"] == pytest.approx(trained.mean(), rel=1e-6)
     model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
     mae, rmse = errors(model, molecules["test"])
@@ -362,7 +363,8 @@ class TestEnthalpies:
             )
         assert runs[0.0]["weights_sha256"] != runs[0.2]["weights_sha256"]
         _, targets, weights = handed[1]
-        train = melting.load_melting(str(measured), Path(), seed=0, count=1)["train"][:48]
+        train = melting.load_melting(str(measured), Path(), seed=0, count=1)["train"]
+        train = [train[index] for index in dna_melting.arrays.draw(len(train), 48, seed=0)]
         assert weights["celsius"].tolist() == [1.0] * 48
         assert weights["enthalpy"].tolist() == [float(np.isfinite(m.dh)) for m in train]
         assert 0 < weights["enthalpy"].sum() < 48

@@ -8,6 +8,7 @@ import tensorflow as tf
 from callbacks.tensorboard import escape
 from data import sentences
 from data.errors import DataError
+from data.word_pieces import SPECIAL_TOKENS
 from models import presets
 from recipes import evaluate, export, text_classification
 from tests.support import processes
@@ -97,6 +98,44 @@ def test_pairs_of_sentences(tmp_path):
     serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
     served = serve(texts=tf.constant(["a film"]), second_texts=tf.constant(["good"]))
     assert served["classes"].numpy()[0, 0].decode() == answer[0]["class"]
+
+
+def write_reviews(path, words):
+    """Writes 60 reviews of that many words, every third of them letters that a file lacks."""
+    lines = [
+        f"{' '.join(['good', 'film', 'ж'] * (words // 3))} {n},{'ab'[n % 2]}" for n in range(60)
+    ]
+    path.write_text("sentence,label\n" + "\n".join(lines))
+
+
+def test_unknown_and_cut_tokens_are_noted(tmp_path):
+    vocabulary = tmp_path / "vocabulary.txt"
+    pieces = [*SPECIAL_TOKENS, "good", "film", *map(str, range(60))]
+    vocabulary.write_text("\n".join(pieces))
+    write_reviews(tmp_path / "reviews.csv", words=12)
+    options = TINY | dict(
+        dataset=str(tmp_path / "reviews.csv"),
+        vocabulary=vocabulary,
+        max_steps=1,
+        run_dir=tmp_path / "run",
+    )
+    notes = text_classification.main(text_classification.Options(**options))["notes"]
+    # Of 12 tokens ten are text.
+    assert [note for note in notes if "[UNK]" in note] == [
+        "30% of the training tokens are [UNK]: words of more than 100 bytes, or a vocabulary that "
+        "does not fit the text"
+    ]
+    assert [note for note in notes if "is cut" in note] == [
+        "48 of 48 training sentences have 12 tokens or more: what is beyond --sequence-length 12 "
+        "is cut"
+    ]
+    options |= dict(sequence_length=64, run_dir=tmp_path / "longer")
+    notes = text_classification.main(text_classification.Options(**options))["notes"]
+    assert not [note for note in notes if "is cut" in note]
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "other"]))
+    options |= dict(run_dir=tmp_path / "unknown")
+    with pytest.raises(DataError, match="all tokens of the training split are .UNK.; use a --voc"):
+        text_classification.main(text_classification.Options(**options))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
