@@ -10,6 +10,12 @@ from distribution import keras_compat
 from distribution.cluster import cluster_spec, count_workers, slurm_tasks
 from distribution.errors import DistributionError
 
+# How many operations a process runs at a time, if the user has not said so. More than one end in an
+# order that depends on what else the machine does, and TensorFlow's AddN, which sums the gradients
+# of a tensor that is used several times, begins with an input that no other operation needs any
+# more: the last bit of a sum of three depends on that order. (XLA's programs have none of this.)
+INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
+
 # The strategies of this process by name, and their number of devices.
 _made: dict[str, tf.distribute.Strategy] = {}
 _device_count: int | None = None
@@ -94,6 +100,9 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
     """
     global _device_count
     name = resolve(name, replicas)
+    # A GPU has the operations in a queue, and a pipeline beside it needs threads.
+    if name != "parameter_server" and not tf.config.list_physical_devices("GPU"):
+        os.environ.setdefault(INTER_OP_THREADS, "1")  # read when TensorFlow starts its threads
     if name == "none":
         make_logical_devices(None)
         return tf.distribute.get_strategy()

@@ -38,7 +38,7 @@ DEFAULT_BASE_PORT = 22200
 # Below Linux's range for outgoing connections (32768 and up): a free port from that range could be
 # in use before TensorFlow listens.
 FREE_PORTS = range(20000, 32000)
-THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 OWN_OPTIONS = "--nproc-per-node --ps --hosts --node-rank --base-port --max-restarts".split()
 POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice

@@ -111,14 +111,14 @@ def test_cores(words, cores, gpus, expected, tmp_path, bare):
     bare.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     bare.setenv("CUDA_VISIBLE_DEVICES", gpus)
     bare.setenv("OMP_NUM_THREADS", "7")
-    bare.delenv("TF_NUM_INTEROP_THREADS", raising=False)
+    bare.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     options = read("--nproc-per-node=2", *words, tmp_path=tmp_path)
     tasks = launch.own_tasks(options)
     assert [launch.equal_share(options.cores, options, *task) for task in tasks] == expected
     environment = launch.environment_of(options, {}, "worker", 0)
     assert environment["OMP_NUM_THREADS"] == "7"  # what the user has set stays
     if expected[-1] == [2, 3]:
-        assert environment["TF_NUM_INTEROP_THREADS"] == "2"
+        assert environment["TF_NUM_INTRAOP_THREADS"] == "2"
 
 
 def test_threads_of_a_core_stay_together(tmp_path, bare):
