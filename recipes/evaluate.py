@@ -19,28 +19,37 @@ plots both by phenomenon.
 Runs on one device and writes nothing into the run's folder.
 """
 
-import argparse
 import dataclasses
 import json
-import typing
 from pathlib import Path
 
 from data import files, minimal_pairs
 from data.errors import DataError
-from training.command_line import TakesMore, command_line, named_run, value_arguments
+from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
-from training.options import RunOptions, check, flag, metadata, option
+from training.options import RunOptions, check, flag, option
 
+# Options of the recipe that another dataset may need to differ.
+COLUMNS = ("text_column", "second_text_column", "label_column")
 MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TakesMore, RunOptions):
+class Options(RunOptions):
     """Options of `recipes.evaluate`."""
 
     dataset: str | None = option(
         None, "Evaluate on the test split of this dataset of the recipe (default: the run's own)."
+    )
+    text_column: str | None = option(
+        None, "Column of the sentences, or of the first of two, in --dataset (default: the run's)."
+    )
+    second_text_column: str | None = option(
+        None, "Column of the second sentences in --dataset (default: the run's)."
+    )
+    label_column: str | None = option(
+        None, "Column of the labels in --dataset (default: the run's)."
     )
     on: str | None = option(None, "Evaluate on minimal pairs, blimp:FOLDER, instead of a dataset.")
     png: Path | None = option(
@@ -65,38 +74,14 @@ class Options(TakesMore, RunOptions):
             problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
             problems.append(f"--png {self.png}: must end in .png, .pdf or .svg")
-        if self.more and self.dataset is None:
-            problems += [f"{flag(name)}: needs --dataset" for name in self.more]
+        if self.dataset is None:
+            named = [name for name in COLUMNS if getattr(self, name) is not None]
+            problems += [f"{flag(name)}: needs --dataset" for name in named]
         return problems
 
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
-        """Adds the options of the recipe that describe its data, where a run is named."""
-        named = named_run(arguments, "--dataset", "--on", "--png", "--batch-size", "--cache-dir")
-        if named is None:
-            return False
-        folder, module = named
-        kind = load_run(folder, trust_module=module).module.Options
-        group = parser.add_argument_group(f"data of {kind.__module__}")
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            if metadata(kind, field.name)["describes_data"]:
-                about = metadata(kind, field.name)["help"]
-                arguments_of = value_arguments(hints[field.name])
-                # Without a value the run's own is kept.
-                group.add_argument(
-                    flag(field.name), default=argparse.SUPPRESS, help=about, **arguments_of
-                )
-        return True
 
-
-def main(options: Options, **data_options) -> dict:
-    """Evaluates a run's model, prints the metrics and returns the object that `--json` prints.
-
-    Args:
-        options: the options.
-        **data_options: options of the recipe that describe another dataset, such as `text_column`.
-    """
+def main(options: Options) -> dict:
+    """Evaluates a run's model, prints the metrics and returns the object that `--json` prints."""
     check(options)
     run = load_run(options.run_dir, best=options.best, trust_module=options.trust_module)
     if options.on is not None:
@@ -110,7 +95,7 @@ def main(options: Options, **data_options) -> dict:
             dataset=options.dataset,
             batch_size=options.batch_size,
             cache_dir=options.cache_dir,
-            **options.more | data_options,
+            **columns_of(options, run),
         )
     if options.json:
         print(json.dumps(results))
@@ -131,6 +116,20 @@ def main(options: Options, **data_options) -> dict:
         for name, value in numbers.items():
             print(f"{title + name:24} {value:.4f}")
     return results
+
+
+def columns_of(options: Options, run: LoadedRun) -> dict[str, str]:
+    """Returns the named columns of another dataset, as options of the run's recipe.
+
+    Raises:
+        OptionsError: the recipe reads no such columns.
+    """
+    named = {name: getattr(options, name) for name in COLUMNS}
+    named = {name: column for name, column in named.items() if column is not None}
+    for name in named:
+        if not hasattr(run.options, name):
+            raise OptionsError(f"{flag(name)}: {run.module.__name__} has no such option")
+    return named
 
 
 def evaluate_pairs(run: LoadedRun, folder: Path, cache_dir: Path | None = None) -> dict:

@@ -25,7 +25,7 @@ from data import files
 from data.errors import DataError
 from data.live_line import live_line
 from distribution.errors import DistributionError
-from training.command_line import TakesMore, command_line, named_run, value_arguments
+from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
 from training.options import RunOptions, check, flag, option
 
@@ -53,11 +53,14 @@ class Options(TakesMore, RunOptions):
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
         """Adds the keyword arguments of the recipe's `predict()`, where a run is named."""
-        named = named_run(arguments, "--file")
-        if named is None:
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("run_dir", nargs="?", type=Path)
+        for name in ("--trust-module", "--file"):  # the options that take a value
+            first.add_argument(name)
+        named, _ = first.parse_known_args(arguments)
+        if named.run_dir is None or not (named.run_dir / "results.json").exists():
             return False
-        folder, module = named
-        predict = _load(folder, trust_module=module).module.predict
+        predict = _load(named.run_dir, trust_module=named.trust_module).module.predict
         hints = typing.get_type_hints(predict)
         group = parser.add_argument_group(f"options of {predict.__module__}")
         for name, parameter in inspect.signature(predict).parameters.items():

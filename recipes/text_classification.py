@@ -55,16 +55,12 @@ class Options(FineTuningOptions):
     text_column: str | None = option(
         None,
         "Column of the sentences, or of the first of two (default: sentence or text).",
-        describes_data=True,
     )
     second_text_column: str | None = option(
         None,
         "Column of the second sentences, for pairs (default: sentence2).",
-        describes_data=True,
     )
-    label_column: str | None = option(
-        None, "Column of the labels (default: label).", describes_data=True
-    )
+    label_column: str | None = option(None, "Column of the labels (default: label).")
     preset: str = option(
         "scratch",
         "scratch, a preset of KerasNLP, hf://owner/model, or a preset's folder.",

@@ -130,26 +130,6 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
     return options
 
 
-def named_run(arguments: list[str], *with_values: str) -> tuple[Path, str | None] | None:
-    """Finds the finished run that a command line names.
-
-    Args:
-        arguments: the command line.
-        *with_values: the program's own options that take a value.
-
-    Returns:
-        The run's folder and the value of `--trust-module`; None if no finished run is named.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("run_dir", nargs="?", type=Path)
-    for name in ("--trust-module", *with_values):
-        parser.add_argument(name)
-    named, _ = parser.parse_known_args(arguments)
-    if named.run_dir is None or not (named.run_dir / "results.json").exists():
-        return None
-    return named.run_dir, named.trust_module
-
-
 class TakesMore:
     """Adds further arguments to a command line, which depend on the other options.
 

@@ -30,7 +30,6 @@ METADATA = {
     "overridden_by": (),
     "positional": False,
     "alias": None,
-    "describes_data": False,
 }
 
 
@@ -56,8 +55,6 @@ def option(default: Any = dataclasses.MISSING, help: str | None = None, **about)
             positional: whether the command line takes its value without its name.
             alias: another name on the command line; using it prints the option that it stands
                 for.
-            describes_data: whether another dataset may need another value: `recipes.evaluate` takes
-                it.
     """
     if help is not None:
         about["help"] = help

@@ -193,7 +193,8 @@ def dna(options, strategy):
     )
     mean = float(np.mean(labels, dtype=np.float64))
     with strategy.scope():
-        model = dna_melting.build_model(options, mean)
+        networks = [dna_melting.build_model(options, mean) for _ in range(options.members)]
+        model = dna_melting.side_by_side(networks)
         if options.optimizer == "adamw":
             optimizer = adamw(options, model, 0.98)
         else:
@@ -202,7 +203,7 @@ def dna(options, strategy):
             )
 
     def absolute_error(y, predicted):
-        return tf.abs(predicted - y)[:, 0]
+        return tf.reduce_mean(tf.abs(predicted - y), axis=1)  # of all members
 
     return train(strategy, model, optimizer, dataset, options, absolute_error, options.warmup_steps)
 

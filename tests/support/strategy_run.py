@@ -64,7 +64,10 @@ RUNS = {
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
     "dna": ("dna_melting", TINY_OLIGOS),
-    "dna_together": ("dna_melting", TINY_OLIGOS | TOGETHER | dict(optimizer="muon")),
+    "dna_together": (
+        "dna_melting",
+        TINY_OLIGOS | TOGETHER | dict(optimizer="muon", members=2),
+    ),
     "text": ("text_classification", TINY_SENTENCES),
     "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
 }
