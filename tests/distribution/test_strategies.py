@@ -1,9 +1,13 @@
 """The choice of `auto`, refusals, limits of a process, and agreement of the workers."""
 
+import glob
 import itertools
 import json
+import os
+from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from distribution import strategies
 from distribution.errors import DistributionError
@@ -153,24 +157,20 @@ def test_what_two_workers_agree_on():
     assert chief == expected | {"alike": True, "0 and 2": False, "2 and 3": False}
 
 
-COUNT = """
-import glob
-import tensorflow as tf
-from distribution import strategies
-
-strategy = strategies.make_strategy(NAME, 2 if NAME == "mirrored" else None)
-with strategy.scope():
-    tf.function(lambda a: a @ a)(tf.ones((8, 8)))
-names = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
-print("threads", names.count("tf_Compute"))
-"""
+def operations_at_a_time(name, chosen):
+    os.environ.pop(strategies.INTER_OP_THREADS, None)
+    if chosen:
+        os.environ[strategies.INTER_OP_THREADS] = chosen
+    strategy = strategies.make_strategy(name, 2 if name == "mirrored" else None)
+    with strategy.scope():
+        tf.function(lambda a: a @ a)(tf.ones((8, 8)))
+    names = [Path(path).read_text().strip() for path in glob.glob("/proc/self/task/*/comm")]
+    return names.count("tf_Compute")
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored"])
 @pytest.mark.parametrize(("chosen", "threads"), [("", 1), ("3", 3)])
 def test_one_operation_runs_at_a_time(name, chosen, threads):
     """Several end in an order that depends on the machine, and with it the last bit of AddN."""
-    code = f"import os; os.environ.pop('{strategies.INTER_OP_THREADS}')\n" * (not chosen)
-    code += COUNT.replace("NAME", repr(name))
-    output = processes.run("-c", code, TF_NUM_INTEROP_THREADS=chosen or "9")
-    assert f"threads {threads}\n" in output
+    cpus = 2 if name == "mirrored" else 1
+    assert forked.run(operations_at_a_time, name, chosen, cpus=cpus) == threads
