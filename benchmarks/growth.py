@@ -3,11 +3,11 @@
     python benchmarks/growth.py [--megabytes 2 20 200] [--steps 40] [--turns 3] [--json FILE]
 
 Every row is a run of `recipes.bert_mlm` (2 layers of 128, vocabulary 8,192, batch 32 per replica,
-float32, without XLA) on synthetic text, with everything in the
-cache. Tokens per second exclude the first step; the seconds to the first step count from the
-command, imports and all; the memory is the largest resident part of one process, the mapped file
-included; the traffic is what went through the loopback device, by step, with all that starting and
-saving send. The rows take turns; medians are shown. `--turns 1` is a quick test.
+float32, without XLA) on synthetic text, with everything in the cache. Tokens per second exclude the
+first step; the seconds to the first step count from the command, imports and all; the memory is the
+largest resident part of one process, the mapped file included; the traffic is what went through the
+loopback device, by step, with all that starting and saving send. The rows take turns; medians are
+shown. `--turns 1` is a quick test.
 """
 
 import argparse

@@ -44,7 +44,7 @@ def entry_of(folder: Path) -> tuple[str, dict]:
         SystemExit: the run was resumed, so its time is that of its last part.
     """
     results = json.loads((folder / "results.json").read_text())
-    if results.get("resumed_from_step") is not None:
+    if results["resumed_from_step"] is not None:
         raise SystemExit(f"{folder}: was resumed; its steps and its time do not belong together")
     options = json.loads((folder / "options.json").read_text())["options"]
     dataset = Path(results["dataset"]).name

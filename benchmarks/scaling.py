@@ -25,7 +25,7 @@ def read(folder: Path) -> dict:
         "size": (options["num_layers"], options["hidden_dim"]),
         "tokens": results["steps"]
         * results["global_batch_size"]
-        * options.get("accumulate_steps", 1)
+        * options["accumulate_steps"]
         * options["sequence_length"],
         "cross_entropy": results["test"]["cross_entropy"],
         "baseline": results["baseline"],

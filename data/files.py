@@ -20,6 +20,9 @@ from data.errors import DataError
 log = logging.getLogger("recipes")
 
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
+# Options of runs whose checkpoints do not hold the model that is tested: part of its weights, or
+# those before their average.
+NOT_WHOLE_WITH = ("ema", "lora_rank", "freeze_backbone")
 
 # RuntimeError: an encrypted member of a zip archive, or one that is compressed in an unknown way.
 UNPACKING_ERRORS = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)

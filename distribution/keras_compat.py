@@ -570,9 +570,8 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
     kernels of attention layers, whose shape is (width, heads, width of a head), in Gemma (heads,
     width, width of a head), or (heads, width of a head, width) after it, and Muon their biases;
     and it assigns weights to decay them, which TensorFlow refuses in a replica where all replicas
-    share one copy. Does: orthogonalizes such a
-    kernel as a stack of matrices, one of each head, leaves the biases to AdamW, and decays weights
-    as Keras's other optimizers do.
+    share one copy. Does: orthogonalizes such a kernel as a stack of matrices, one of each head,
+    leaves the biases to AdamW, and decays weights as Keras's other optimizers do.
 
     Args:
         optimizer: not yet built; changed in place. Both of its weight decays are equal.
@@ -587,7 +586,7 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
             # At an update a variable is TensorFlow's, without its path.
             for index, variable in enumerate(variables):
                 if _is_of_heads(variable):
-                    heads_first = width is not None and variable.shape[0] != width
+                    heads_first = variable.shape[1] == width != variable.shape[0]
                     is_output = "output" in variable.path
                     orders[index] = (0, 1, 2) if is_output or heads_first else (1, 0, 2)
 

@@ -218,7 +218,8 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
     try:
         tasks = slurm_tasks()
     except DistributionError as error:
-        return [str(error)]
+        problems.append(str(error))
+        tasks = 1
     if os.environ.get("TF_CONFIG") or tasks > 1:
         problems.append(
             "TF_CONFIG is set, or SLURM starts the tasks; start without the launcher:"

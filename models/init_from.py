@@ -80,7 +80,7 @@ def _partly_saved_with(run: Path) -> str | None:
         options = json.loads((run / "options.json").read_text(encoding="utf-8"))["options"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    for name in ("ema", "lora_rank", "freeze_backbone"):
+    for name in files.NOT_WHOLE_WITH:
         if options.get(name):
             return f"--{name.replace('_', '-')}"
     return None

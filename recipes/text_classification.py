@@ -53,12 +53,10 @@ class Options(FineTuningOptions):
         "installed-docs, or auto.",
     )
     text_column: str | None = option(
-        None,
-        "Column of the sentences, or of the first of two (default: sentence or text).",
+        None, "Column of the sentences, or of the first of two (default: sentence or text)."
     )
     second_text_column: str | None = option(
-        None,
-        "Column of the second sentences, for pairs (default: sentence2).",
+        None, "Column of the second sentences, for pairs (default: sentence2)."
     )
     label_column: str | None = option(None, "Column of the labels (default: label).")
     preset: str = option(

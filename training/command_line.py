@@ -287,8 +287,9 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         if not exits:
             return
     except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else 0
-        if leaving.code is not None and not isinstance(leaving.code, int):  # as Python does it
+        if isinstance(leaving.code, int | None):
+            status = leaving.code or 0
+        else:  # a text, as Python has it
             _print_error(recipe, leaving.code)
             status = 1
     except (OptionsError, DataError, DistributionError, RunError) as error:

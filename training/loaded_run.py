@@ -135,7 +135,7 @@ def _read_best(folder: Path) -> checkpoint.CheckpointInfo:
 
 def _require_whole_checkpoints(folder: Path, options: SharedOptions) -> None:
     """Refuses a run whose checkpoints hold less than, or other weights than, a whole model."""
-    for name in ("ema", "lora_rank", "freeze_backbone"):
+    for name in files.NOT_WHOLE_WITH:
         if getattr(options, name, None):
             raise RunError(
                 f"--best: {folder} was trained with {flag(name)}, so its best/ serves to resume "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from training.errors import OptionsError
-from training.run_files import PLANNED
+from training.run_files import FIXED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Plan:
 
     def fixed(self) -> dict:
         """Returns the values that a resumed run keeps, on any number of replicas."""
-        return {name: getattr(self, name) for name in PLANNED}
+        return {name: getattr(self, name) for name in FIXED}
 
 
 def require_shared_equally(global_batch_size: int, replicas: int) -> None:

@@ -75,7 +75,7 @@ RESOLVED = {
     "epochs": FROM_ONE,
 }
 # Those of them that each run has: `Plan.fixed()`.
-PLANNED = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
+FIXED = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")
 RESULTS = {
     "recipe": TEXT,
     "module": TEXT,

@@ -16,7 +16,7 @@ from data import files
 from training.errors import RunError
 from training.folder_check import not_a_run
 from training.options import SharedOptions, flag, metadata, shown, to_json
-from training.run_files import PLANNED, read_options, read_results
+from training.run_files import FIXED, read_options, read_results
 
 log = logging.getLogger("recipes")
 
@@ -89,7 +89,7 @@ class RunFolder:
         if not self._was_trained():  # failed or stopped before training: starts again
             self._remove_logs()
             return
-        saved = read_options(self.path, "recipe", "options", "resolved", resolved=PLANNED)
+        saved = read_options(self.path, "recipe", "options", "resolved", resolved=FIXED)
         if saved["recipe"] != self.recipe:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {saved['recipe']}, not {self.recipe}"

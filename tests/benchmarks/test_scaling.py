@@ -23,6 +23,7 @@ def runs(tmp_path):
             "baseline": {"kneser_ney_cross_entropy": 4.6, "most_frequent_accuracy": 0.05},
         }
         options = {"num_layers": layers, "hidden_dim": width, "sequence_length": 128}
+        options["accumulate_steps"] = 1
         (folder / "results.json").write_text(json.dumps(results))
         (folder / "options.json").write_text(json.dumps({"options": options}))
         folders.append(folder)
