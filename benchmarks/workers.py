@@ -5,7 +5,7 @@
 One side is `python -m launch --nproc-per-node 2 -m recipes.bert_mlm`, the other two runs of
 `recipes.bert_mlm` at the same time, on a core each, with as many threads as the launcher gives a
 worker. They share the memory as the workers do, but do not synchronise; so their sum is an upper
-bound for two workers. Batch per replica, text and model are the same.
+bound for two workers. Batch per replica, text and model are the same. 15% of the tokens are masked.
 
 The sides take turns of some seconds, while the other one is paused (SIGSTOP), for less than five: a
 worker sends heartbeats every five seconds, and after ten without one it counts as lost. A turn's
@@ -113,6 +113,7 @@ def measure(folder: Path, turns: int, seconds: float, jit: str, accumulate_steps
         *("--vocabulary", str(folder / "vocabulary.txt"), "--cache-dir", str(folder / "cache")),
         *("--preset", "scratch", "--batch-size-per-replica", str(BATCH), "--jit", jit),
         *("--accumulate-steps", str(accumulate_steps)),
+        *("--initial-mlm-probability", "0.15"),
         *("--epochs", "100000", "--checkpoint-every", "1000000", "--log-every", "1"),
     ]
     alone = [sys.executable, *recipe]
