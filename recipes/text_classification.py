@@ -219,6 +219,8 @@ def main(options: Options) -> dict:
         baseline = sentences.baselines(splits)
         if "tfidf_accuracy" not in baseline:
             run.note("no TF-IDF baseline: one class, or no word of two or more letters")
+        elif len(labels["train"]) > sentences.MOST_SENTENCES:
+            run.note(f"the TF-IDF baseline learns from {sentences.MOST_SENTENCES:,} at most")
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sample = None

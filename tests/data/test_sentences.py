@@ -263,6 +263,16 @@ def test_baselines():
     assert baselines(swapped)["tfidf_accuracy"] == 0.0, "it has seen the test split"
 
 
+def test_the_tfidf_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
+    """Of eight sentences every third: the first, fourth and seventh, which are told apart."""
+    monkeypatch.setattr(sentences, "MOST_SENTENCES", 3)
+    train = ["good", "bad", "bad", "bad", "good", "good", "good", "bad"]
+    labels = np.array([1, 1, 1, 0, 0, 0, 1, 1], np.int32)
+    found = baselines({"train": (train, labels), "test": (["good", "bad"], np.array([1, 0]))})
+    assert found["tfidf_accuracy"] == 1.0
+    assert found["most_frequent_accuracy"] == 0.5  # of all eight
+
+
 def test_sentences_without_a_word_have_one_baseline():
     """The most frequent class is that of training."""
     splits = {"train": (["a"] * 3, np.array([0, 0, 1])), "test": (["a"] * 3, np.array([1, 1, 0]))}
