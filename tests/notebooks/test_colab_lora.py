@@ -4,6 +4,7 @@ No cell is changed; other settings are chosen after those of the notebook.
 """
 
 import json
+import re
 
 import pytest
 
@@ -64,7 +65,9 @@ def test_from_top_to_bottom(tmp_path):
         kernel.close()
     assert "error" not in printed.lower()
     for message in json.loads(messages):
-        assert printed.count(f"\n{message}") == 3, "asked three times"
+        # A live line, of predictions that take seconds, is overwritten with spaces.
+        asked = re.findall(rf"[\r\n] *{re.escape(message)}\r?\n", printed)
+        assert len(asked) == 3, "asked three times"
     assert lines.out == "[True, True]\n"
     folder = work / "runs" / "causal_lm" / "tickets"
     options = json.loads((folder / "options.json").read_text())["options"]
