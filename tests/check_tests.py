@@ -135,7 +135,8 @@ def broken_source(broken: Break, root: Path = ROOT) -> str:
         new = f"({broken.new})" if isinstance(node, ast.expr) else broken.new
         new = new.replace("\n", "\n" + " " * node.col_offset)
         edited = content[:begin] + new.encode() + content[end:]
-        if ast.dump(ast.parse(edited)) == ast.dump(ast.parse(content)):
+        ast.parse(edited)
+        if ast.dump(ast.parse(broken.new)) == ast.dump(ast.parse(broken.old)):
             raise DoesNotApply("nothing changes")
     except (OSError, SyntaxError) as error:
         raise DoesNotApply(str(error)) from None

@@ -355,14 +355,15 @@ class TestEnthalpies:
         options = TINY | dict(dataset=str(measured), keep_best="val_celsius_mae", max_examples=48)
         options["members"] = members
         runs = {}
-        for weight in (0.0, 0.2):
+        for weight in (0.0, 0.2) if members == 1 else (0.2,):
             folder = tmp_path / str(weight)
             changed = {} if weight else {"keep_best": None}
             runs[weight] = dna_melting.main(
                 dna_melting.Options(**(options | changed), enthalpy_weight=weight, run_dir=folder)
             )
-        assert runs[0.0]["weights_sha256"] != runs[0.2]["weights_sha256"]
-        _, targets, weights = handed[1]
+        if members == 1:
+            assert runs[0.0]["weights_sha256"] != runs[0.2]["weights_sha256"]
+        _, targets, weights = handed[-1]
         train = melting.load_melting(str(measured), Path(), seed=0, count=1)["train"]
         train = [train[index] for index in dna_melting.arrays.draw(len(train), 48, seed=0)]
         assert weights["celsius"].tolist() == [1.0] * 48
