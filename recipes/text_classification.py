@@ -220,7 +220,9 @@ def main(options: Options) -> dict:
         if "tfidf_accuracy" not in baseline:
             run.note("no TF-IDF baseline: one class, or no word of two or more letters")
         elif len(labels["train"]) > sentences.MOST_SENTENCES:
-            run.note(f"the TF-IDF baseline learns from {sentences.MOST_SENTENCES:,} at most")
+            run.note(
+                f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
+            )
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             evidence = sample = None

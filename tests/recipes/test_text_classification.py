@@ -108,7 +108,8 @@ def write_reviews(path, words):
     path.write_text("sentence,label\n" + "\n".join(lines))
 
 
-def test_unknown_and_cut_tokens_are_noted(tmp_path):
+def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
+    """And that TF-IDF does not learn from all sentences."""
     vocabulary = tmp_path / "vocabulary.txt"
     pieces = [*SPECIAL_TOKENS, "good", "film", *map(str, range(60))]
     vocabulary.write_text("\n".join(pieces))
@@ -131,7 +132,11 @@ def test_unknown_and_cut_tokens_are_noted(tmp_path):
     ]
     options |= dict(sequence_length=64, run_dir=tmp_path / "longer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
-    assert not [note for note in notes if "is cut" in note]
+    assert not [note for note in notes if "is cut" in note or "TF-IDF" in note]
+    monkeypatch.setattr(text_classification.sentences, "MOST_SENTENCES", 47)
+    options |= dict(sequence_length=12, run_dir=tmp_path / "fewer")
+    notes = text_classification.main(text_classification.Options(**options))["notes"]
+    assert "the TF-IDF baseline learns from at most 47 sentences" in notes
     vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "other"]))
     options |= dict(run_dir=tmp_path / "unknown")
     with pytest.raises(DataError, match="all tokens of the training split are .UNK.; use a --voc"):
