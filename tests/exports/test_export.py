@@ -87,9 +87,9 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
         expected = bert.fill_masks(given.model, tokenizer, bert.encode(tokenizer, text, 512))
         for mask, probabilities in enumerate(expected):
             best = np.argsort(-probabilities)[:5]
-            np.testing.assert_allclose(found["scores"][row, mask], probabilities[best], rtol=1e-3)
+            np.testing.assert_allclose(found["scores"][row, mask], probabilities[best], rtol=1e-5)
             named = [pieces.index(fill.decode()) for fill in found["fills"][row, mask]]
-            np.testing.assert_allclose(probabilities[named], probabilities[best], rtol=1e-3)
+            np.testing.assert_allclose(probabilities[named], probabilities[best], rtol=1e-5)
         assert (found["fills"][row, len(expected) :] == b"").all()
     assert len(set(map(tuple, found["scores"][[0, 1, 1, 3], [0, 0, 1, 0]]))) == 4
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than 16 tokens"):
