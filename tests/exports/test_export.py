@@ -105,9 +105,9 @@ def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
     found = {name: value.numpy() for name, value in serve(texts=tf.constant(TEXTS)).items()}
     tokenizer = model.preprocessor.tokenizer
     for row, text in enumerate(TEXTS):
-        # To a classifier, [MASK] is a text like any other.
-        pieces = [tokenizer.cls_token_id, *np.asarray(tokenizer(text)), tokenizer.sep_token_id]
-        ids = np.array([pieces], np.int32)[:, :16]
+        # To a classifier, [MASK] is a text like any other; what is cut is before [SEP].
+        pieces = np.asarray(tokenizer(text))[:14]
+        ids = np.array([[tokenizer.cls_token_id, *pieces, tokenizer.sep_token_id]], np.int32)
         ones = np.ones_like(ids)
         inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ones}
         expected = np.array(keras.ops.softmax(model(inputs, training=False)))[0]
