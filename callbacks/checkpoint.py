@@ -81,7 +81,7 @@ def newest(folder: Path, set_aside: bool = True) -> CheckpointInfo | None:
     """
     if set_aside:
         # A kill between the two renames that replace a checkpoint leaves the old one aside.
-        for old in folder.glob(".step-*.old"):
+        for old in folder.glob(f".step-*{files.REPLACED}"):
             with contextlib.suppress(OSError):  # the new one exists
                 old.rename(folder / old.stem[1:])
     candidates = _all(folder)

@@ -24,6 +24,10 @@ SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
 # those before their average.
 NOT_WHOLE_WITH = ("ema", "lora_rank", "freeze_backbone")
 
+# Ends of the hidden names of what is being written, and of what it replaces.
+PARTIAL = ".partial"
+REPLACED = ".replaced"
+
 # RuntimeError: an encrypted member of a zip archive, or one that is compressed in an unknown way.
 UNPACKING_ERRORS = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
@@ -69,7 +73,8 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
 def atomic(target: Path) -> Iterator[Path]:
     """Writes a file or a folder that appears whole or not at all, also after a power failure.
 
-    Removes the remains of an earlier, killed attempt. There must be one writer at a time.
+    Undoes an earlier attempt that was killed: removes its remains, and puts the target back if it
+    was set aside. There must be one writer at a time.
 
     ```python
     with atomic(folder / "results.json") as temporary:
@@ -85,10 +90,13 @@ def atomic(target: Path) -> Iterator[Path]:
     Raises:
         OSError: It cannot be written; an existing target is unchanged.
     """
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+    temporary = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
+    replaced = target.with_name(f".{target.name}{REPLACED}")
+    if replaced.exists() and not target.exists():
+        os.rename(replaced, target)
+    remove(replaced)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*{PARTIAL}"):
         remove(left)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    replaced = target.with_name(f".{target.name}.old")
     try:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):

@@ -135,9 +135,11 @@ class RunFolder:
         folder = self.path / "checkpoints"
         if not folder.is_dir():
             return folder.exists()  # a file of that name is reported when it is used
-        # A checkpoint that was only partly written is hidden; one that was being replaced ends in
-        # .old.
-        return any(not p.name.startswith(".") or p.suffix == ".old" for p in folder.iterdir())
+        # A checkpoint that was only partly written is hidden, as is one that was being replaced.
+        return any(
+            not path.name.startswith(".") or path.suffix == files.REPLACED
+            for path in folder.iterdir()
+        )
 
     def _remove_logs(self) -> None:
         """Removes the logs from before the first checkpoint, which will be written again."""

@@ -102,13 +102,23 @@ class TestAtomic:
         assert os.listdir(tmp_path) == ["target"]
         assert before is write_file or (tmp_path / "target" / "old").exists()
 
-    def test_what_a_killed_process_left_is_removed(self, tmp_path):
-        (tmp_path / ".target.123").mkdir()
-        (tmp_path / ".target.old").mkdir()
-        (tmp_path / ".target2.123").mkdir()
+    def test_what_a_killed_process_left_is_removed_and_nothing_else(self, tmp_path):
+        write_file(tmp_path / "target")
+        for name in (".target.123.partial", ".target.replaced", ".target2.123.partial"):
+            (tmp_path / name).mkdir()
+        for name in (".target.local", ".target.old", ".target.123"):  # of the user
+            (tmp_path / name).mkdir()
         with files.atomic(tmp_path / "target") as temporary:
             write_file(temporary)
-        assert sorted(os.listdir(tmp_path)) == [".target2.123", "target"]
+        left = sorted(set(os.listdir(tmp_path)) - {"target"})
+        assert left == [".target.123", ".target.local", ".target.old", ".target2.123.partial"]
+
+    def test_what_a_killed_process_set_aside_is_kept_until_it_is_replaced(self, tmp_path):
+        write_folder(tmp_path / ".target.replaced")
+        with pytest.raises(ValueError, match="broken"), files.atomic(tmp_path / "target"):
+            raise ValueError("broken")
+        assert os.listdir(tmp_path) == ["target"]
+        assert (tmp_path / "target" / "one").exists()
 
     def test_everything_is_synced_before_it_gets_its_name(self, tmp_path, monkeypatch):
         order = syncs.recorded(monkeypatch)

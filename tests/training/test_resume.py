@@ -107,7 +107,7 @@ def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
     assert newest(run_dir).step == 9 and newest(run_dir).epochs_done == 0
     kill = {"at": "replace", "save": 1}
     killed_run(run_dir, "tiny", status=-signal.SIGKILL, kill=kill, keep_checkpoints=1)
-    assert list(run_dir.glob("checkpoints/.step-00000009.old"))
+    assert list(run_dir.glob("checkpoints/.step-00000009.replaced"))
     killed_run(run_dir, "tiny", keep_checkpoints=1)
     assert_identical(run_dir, unbroken("tiny"))
     assert processes.results(run_dir)["resumed_from_step"] == 9

@@ -176,7 +176,7 @@ class TestOtherRuns:
         assert json.loads((there / "options.json").read_text())["options"]["seed"] == 5
         assert not (there / "metrics.jsonl").exists()
         folder.close()
-        (there / "checkpoints" / ".step-00000009.old").mkdir()
+        (there / "checkpoints" / ".step-00000009.replaced").mkdir()
         with pytest.raises(RunError, match="cannot resume, these options changed"):
             opened(seed=6)
 
