@@ -47,6 +47,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         weigh_each_value,
         leave_gradients_reduced,
         drop_out_by_place,
+        normalise_unmasked_together,
     ]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         patches += [distribute_data]
@@ -193,6 +194,39 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
         return dropout
 
     return _replaced(tf_random, "dropout", make)
+
+
+def normalise_unmasked_together() -> contextlib.AbstractContextManager:
+    """Makes batch normalization behind a mask use the global batch where it is synchronized.
+
+    Breaks: with a mask Keras ignores `synchronized`, so each replica's part is normalised by
+    itself. Does: adds up the unmasked values over the replicas, in Keras's formula.
+    """
+
+    def make(stock):
+        def moments(self, inputs, mask):
+            replica = tf.distribute.get_replica_context()
+            several = replica is not None and replica.num_replicas_in_sync > 1
+            if mask is None or not self.synchronized or not several:
+                return stock(self, inputs, mask)
+            counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+
+            def global_sum(values):
+                own = tf.reduce_sum(
+                    tf.where(counts, values, tf.zeros_like(values)),
+                    self._reduction_axes,
+                    keepdims=True,
+                )
+                return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+            number = global_sum(tf.ones_like(inputs)) + keras.config.epsilon()
+            mean = global_sum(inputs) / number
+            variance = global_sum(tf.square(inputs - mean)) / number
+            return tf.squeeze(mean), tf.squeeze(variance)
+
+        return moments
+
+    return _replaced(keras.layers.BatchNormalization, "_moments", make)
 
 
 def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:

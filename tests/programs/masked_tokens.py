@@ -1,4 +1,4 @@
-"""Tag tokens: a bidirectional LSTM whose embedding masks the padding."""
+"""Tag tokens: a bidirectional LSTM whose embedding masks the padding, normalised or not."""
 
 import dataclasses
 
@@ -7,13 +7,15 @@ import numpy as np
 
 from data import arrays
 from training.command_line import command_line
-from training.options import SharedOptions
+from training.options import SharedOptions, option
 from training.run import start_run
 
 
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of the program."""
+
+    normalise: bool = option(False, "Normalise the embeddings over the batch, padding left out.")
 
 
 def main(options: Options) -> dict:
@@ -35,10 +37,12 @@ def main(options: Options) -> dict:
         test = arrays.evaluation_data(tokens[51:], tags[51:], batch_size=size)
 
         with run.strategy.scope():
+            normalised = [keras.layers.BatchNormalization()] if options.normalise else []
             model = keras.Sequential(
                 [
                     keras.Input((7,), dtype="int32"),
                     keras.layers.Embedding(12, 4, mask_zero=True),
+                    *normalised,
                     keras.layers.Bidirectional(keras.layers.LSTM(3, return_sequences=True)),
                     keras.layers.Dense(2),
                 ]

@@ -20,7 +20,7 @@ STRATEGIES = {
 }
 LONG = [name for name in STRATEGIES if name != "mirrored x 2"]
 DROPS_OUT = ("convnet", "time_series", "kerasnlp_task")
-NORMALISES = ("convnet", "time_series")
+NORMALISES = ("convnet", "time_series", "masked_normalised")
 
 
 def train(name, folder, workers=1, status=0, **options):

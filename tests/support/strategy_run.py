@@ -83,6 +83,7 @@ PROGRAMS = {
         "kerasnlp_task",
     )
 }
+PROGRAMS["masked_normalised"] = ("tests.programs.masked_tokens", TINY_PROGRAM | {"normalise": True})
 # Fine-tune the preset FOLDER/../presets/<preset>. The custom loop does not support these.
 SIZES = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim")
 SENTENCES = {name: TINY_SENTENCES[name] for name in TINY_SENTENCES if name not in SIZES}

@@ -377,6 +377,25 @@ def test_the_dropout_masks_of_two_replicas(repaired):
         assert (first.numpy() != second.numpy()).any(), "the replicas' masks are the same"
 
 
+@repair("normalise_unmasked_together", "with a mask, `synchronized` is ignored (no thread known)")
+def test_batch_normalization_of_two_replicas_behind_a_mask(repaired):
+    strategy = two_replicas()
+    with only_if(repaired, keras_compat.normalise_unmasked_together()), strategy.scope():
+        layer = keras.layers.BatchNormalization(synchronized=True, momentum=0.0, epsilon=0.0)
+        layer.build((None, 2, 1))
+
+        def normalise():
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            values = tf.reshape(tf.constant([1.0, 9.0, 5.0, 9.0]), (2, 2, 1))
+            layer(values[index : index + 1], training=True, mask=tf.constant([[True, False]]))
+
+        strategy.run(normalise)
+    with asking_keras():
+        mean, variance = (np.ravel(layer.moving_mean), np.ravel(layer.moving_variance))
+        assert_close(float(mean[0]), 3.0, "the mean of 1 and 5")
+        assert_close(float(variance[0]), 4.0, "the variance of 1 and 5")
+
+
 @repair("padding_left_out", "metrics= counts the examples that pad the last batch")
 def test_metrics_of_a_padded_batch(repaired):
     x, y = (part[:8] for part in numbers())
