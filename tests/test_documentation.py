@@ -73,6 +73,11 @@ def test_python_imports_what_exists(page):
                     importlib.import_module(f"{node.module}.{name}")
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_merge_is_half_done(page):
+    assert not re.findall(r"^(?:<{7}|>{7}).*", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
