@@ -37,6 +37,8 @@ class Order:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the numbers of n-grams by their keys; `UNSEEN` for missing ones."""
+        if not len(self.keys):
+            return np.full(len(keys), UNSEEN)
         numbers = np.searchsorted(self.keys, keys)
         numbers[numbers == len(self.keys)] = 0
         return np.where(self.keys[numbers] == keys, numbers, UNSEEN)

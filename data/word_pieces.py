@@ -230,7 +230,9 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """
     try:
         with files.open_bytes(files.expand(path)) as stream:
-            pieces = stream.read().decode().splitlines()
+            # Not splitlines(): it cuts at characters that a piece may hold, such as U+2028.
+            lines = stream.read().decode().removesuffix("\n").split("\n")
+            pieces = [line.removesuffix("\r") for line in lines]
     except UnicodeDecodeError as error:
         raise DataError(f"--vocabulary {path}: not UTF-8 at byte {error.start}") from error
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]

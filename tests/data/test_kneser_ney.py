@@ -22,6 +22,16 @@ def test_bigrams_by_hand():
     assert found == pytest.approx(np.array([expected]))
 
 
+def test_an_order_that_the_text_does_not_have():
+    """Documents of four tokens have no n-grams of five: what they do have decides."""
+    train = [[0, 1, 2, 3]] * 3
+    model = KneserNey(train, 6, order=5)
+    assert len(model.orders[4].keys) == 0
+    found = np.exp(model.log_probabilities([[0, 1, 2, 3, token] for token in range(6)]))
+    assert found[:, 3].sum() == pytest.approx(1)
+    assert found[0, :3] == pytest.approx(np.exp(model.log_probabilities(train))[0])
+
+
 def test_discounts_by_hand():
     """Ten n-grams once, five twice, three three times, two four times: the share is a half."""
     count = np.repeat([0, 1, 2, 3, 4, 9], [7, 10, 5, 3, 2, 1])

@@ -116,6 +116,14 @@ class TestReadVocabulary:
         with pytest.raises(DataError, match=expected):
             word_pieces.read_vocabulary(tmp_path / "vocab.txt")
 
+    def test_only_line_feeds_end_a_piece(self, tmp_path, pieces):
+        """U+2028 and U+0085 are characters that a piece may hold, where splitlines() cuts."""
+        odd = [*pieces, "\u2028", "a\u2028b", "\u0085", "\x0b"]
+        for end in ("\n", "\r\n"):
+            content = "".join(f"{piece}{end}" for piece in odd)
+            (tmp_path / "vocab.txt").write_bytes(content.encode())
+            assert word_pieces.read_vocabulary(tmp_path / "vocab.txt") == odd
+
     def test_the_checksum_is_the_files(self, tmp_path, pieces):
         import hashlib
 
