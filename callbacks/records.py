@@ -1,6 +1,7 @@
 """Records steps, epochs and evaluations, in metrics.jsonl and for the callbacks that show them."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ from callbacks.errors import saving
 from callbacks.step_loss import StepLoss
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
+from data import files
 from distribution import keras_compat
 from distribution.step import gradient_norm, inner_optimizers
+
+log = logging.getLogger("recipes")
 
 
 class Records(StepCallback):
@@ -61,22 +65,41 @@ class Records(StepCallback):
         return self._loss.so_far()
 
     def get_state(self) -> dict:
-        """Returns the history, the losses since the last record, and the length of the file."""
+        """Returns the history, the losses since the last record, and the length of the file.
+
+        The file is on disk by then, like the checkpoint that remembers its length.
+        """
+        if self.path and self.path.exists():
+            with saving(self.path):
+                files.sync(self.path)
         return {
-            "bytes": self.path.stat().st_size if self.path and self.path.exists() else 0,
+            "bytes": self._length(),
             "history": self.history,
             "loss": vars(self._loss),
             "workers_by_step": self.workers_by_step,
         }
 
     def set_state(self, state: dict) -> None:
-        """Restores the state, and truncates the file to its length at the checkpoint."""
+        """Restores the state, and truncates the file to its length at the checkpoint.
+
+        A file that is shorter has lost records, and maybe half of one: it is cut to whole lines.
+        """
         self.history = state["history"]
         vars(self._loss).update(state["loss"])
         self.workers_by_step = state["workers_by_step"]
-        if self.path and self.get_state()["bytes"] > state["bytes"]:
-            with saving(self.path):
-                os.truncate(self.path, state["bytes"])
+        length = state["bytes"]
+        if not self.path or self._length() == length:
+            return
+        with saving(self.path):
+            if self._length() < length:
+                log.warning("%s: shorter than at the checkpoint, records are lost", self.path)
+                if not self.path.exists():
+                    return
+                length = self.path.read_bytes().rfind(b"\n") + 1
+            os.truncate(self.path, length)
+
+    def _length(self) -> int:
+        return self.path.stat().st_size if self.path and self.path.exists() else 0
 
     def on_step_end(self, step, logs):
         """Records a step if it is due."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from callbacks.errors import saving
 from callbacks.steps import StepCallback
 from callbacks.throughput import is_speed
+from data import files
 
 FILES = "events.out.tfevents*"
 
@@ -118,8 +119,11 @@ class TensorBoard(StepCallback):
             api.hparams(shown, trial_id=str(self.folder))
 
     def get_state(self) -> dict:
-        """Flushes the files and returns their lengths."""
+        """Writes the files to disk and returns their lengths."""
         self.flush()
+        with self._saving():
+            for path in self._files():
+                files.sync(path)
         return {"files": {path.name: path.stat().st_size for path in self._files()}}
 
     def set_state(self, state: dict) -> None:

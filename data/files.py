@@ -92,7 +92,7 @@ def atomic(target: Path) -> Iterator[Path]:
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
     replaced = target.with_name(f".{target.name}{REPLACED}")
-    if replaced.exists() and not target.exists():
+    if not target.exists() and replaced.exists():
         os.rename(replaced, target)
     remove(replaced)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*{PARTIAL}"):
@@ -100,12 +100,12 @@ def atomic(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):
-            _sync(path)
+            sync(path)
         # os.replace() replaces only a file by a file.
         if target.exists() and (target.is_dir() or temporary.is_dir()):
             os.rename(target, replaced)
         os.replace(temporary, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         if replaced.exists() and not target.exists():
             os.rename(replaced, target)
@@ -121,8 +121,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries, to disk."""
+def sync(path: Path) -> None:
+    """Flushes a file, or a folder's entries, to disk.
+
+    Raises:
+        OSError: It cannot be opened or written.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

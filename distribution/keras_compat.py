@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
@@ -715,7 +716,8 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
         batches_per_update: batches that an update accumulates.
 
     Raises:
-        DistributionError: a loss returns no single number and no mean.
+        DistributionError: a loss returns no single number and no mean, or compares the examples of
+            a batch with each other, where there are several batches.
     """
     compiled = model._compile_loss
     if compiled is None or not compiled.built:
@@ -733,6 +735,13 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
                 f"loss {entry.name} has reduction=None, which has no mean over several replicas "
                 'or accumulated batches; leave it out, or write reduction="sum"'
             )
+        elif several and _mixes_examples(entry.loss):
+            raise DistributionError(
+                f"loss {entry.name} is computed from all examples of a batch together, of which "
+                "each replica, and each accumulated batch, has a part; train on one replica "
+                "without --accumulate-steps, or, for Dice and Tversky, write axis=(1, 2, 3) for "
+                "images: a loss for each example"
+            )
         prepared.append(entry)
     compiled._flat_losses[:] = prepared
     if len(compiled.metrics) == len(prepared):
@@ -743,6 +752,18 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
             metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path, factor)
             losses.append((factor, metric))
         _add_up_outputs(model, losses)
+
+
+def _mixes_examples(loss) -> bool:
+    """Tells whether one of Keras's losses has no value for each example.
+
+    Lacks: such a loss is known by its function and the axes it is given, which have no public name.
+    """
+    function = getattr(loss, "fn", None)
+    if function in (keras.losses.dice, keras.losses.tversky):
+        axis = loss._fn_kwargs.get("axis")
+        return axis is None or 0 in np.atleast_1d(axis)
+    return function is keras.losses.circle
 
 
 # The weights of each output of the batch that is being evaluated, in total, and its losses; and how

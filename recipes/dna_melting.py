@@ -294,6 +294,9 @@ def main(options: Options) -> dict:
         weights = None
         if drawn:
             weights = np.repeat([1.0, options.formula_weight], [len(measured), len(drawn)])
+        learned = dict(splits)
+        if options.enthalpy_weight:
+            learned["enthalpies"] = [melting.enthalpies(split) for split in used.values()]
         # A trained run that is evaluated keeps its own scale.
         mean = run.metadata.get("mean", float(np.mean(measured, dtype=np.float64)))
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
@@ -305,7 +308,7 @@ def main(options: Options) -> dict:
             tokens_per_example=float((train_inputs["columns"] > 0).sum(axis=1).mean()),
             about={"molecules": f"{run.dataset}: {counts}; mean {mean:.1f} °C"},
             dataset=run.dataset,
-            data_sha256=data_sha256(splits),
+            data_sha256=data_sha256(learned),
         )
         batch_size = plan.global_batch_size
         train_answers, valid_answers, test_answers = (

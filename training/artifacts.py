@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import sys
-import tempfile
 import types
 from pathlib import Path
 
@@ -141,10 +140,13 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
     """
     if hasattr(model, "save_to_preset"):
         return
-    with saving(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".trial.") as trial:
+    trial = folder / ".trial"
+    with saving(folder):
+        files.remove(trial)  # of a start that was killed
+        trial.mkdir()
         try:
-            save_model(model, Path(trial) / "model", metadata={})
-            load_model(Path(trial) / "model", None, sys.modules[options.__module__])
+            save_model(model, trial / "model", metadata={})
+            load_model(trial / "model", None, sys.modules[options.__module__])
         except OSError:
             raise
         except Exception as error:  # any that get_config() or from_config() of the model raise
@@ -153,6 +155,8 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
                 f"{first_line(error)}; a class of your own needs get_config() with all arguments "
                 "of its constructor"
             ) from error
+        finally:
+            files.remove(trial)
 
 
 def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> keras.Model:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 
 import keras
@@ -15,7 +16,7 @@ from callbacks.errors import CannotSave
 from callbacks.evaluate_every import EvaluateEvery
 from callbacks.records import Records, used_learning_rate, with_perplexity
 from callbacks.throughput import Throughput
-from tests.support import processes, tiny_recipe
+from tests.support import processes, syncs, tiny_recipe
 
 
 @pytest.fixture
@@ -211,6 +212,30 @@ class TestFile:
         assert [(r["step"], r["loss"]) for r in found] == [(1, "NaN"), (2, 0.5), (4, 0.5)]
         made.set_state(state | {"bytes": 1000})  # the file is shorter: nothing is filled up
         assert made.get_state() == state
+        made.path.unlink()
+        made.set_state(state)
+        assert made.get_state() == state | {"bytes": 0}
+
+    def test_half_a_record_is_cut_off(self, records, caplog):
+        """A power failure kept the checkpoint and lost the end of the file."""
+        made = records()
+        made.record_evaluation("test", 1, {"loss": 1.0})
+        made.record_evaluation("test", 2, {"loss": 1.0})
+        state = made.get_state()
+        os.truncate(made.path, state["bytes"] - 5)
+        made = records()
+        made.set_state(state)
+        assert f"{made.path}: shorter than at the checkpoint" in caplog.text
+        made.record_evaluation("test", 3, {"loss": 1.0})
+        found = [json.loads(line)["step"] for line in made.path.read_text().splitlines()]
+        assert found == [1, 3]
+
+    def test_it_is_on_disk_before_a_checkpoint_remembers_its_length(self, records, monkeypatch):
+        made = records()
+        made.record_evaluation("test", 1, {"loss": 1.0})
+        order = syncs.recorded(monkeypatch)
+        made.get_state()
+        assert order == [("sync", "metrics.jsonl")]
 
     @pytest.mark.parametrize(
         "path, why", [("gone/a", "No such file"), ("/dev/full", "No space left")]

@@ -771,6 +771,29 @@ def test_a_loss_without_a_reduction_is_refused_with_accumulation(batches):
         install(model, batches_per_update=batches)
 
 
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        ("dice", True),
+        (keras.losses.Dice(), True),
+        (keras.losses.Tversky(axis=(0, 1)), True),
+        (keras.losses.Circle(), True),
+        (keras.losses.Dice(axis=1), False),
+        (keras.losses.Tversky(axis=(1,)), False),
+    ],
+)
+def test_a_loss_over_the_examples_of_a_batch_is_refused_with_accumulation(loss, refused):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="sigmoid")])
+    model.compile("sgd", loss)
+    labels = np.zeros(4, int) if isinstance(loss, keras.losses.Circle) else np.ones((4, 2))
+    keras_compat.build(model, replicas.dataset((np.ones((4, 2)), labels), 4))
+    if not refused:
+        install(model, batches_per_update=2)
+        return
+    with pytest.raises(DistributionError, match="from all examples of a batch together"):
+        install(model, batches_per_update=2)
+
+
 class IdleWeight(keras.layers.Layer):
     """Has a weight that its output does not depend on."""
 

@@ -11,7 +11,7 @@ from data import melting
 from models import fine_tuning
 from recipes import dna_melting, predict
 from tests.support.strategy_run import write_molecules
-from training.errors import OptionsError
+from training.errors import OptionsError, RunError
 from training.loaded_run import evaluate, load_run
 from training.report import verdict
 
@@ -398,6 +398,17 @@ class TestEnthalpies:
         np.testing.assert_allclose(best(inputs, training=False), by_hand, rtol=1e-6)
         if members == 2:
             assert np.abs(answers[0](inputs) - answers[1](inputs)).max() > 0.01
+
+    def test_changed_ones_are_noticed(self, measured, tmp_path):
+        changed = tmp_path / "changed.csv"
+        changed.write_text(measured.read_text())
+        options = TINY | dict(dataset=str(changed), enthalpy_weight=0.2, run_dir=tmp_path / "run")
+        dna_melting.main(dna_melting.Options(**options))
+        text = measured.read_text().replace(".0\n", ".5\n")
+        assert text != measured.read_text()
+        changed.write_text(text)
+        with pytest.raises(RunError, match="data_sha256: was"):
+            dna_melting.main(dna_melting.Options(**options | {"epochs": 3, "resume": "extend"}))
 
     def test_a_table_without_them_is_refused(self, table, tmp_path):
         for dataset, message in ((table, "has an enthalpy"), (melting.FORMULA, "the formula has")):

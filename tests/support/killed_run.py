@@ -178,7 +178,9 @@ def _at_a_save(at: str, number: int, shoot) -> None:
 
     def replace(source, target):
         # An existing target has another name at this moment.
-        if due and (at == "rename" or at == "replace" and glob.glob(f"{target.parent}/.*.replaced")):
+        if due and (
+            at == "rename" or at == "replace" and glob.glob(f"{target.parent}/.*.replaced")
+        ):
             shoot()
         stock_replace(source, target)
 

@@ -10,6 +10,7 @@ import pytest
 from data.errors import DataError
 from tests.support import syncs, tiny_presets
 from training import artifacts, checks
+from training.options import SharedOptions
 
 
 def small_model():
@@ -108,3 +109,11 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
     for model in (again, plain, artifacts.load_model(folder, "float32", recipe)):
         for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
+    (tmp_path / ".trial").mkdir()
+    (tmp_path / ".trial" / "model.keras").write_text("half of it")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    artifacts.require_saveable(model, tmp_path, SharedOptions)
+    assert list(tmp_path.iterdir()) == []
