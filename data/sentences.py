@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -119,10 +118,10 @@ def load_sentences(
     becomes the test split. For a split that is missing, 10 percent of the training sentences are
     cut off, as of a single file.
 
-    A single file is a CSV, a TSV if its header contains a tab, or JSON. Per class, 80 percent of
-    its different sentences go to the training split and 10 to each of the others (at least one),
-    by a permutation that depends on the seed and the class. All rows of a repeated sentence, also
-    in other case or spacing, go to one split.
+    A single file is a CSV, a TSV if its header contains a tab, or JSON. Some 80 percent of its
+    different sentences go to the training split and 10 to each of the others (at least one of each
+    class), by a hash of the seed and the sentence: rows that are added later move no others. All
+    rows of a repeated sentence, also in other case or spacing, go to one split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`, or `sentence1`,
     `sentence2` and `label`; other columns are ignored. A CSV has quoting, a TSV has none. An
@@ -319,7 +318,7 @@ def _shown(labels: Sequence[str]) -> str:
 def _split(
     name: str, rows: list[Row], seed: int, held_out: tuple[str, ...] = ("test", "valid")
 ) -> tuple[dict[str, list[Row]], list[str]]:
-    """Splits the rows of one file per class; each split keeps the order of the file.
+    """Splits the rows of one file by hash; each split keeps the order of the file.
 
     A class with too few different sentences for all splits is in training alone; the notes that are
     returned say so.
@@ -341,14 +340,8 @@ def _split(
         if label in rare:
             split_of |= dict.fromkeys(sentences, "train")
             continue
-        # Seeded by the label, not by its number: a new class does not change the others' splits.
-        rng = np.random.default_rng([seed, zlib.crc32(label.encode())])
-        order = rng.permutation(len(sentences))
-        count = max(1, round(HELD_OUT * len(sentences)))
-        for place, index in enumerate(order):
-            number = place // count
-            split = held_out[number] if number < len(held_out) else "train"
-            split_of[sentences[index]] = split
+        for sentence, number in _numbers(sentences, seed, len(held_out)).items():
+            split_of[sentence] = held_out[number] if number < len(held_out) else "train"
     found = {
         split: [row for row in rows if split_of[fold(row[0])] == split]
         for split in ("train", *held_out)
@@ -357,6 +350,23 @@ def _split(
         return found, []
     fewer = f"fewer than {len(held_out) + 1} different sentences"
     return found, [f"in training alone, since there are {fewer}: {_shown(sorted(rare))}"]
+
+
+def _numbers(sentences: list[str], seed: int, held_out: int) -> dict[str, int]:
+    """Numbers the sentences of one class by hash: 0, 1 ... are held out, all others are not.
+
+    Args:
+        sentences: Different ones, more than `held_out`.
+        seed: Decides the hash.
+        held_out: Number of splits that get `HELD_OUT` of them each, and at least one sentence.
+    """
+    place = {each: installed_docs.hash_of(f"{seed} {each}") / 2**64 for each in sentences}
+    numbers = {each: min(int(place[each] / HELD_OUT), held_out) for each in sentences}
+    if len(set(numbers.values())) <= held_out:  # a split would lack this small class: by rank
+        count = max(1, round(HELD_OUT * len(sentences)))
+        ranks = enumerate(sorted(sentences, key=lambda each: place[each]))
+        numbers = {each: min(rank // count, held_out) for rank, each in ranks}
+    return numbers
 
 
 def _read(path: Path, columns: glue.Columns) -> list[Row]:
