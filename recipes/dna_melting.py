@@ -21,7 +21,7 @@ Results, with minutes and machine, are in README.md.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 import keras_nlp
@@ -294,7 +294,7 @@ def main(options: Options) -> dict:
         weights = None
         if drawn:
             weights = np.repeat([1.0, options.formula_weight], [len(measured), len(drawn)])
-        learned = dict(splits)
+        learned: dict[str, Any] = dict(splits)
         if options.enthalpy_weight:
             learned["enthalpies"] = [melting.enthalpies(split) for split in used.values()]
         # A trained run that is evaluated keeps its own scale.
