@@ -229,11 +229,13 @@ class Checkpoint(StepCallback):
         self.epochs_done = restored.epochs_done if restored else 0
         self.best_epoch = self.epochs_done
         self.best_step: int | None = None
+        self._direction: str | None = None  # in which `best_value` was the best
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
             # None in checkpoints from before it was kept: `best` then says which step it was.
             self.best_step = restored.state.get("best_step")
+            self._direction = restored.state.get("best_direction")
         self.weights_step: int | None = None
         self.notes: list[str] = []
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
@@ -276,8 +278,9 @@ class Checkpoint(StepCallback):
 
     def _is_better(self, value: float) -> bool:
         before = self.best_value
-        highest = direction(str(self.best), self.model, self.best_mode) == "max"
-        if before is None or (value > before if highest else value < before):
+        now = direction(str(self.best), self.model, self.best_mode)
+        turned, self._direction = self._direction not in (None, now), now
+        if before is None or turned or (value > before if now == "max" else value < before):
             self.best_value, self.best_epoch = value, self.epochs_done
             self.best_step = self.step
             return True
@@ -353,6 +356,7 @@ class Checkpoint(StepCallback):
             "best_epoch": self.best_epoch,
             "best_step": self.best_step,
             "best_metric": self.best,
+            "best_direction": self._direction,
             "fingerprint": self.fingerprint,
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
         }

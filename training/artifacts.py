@@ -205,12 +205,24 @@ def load_weights(model: keras.Model, path: Path) -> None:
 
 
 def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
-    config = json.dumps(model.get_config())  # each layer has its own policy
-    for name in ("float32", "float64", "mixed_float16", "mixed_bfloat16"):
-        config = config.replace(f'"{name}"', f'"{dtype}"')
-    copy = type(model).from_config(json.loads(config))
+    copy = type(model).from_config(_renamed(model.get_config(), dtype))
     copy.set_weights(model.get_weights())
     return copy
+
+
+def _renamed(config, dtype: str):
+    """Returns a config with the floating-point policy of each layer replaced, and no other text."""
+    if isinstance(config, list | tuple):
+        return type(config)(_renamed(each, dtype) for each in config)
+    if not isinstance(config, dict):
+        return config
+    policy = re.compile(r'"(float32|float64|mixed_b?float16)"')
+    return {
+        name: json.loads(policy.sub(f'"{dtype}"', json.dumps(value)))
+        if name == "dtype"
+        else _renamed(value, dtype)
+        for name, value in config.items()
+    }
 
 
 def versions() -> dict[str, str]:

@@ -169,6 +169,17 @@ class TestWhen:
         epoch(callback, 1, val_accuracy=0.1)
         assert callback.best_value == 0.1 and not callback.model.stop_training
 
+    def test_another_direction_begins_again(self, made, tmp_path):
+        callback = made(best="val_loss")
+        for number, value in enumerate((4.6, 2.0)):
+            epoch(callback, number, val_loss=value)
+        restored = newest(tmp_path / "checkpoints")
+        for mode, best in (("auto", 2.0), ("min", 2.0), ("max", 1.0)):
+            callback = made(best="val_loss", best_mode=mode, restored=restored)
+            callback.on_epoch_begin(2)
+            callback.on_epoch_end(2, {"val_loss": 3.0 if mode != "max" else 1.0})
+            assert callback.best_value == best
+
     def test_a_worker_that_is_not_the_chief_writes_nothing(self, made, tmp_path):
         callback = made(is_chief=False, best="val_loss")
         epoch(callback, 0, val_loss=1.0)

@@ -111,6 +111,22 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_policy_is_replaced_and_no_other_text():
+    words = ["float32", "int32", "mixed_float16"]
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="string"),
+            keras.layers.StringLookup(vocabulary=words),
+            keras.layers.Embedding(4, 2),
+            keras.layers.Dense(1),
+        ]
+    )
+    copy = artifacts._with_dtype(model, "float64")
+    assert copy.layers[0].get_vocabulary()[1:] == words
+    assert copy.layers[0].compute_dtype == model.layers[0].compute_dtype
+    assert [layer.compute_dtype for layer in copy.layers[1:]] == ["float64"] * 2
+
+
 def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
     (tmp_path / ".trial").mkdir()
     (tmp_path / ".trial" / "model.keras").write_text("half of it")
