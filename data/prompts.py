@@ -23,7 +23,8 @@ from data.text import SPLITS, TEXT, Text
 Pair = tuple[Prompt, str]
 # The names of the fields; the others are those of Alpaca, Dolly and TRL.
 PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
-INPUT = ("input", "context")  # what an instruction of Alpaca or Dolly is about; may be empty
+INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
+SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
 SHARD = r"(?<=-)\d{5}(?=-of-\d{5}\.)"  # the number of one part of a file
 
@@ -35,7 +36,8 @@ class Prompts:
     Attributes:
         name: The path that was given.
         splits: Pairs (prompt, response) by "train", "valid" and "test".
-        note: One line about splits that a folder lacks and examples that are left out, or None.
+        note: One line about splits that a folder lacks, examples that are left out, and fields that
+            are not read; or None.
     """
 
     name: str
@@ -118,10 +120,11 @@ def _holds_text(path: Path) -> bool:
 def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
-    A prompt may also be called `instruction`, with an `input` or `context` that follows it on the
-    next line but one, and a response `completion` or `output`. JSON may have `messages` instead,
-    with `role` and `content`: an optional system message, then user and assistant messages in turn;
-    the response is the last one, the prompt all before it.
+    A prompt may also be called `instruction`, and a response `completion` or `output`. An `input`
+    or `context` follows the prompt on the next line but one. A text in `system` makes the prompt a
+    chat that begins with this system message. JSON may have `messages` instead, with `role` and
+    `content`: an optional system message, then user and assistant messages in turn; the response is
+    the last one, the prompt all before it.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
@@ -138,8 +141,9 @@ def load_prompts(dataset: str) -> Prompts:
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
+    unread: dict[str, None] = {}  # names of fields, in the order of the files
     for split, found in paths.items():
-        for pair in itertools.chain.from_iterable(map(_read, found)):
+        for pair in itertools.chain.from_iterable(_read(path, unread) for path in found):
             if not pair[1].strip():
                 empty_responses += 1
                 continue
@@ -159,20 +163,20 @@ def load_prompts(dataset: str) -> Prompts:
         )
     if empty_responses:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
+    if unread:
+        named = ", ".join(repr(name[:40]) for name in itertools.islice(unread, 5))
+        notes.append(f"fields that are not read: {named}" + ", ..." * (len(unread) > 5))
     return Prompts(dataset, splits, "; ".join(notes) or None)
 
 
-def _read(path: Path) -> Iterator[Pair]:
-    """Yields the pairs of a file."""
-    if tables.is_table(path.name):
-        about = (*INPUT, "") if "instruction" in tables.header_of(path) else ("",)
-        for where, (prompt, more, response) in tables.read_table(path, PROMPT, about, RESPONSE):
-            yield _checked(where, "\n\n".join(filter(None, (prompt, more))), response)
-        return
-    for where, row in tables.read_objects(path):
+def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:
+    """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`."""
+    is_table = tables.is_table(path.name)
+    for where, row in _rows_of_table(path) if is_table else tables.read_objects(path):
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
-        if MESSAGES in row:
+        if MESSAGES in row and not is_table:
+            unread |= dict.fromkeys(_not_empty(row, MESSAGES))
             yield read_messages(where, row[MESSAGES], ends_with="assistant")
             continue
         fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
@@ -182,11 +186,37 @@ def _read(path: Path) -> Iterator[Pair]:
                 f"{where}: expected {' or '.join(PROMPT)}, and {' or '.join(RESPONSE)}; or "
                 f"messages; found {found[:100]!a}"
             )
+        about = next((name for name in INPUT if row.get(name)), None)
+        unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
         asked, answer = map(row.get, fields)
-        given = next((name for name in INPUT if row.get(name)), None)
-        if given is not None and "instruction" in row and isinstance(asked, str):
-            asked = f"{asked}\n\n{_text(where, given, row[given], may_be_empty=True)}"
-        yield _checked(where, asked, answer)
+        if about is not None and isinstance(asked, str):
+            passage = _text(where, about, row[about], may_be_empty=True)
+            asked = "\n\n".join(filter(None, (asked, passage)))
+        asked = _text(where, "prompt", asked)
+        answer = _text(where, "response", answer, may_be_empty=True)
+        system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
+        prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
+        yield prompt, answer
+
+
+def _rows_of_table(path: Path) -> Iterator[tuple[str, dict]]:
+    """Yields the position and the fields of each row, as of JSON."""
+    header = tables.header_of(path)
+    others = [
+        name
+        for name in dict.fromkeys(header)
+        if name not in ("", *PROMPT, *RESPONSE)
+        and (header.count(name) == 1 or name in (*INPUT, SYSTEM))
+    ]
+    names = (PROMPT[0], RESPONSE[0], *others)
+    columns = (PROMPT, RESPONSE, *((name,) for name in others))
+    for where, values in tables.read_table(path, *columns):
+        yield where, dict(zip(names, values, strict=True))
+
+
+def _not_empty(row: dict, *besides) -> list[str]:
+    """Returns the names of the fields that have a value, besides these."""
+    return [name for name in row if name not in besides and row[name] not in (None, "", [], {})]
 
 
 def read_messages(where: str, messages, ends_with: str) -> Pair:
@@ -241,10 +271,6 @@ def of_input(text: str) -> Prompt:
         return text
     before, last = read_messages(text[:60], value, ends_with="user")
     return (*before, ("user", last))
-
-
-def _checked(where: str, prompt, response) -> Pair:
-    return _text(where, "prompt", prompt), _text(where, "response", response, may_be_empty=True)
 
 
 def _text(where: str, name: str, value, may_be_empty: bool = False) -> str:

@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 
@@ -155,6 +156,77 @@ def test_a_chat_of_several_turns_is_a_prompt_and_the_last_response(tmp_path):
         prompts.of_input('[{"role": "assistant", "content": "a"}]')
 
 
+def write_objects(path, *rows):
+    """JSON lines, or a CSV by its name."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def all_pairs(loaded):
+    return sorted(pair for pairs in loaded.splits.values() for pair in pairs)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+@pytest.mark.parametrize("names", [("context", "response"), ("input", "output")])
+def test_a_passage_beside_a_prompt_follows_it(names, ending, tmp_path):
+    about, answer = names
+    rows = [{"prompt": "Add one.", about: f"{n}" * (n > 0), answer: "r"} for n in range(100)]
+    loaded = prompts.load_prompts(write_objects(tmp_path / f"a.{ending}", *rows))
+    expected = ["Add one.", *(f"Add one.\n\n{n}" for n in range(1, 100))]
+    assert all_pairs(loaded) == sorted((prompt, "r") for prompt in expected)
+    assert loaded.note is None
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_system_text_beside_a_prompt_is_the_system_message(ending, tmp_path):
+    rows = [
+        {"system": "Be brief." * (n % 2), "instruction": f"say {n}", "input": "it", "output": "r"}
+        for n in range(100)
+    ]
+    loaded = prompts.load_prompts(write_objects(tmp_path / f"a.{ending}", *rows))
+    found = [prompt for pairs in loaded.splits.values() for prompt, _ in pairs]
+    assert "say 0\n\nit" in found
+    assert (("system", "Be brief."), ("user", "say 1\n\nit")) in found
+    assert len(found) == 100 and loaded.note is None
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_fields_that_are_not_read_are_named(ending, tmp_path):
+    rows = [
+        {"prompt": f"say {n}", "response": "r", "context": "c", "input": "i", "empty": ""}
+        | {f"field{number}": f"{n}" for number in range(9)}
+        for n in range(200)
+    ]
+    loaded = prompts.load_prompts(write_objects(tmp_path / f"a.{ending}", *rows))
+    assert loaded.note == (
+        "fields that are not read: 'context', 'field0', 'field1', 'field2', 'field3', ..."
+    )
+    assert ("say 7\n\ni", "r") in all_pairs(loaded)
+
+
+def test_fields_beside_messages_are_named(tmp_path):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [
+        {"messages": [{"role": "user", "content": f"say {n}"}, chat[1]], "system": "x", "id": None}
+        for n in range(200)
+    ]
+    loaded = prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+    assert loaded.note == "fields that are not read: 'system'"
+
+
+def test_a_passage_that_stands_in_two_columns_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,input,input,response\na,b,c,d\n")
+    with pytest.raises(DataError, match="2 columns input, expected one"):
+        prompts.load_prompts(str(path))
+
+
 def test_a_folder_may_lack_splits(tmp_path):
     def lines(numbers):
         return "\n".join(json.dumps({"prompt": f"{n}", "response": "r"}) for n in numbers)
@@ -251,6 +323,7 @@ def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
             '{"instruction": "a", "context": ["b"], "response": "c"}',
             r"the context is \['b'\], expected text",
         ),
+        ('{"prompt": "a", "system": ["b"], "response": "c"}', r"the system is \['b'\], expected"),
         ('{"prompt": "a", "response": null}', "the response is None, expected text"),
         ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
         ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),
