@@ -22,7 +22,7 @@ class Columns:
         header: the columns of a file without a header line.
         metrics: metrics of the benchmark besides accuracy and macro F1: "f1" (of the last class) or
             "matthews".
-        skips_broken_rows: whether to skip rows of another length or with an empty field.
+        skips_broken_rows: whether to leave out rows of another length or with an empty field.
     """
 
     text: tuple[str, ...] = ("sentence", "text")
@@ -51,19 +51,28 @@ TASKS = {
     "RTE": Columns(("sentence1",), ("sentence2",)),
     "SST-2": Columns(("sentence", "text")),
 }
+# Usual names of pairs besides those of GLUE, tried before a single sentence.
+PAIRS = (Columns(second=("sentence2",)), Columns(text=("text",), second=("text_pair",)))
 
 # GLUE's names of the splits' files and usual other ones, without their endings.
 FILES = {
     "train": ("train",),
-    "valid": ("dev", "dev_matched", "valid", "validation"),
+    "valid": ("dev", "dev_matched", "valid", "validation", "val"),
     "test": ("test", "test_matched"),
 }
 
 
 def file_of(folder: Path, split: str) -> Path | None:
-    """Returns the file of a split, a TSV, CSV or JSON, or None if there is none."""
-    paths = [folder / f"{name}{end}" for name in FILES[split] for end in tables.ENDINGS]
-    return next((path for path in paths if path.exists()), None)
+    """Returns the file of a split, a TSV, CSV or JSON, or None if there is none.
+
+    Raises:
+        DataError: there are several.
+    """
+    names = sorted(f"{name}{end}" for name in FILES[split] for end in tables.ENDINGS)
+    found = [name for name in names if (folder / name).exists()]
+    if len(found) > 1:
+        raise DataError(f"{folder}: several {split} files, {', '.join(found)}; expected one")
+    return folder / found[0] if found else None
 
 
 def columns_of(path: Path, label: str | None = None) -> Columns:
@@ -82,7 +91,8 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
     header = tables.header_of(path)
     if label in (None, "score") and {"sentence1", "sentence2", "score"} <= set(header):
         raise DataError(f"{path}: STS-B has scores, not classes; this recipe takes classes alone")
-    for columns in TASKS.values():
+    *pairs, single = TASKS.values()
+    for columns in (*pairs, *PAIRS, single):
         if label is not None:
             columns = dataclasses.replace(columns, label=(label,))
         groups = (columns.text, columns.second, columns.label)

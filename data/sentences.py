@@ -1,5 +1,6 @@
 """Reads labelled sentences or pairs from tables or docstrings, and encodes them for a model."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -14,7 +15,7 @@ from data.baselines import most_frequent_accuracy
 from data.errors import DataError
 from data.live_line import Waiting, live_line
 from data.splits import SPLITS
-from data.tables import read_table
+from data.tables import read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
 
@@ -36,6 +37,9 @@ MOST_NGRAMS = 100_000
 # 2 KB of memory for each sentence of twenty words.
 MOST_SENTENCES = 500_000
 
+# A label; of a file of numbers 1.0 is the class 1: a column of pandas with a gap has floats.
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+
 Row = tuple[str, str]  # a sentence and its label
 
 
@@ -48,7 +52,8 @@ class Sentences:
         splits: "train", "valid" and "test", each a pair of n stripped sentences and their labels,
             int32 of shape (n,), indices of `classes`. Every split contains every class.
         classes: The labels of the file, two or more: integers sorted by value, names by letters.
-        note: One line that names the default dataset, or the split without test labels; or None.
+        note: One line that names the default dataset, the split without test labels, rows that are
+            left out, files that are not read and similar classes; or None.
         metrics: Metrics of the benchmark besides accuracy and macro F1, see `glue.Columns`.
     """
 
@@ -114,7 +119,8 @@ def load_sentences(
     """Loads sentences, or pairs of sentences, and labels.
 
     A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
-    GLUE's tasks of classes (see `glue.TASKS`). Its test files have no labels: then the dev split
+    GLUE's tasks of classes (see `glue.TASKS`). The validation file may be called valid, validation
+    or val too. GLUE's test files have no labels: then the dev split
     becomes the test split. For a split that is missing, 10 percent of the training sentences are
     cut off, as of a single file.
 
@@ -123,9 +129,10 @@ def load_sentences(
     class), by a hash of the seed and the sentence: rows that are added later move no others. All
     rows of a repeated sentence, also in other case or spacing, go to one split.
 
-    In both layouts a header names the columns `sentence` (or `text`) and `label`, or `sentence1`,
-    `sentence2` and `label`; other columns are ignored. A CSV has quoting, a TSV has none. An
-    unusable file is an error.
+    In both layouts a header names the columns `sentence` (or `text`) and `label`; `sentence2`
+    beside one of them or `sentence1`, or `text_pair` beside `text`, makes a pair. Other columns are
+    ignored. Where all labels of a file are numbers, 1.0 is the class 1. A CSV has quoting, a TSV
+    has none. An unusable file is an error.
 
     `installed-docs`, the value of `auto`, needs neither files nor a network: the task is to tell
     which of the installed packages a docstring's paragraph belongs to. The packages' names
@@ -145,8 +152,8 @@ def load_sentences(
         The sentences. The same call gives the same ones in the same order.
 
     Raises:
-        DataError: A file or a column is missing, a line is malformed, a split lacks a class, or
-            there is only one class.
+        DataError: A file or a column is missing, a split has several files, a line is malformed, a
+            split lacks a class, or there is only one class.
     """
     if dataset in (INSTALLED_DOCS, "auto"):
         rows = {
@@ -163,8 +170,9 @@ def load_sentences(
         return _load_folder(dataset, path, seed, (text_column, second_text_column, label_column))
     if path.is_file():
         columns = _columns(path, text_column, second_text_column, label_column)
-        rows, notes = _split(dataset, _read(path, columns), seed)
-        return _numbered(dataset, rows, notes, columns)
+        notes: list[str] = []
+        rows, more = _split(dataset, _read(path, columns, notes), seed)
+        return _numbered(dataset, rows, notes + more, columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
         "train.tsv, dev.tsv and test.tsv, or one CSV, TSV or JSONL file"
@@ -192,6 +200,10 @@ def _load_folder(
             "or .csv, .jsonl, .json, each also .gz)"
         )
     columns, notes = _columns(paths["train"], *named), []
+    fields = (*columns.text, *columns.label)
+    unread = unread_note(folder, [path for path in paths.values() if path is not None], fields)
+    if unread is not None:
+        notes.append(unread)
     if paths["test"] is not None and not glue.has_labels(paths["test"], columns):
         instead = paths["valid"].name if paths["valid"] is not None else "part of training"
         notes.append(f"{paths['test'].name} has no labels: {instead} is the test split")
@@ -200,7 +212,7 @@ def _load_folder(
     for split in cut:
         kind = {"test": "test", "valid": "validation"}[split]
         notes.append(f"a tenth of the training sentences is the {kind} split")
-    rows = {split: _read(path, columns) for split, path in paths.items() if path is not None}
+    rows = {split: _read(path, columns, notes) for split, path in paths.items() if path is not None}
     if cut:
         made, more = _split(name, rows["train"], seed, held_out=cut)
         rows, notes = rows | made, notes + more
@@ -289,6 +301,10 @@ def _numbered(
             f"{name}: the only label is {_shown(classes)}, expected two classes or more"
         )
     notes = list(notes)
+    cases = collections.Counter(map(str.casefold, classes))
+    alike = [name for name in classes if cases[name.casefold()] > 1]
+    if alike:
+        notes.append(f"classes that differ only by case: {_shown(alike)}")
     for split in ("valid", "test"):
         unknown = sorted(labels[split] - labels["train"])
         if unknown:
@@ -369,20 +385,29 @@ def _numbers(sentences: list[str], seed: int, held_out: int) -> dict[str, int]:
     return numbers
 
 
-def _read(path: Path, columns: glue.Columns) -> list[Row]:
-    rows = []
+def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
+    """Returns the rows of a file; adds a line to `notes` about those that are left out."""
+    rows, left_out = [], 0
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
     hint = "; --text-column, --second-text-column and --label-column name others"
-    table = read_table(path, *wanted, header=columns.header, skips_broken_rows=skips, hint=hint)
+    table = read_table(path, *wanted, header=columns.header, empties_broken_rows=skips, hint=hint)
     for where, (*texts, label) in table:
         if not all(texts) or not label:
             if skips:
+                left_out += 1
                 continue
             raise DataError(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
         rows.append((SEPARATOR.join(text.replace(SEPARATOR, " ") for text in texts), label))
+    if left_out:
+        notes.append(
+            f"{path.name}: {left_out:,} of {len(rows) + left_out:,} rows left out: a sentence or "
+            "the label is empty, or the row is cut short"
+        )
     if not rows:
         raise DataError(f"{path}: no row after the header, expected sentences and their labels")
+    if all(NUMBER.fullmatch(label) for _, label in rows):
+        rows = [(text, re.sub(r"\.0+$", "", label)) for text, label in rows]
     return rows
 
 

@@ -4,7 +4,8 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from data import files
@@ -61,7 +62,7 @@ def read_table(
     path: Path,
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
-    skips_broken_rows: bool = False,
+    empties_broken_rows: bool = False,
     hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the wanted columns of each row that is not empty.
@@ -73,7 +74,7 @@ def read_table(
         *columns: The possible names of each wanted column; "" among them makes it optional: a
             missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
-        skips_broken_rows: Whether to skip rows of another length than the header.
+        empties_broken_rows: Whether rows of another length than the header have the values "".
         hint: What the message about a missing or repeated column ends with.
 
     Yields:
@@ -90,6 +91,8 @@ def read_table(
     reader = _reader(path, _text(path))
     try:
         names = [name.strip() for name in header or next(reader, [])]
+        if any(";" in name for name in names) or (len(names) == 1 and "|" in names[0]):
+            hint = "; separate the columns by commas or tabs"
         places = [_place(f"{path}, line 1", names, wanted, hint) for wanted in columns]
         line = reader.line_num
         for row in reader:
@@ -97,7 +100,8 @@ def read_table(
             if not any(map(str.strip, row)):
                 continue
             if len(row) != len(names):
-                if skips_broken_rows:
+                if empties_broken_rows:
+                    yield where, [""] * len(places)
                     continue
                 raise DataError(
                     f"{where}: {len(row)} fields, expected {len(names)} as in the header"
@@ -130,6 +134,26 @@ def has_field(path: Path, *names: str) -> bool:
         return not set(names).isdisjoint(header_of(path))
     except DataError:
         return False
+
+
+def unread_note(folder: Path, read: Collection[Path], fields: Collection[str]) -> str | None:
+    """Returns a line that names the tables and JSON of a folder that are not read, or None.
+
+    Args:
+        folder: Other files and hidden ones are not named.
+        read: Files that are read.
+        fields: Files that end in `.json` are named if they have one of them; others are settings.
+    """
+    names = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if path not in read
+        and path.name.lower().endswith(ENDINGS)
+        and not path.name.startswith(".")
+        and (not re.search(r"\.json(\.gz)?$", path.name.lower()) or has_field(path, *fields))
+    ]
+    shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+    return f"files that are not read: {shown}" if names else None
 
 
 def _text(path: Path) -> str:

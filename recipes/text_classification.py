@@ -56,7 +56,9 @@ class Options(FineTuningOptions):
         None, "Column of the sentences, or of the first of two (default: sentence or text)."
     )
     second_text_column: str | None = option(
-        None, "Column of the second sentences, for pairs (default: sentence2)."
+        None,
+        "Column of the second sentences, for pairs (default: sentence2, text_pair beside text, or "
+        "those of GLUE's tasks; none with --text-column).",
     )
     label_column: str | None = option(None, "Column of the labels (default: label).")
     preset: str = option(

@@ -96,7 +96,9 @@ def test_rows_of_qqp_that_are_cut_short_are_left_out(tmp_path):
     folder = write(tmp_path / "QQP", "QQP")
     with open(tmp_path / "QQP" / "train.tsv", "a") as file:
         file.write("1\t2\tWhy?\n1\t2\t3\t\tHow?\t0\n")
-    assert len(sentences.load_sentences(folder, tmp_path).splits["train"][0]) == 26
+    found = sentences.load_sentences(folder, tmp_path)
+    assert len(found.splits["train"][0]) == 26
+    assert "train.tsv: 2 of 32 rows left out" in found.note
 
 
 def test_scores_are_no_classes(tmp_path):

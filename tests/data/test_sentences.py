@@ -216,6 +216,83 @@ def test_a_wrong_line_of_json_is_named(tmp_path, line, message):
     assert f"a.jsonl, line 2: {message}" in error(tmp_path / "a.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("header", "pairs"),
+    [
+        ("sentence,sentence2,label", True),
+        ("text,sentence2,label", True),
+        ("text,text_pair,label", True),
+        ("sentence,text_pair,label", False),
+        ("text,comment,label", False),
+    ],
+)
+def test_a_second_sentence_is_read_where_its_name_says_so(tmp_path, header, pairs):
+    path = write(tmp_path / "a.csv", header, *(f"one {n},two {n},{n % 2}" for n in range(30)))
+    loaded = load_sentences(str(path), cache_dir=None)
+    assert loaded.pairs == pairs
+    expected = {f"one {n}\ttwo {n}" if pairs else f"one {n}" for n in range(30)}
+    assert {text for texts, _ in loaded.splits.values() for text in texts} == expected
+
+
+def test_a_named_text_column_is_the_only_one(tmp_path):
+    lines = [f"one {n},two {n},{n % 2}" for n in range(30)]
+    path = write(tmp_path / "a.csv", "text,text_pair,label", *lines)
+    assert not load_sentences(str(path), cache_dir=None, text_column="text_pair").pairs
+
+
+def test_several_files_of_a_split_are_refused(tmp_path):
+    folder = write_folder(tmp_path / "a")
+    csv_file(folder / "train.csv", rows(600))
+    assert "several train files, train.csv, train.tsv; expected one" in error(folder)
+    (folder / "train.csv").unlink()
+    write(folder / "val.tsv", "sentence\tlabel", *TINY)
+    assert "several valid files, dev.tsv, val.tsv; expected one" in error(folder)
+    (folder / "dev.tsv").unlink()
+    assert len(load_sentences(str(folder), cache_dir=None).splits["valid"][0]) == 2
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    folder = write_folder(tmp_path / "a")
+    for name in ("eval.csv", "test_2024.csv"):
+        csv_file(folder / name, rows(9))
+    (folder / "labels.json").write_text('{\n"0": "bad"\n}')
+    (folder / "README.txt").write_text("about")
+    note = load_sentences(str(folder), cache_dir=None).note
+    assert note == "files that are not read: eval.csv, test_2024.csv"
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path):
+    lines = [f"why {n}?,{f'how {n}?' * (n % 3 > 0)},{n % 2}" for n in range(800)]
+    path = write(tmp_path / "a.csv", "question1,question2,is_duplicate", *lines, "cut short,1")
+    loaded = load_sentences(str(path), cache_dir=None)
+    assert sum(len(labels) for _, labels in loaded.splits.values()) == 533
+    assert loaded.note == (
+        "a.csv: 268 of 801 rows left out: a sentence or the label is empty, or the row is cut short"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (("0", "0.0", "1"), ("0", "1")),
+        (("0.0", "1.0"), ("0", "1")),
+        (("0.0", "0.5", "1e-05"), ("0", "0.5", "1e-05")),
+        (("0.0", "0", "x"), ("0", "0.0", "x")),
+        (("1.0", "1", "01"), ("01", "1")),
+    ],
+)
+def test_a_number_and_its_integer_are_one_class(tmp_path, labels, classes):
+    path = csv_file(tmp_path / "a.csv", rows(60, labels))
+    assert load_sentences(str(path), cache_dir=None).classes == classes
+
+
+def test_classes_that_differ_by_case_are_noted(tmp_path):
+    path = csv_file(tmp_path / "a.csv", rows(80, ("Neg", "neg", "pos", "other")))
+    loaded = load_sentences(str(path), cache_dir=None)
+    assert loaded.classes == ("Neg", "neg", "other", "pos")
+    assert loaded.note == "classes that differ only by case: 'Neg', 'neg'"
+
+
 def test_too_few_sentences_of_a_class(tmp_path):
     path = write(tmp_path / "data.csv", "text,label", "a,1", "b,0", "c,1", "d,0")
     assert f"{path}: too few different sentences: no label has 3 or more" in error(path)

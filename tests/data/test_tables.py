@@ -33,7 +33,13 @@ def test_a_tsv_has_none(tmp_path):
     "raw, expected",
     [
         (b"", "line 1: no column sentence or text, expected one; found ''"),
-        (b"text;label\na;1\n", "no column sentence or text, expected one; found 'text;label'"),
+        (
+            b"text;label\na;1\n",
+            "no column sentence or text, expected one; found 'text;label'; separate the columns by "
+            "commas or tabs",
+        ),
+        (b"text|label\na|1\n", "found 'text|label'; separate the columns by commas or tabs"),
+        (b"a;b,c\nd,e\n", "found 'a;b, c'; separate the columns by commas or tabs"),
         (b"text,label,label\nfine,1,0\n", "line 1: 2 columns label, expected one"),
         (b"text,sentence,label\nfine,a,0\n", "line 1: 2 columns sentence or text"),
         (b"n" * 1000 + b",label\n", "found '" + "n" * 100 + "'"),
