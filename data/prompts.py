@@ -36,8 +36,8 @@ class Prompts:
     Attributes:
         name: The path that was given.
         splits: Pairs (prompt, response) by "train", "valid" and "test".
-        note: One line about splits that a folder lacks, examples that are left out, and fields that
-            are not read; or None.
+        note: One line about splits that a folder lacks, examples that are left out, and fields and
+            files that are not read; or None.
     """
 
     name: str
@@ -81,10 +81,10 @@ def find_files(dataset: str) -> dict[str, list[Path]]:
         return {"": [path]} if is_asked else {}
     if not path.is_dir():
         return {}
-    words = {"train": "train", "valid": "valid", "test": "test", "dev": "valid"}
+    words = {"train": "train", "valid|val(?![A-Za-z])|dev": "valid", "test": "test"}
     paths: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()):
-        split = next((words[word] for word in words if file.name.startswith(word)), None)
+        split = next((words[word] for word in words if re.match(word, file.name)), None)
         if split is not None and _has_fields(file) and _is_meant(file):
             paths.setdefault(split, []).append(file)
     if any(_holds_text(file) for found in paths.values() for file in found):
@@ -107,7 +107,7 @@ def _is_meant(path: Path) -> bool:
 
     A longer name, such as train_args.json, needs the fields of prompts.
     """
-    is_named = re.match(r"(train|valid|validation|test|dev)[^A-Za-z_]", path.name) is not None
+    is_named = re.match(r"(train|valid|validation|val|test|dev)[^A-Za-z_]", path.name) is not None
     return is_named or tables.has_field(path, *PROMPT, MESSAGES)
 
 
@@ -129,7 +129,7 @@ def load_prompts(dataset: str) -> Prompts:
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
             TSV, also compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with
-            such files that begin with train, valid (or dev) and test, each in one file or in
+            such files that begin with train, valid (or val or dev) and test, each in one file or in
             shards (train-00000-of-00002.jsonl). A split that a folder lacks is cut from training
             in the same way. Prompts without a response are left out.
 
@@ -163,6 +163,10 @@ def load_prompts(dataset: str) -> Prompts:
         )
     if empty_responses:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
+    if "" not in paths:
+        read = list(itertools.chain.from_iterable(paths.values()))
+        unread_files = tables.unread_note(read[0].parent, read, (*PROMPT, MESSAGES))
+        notes += [unread_files] if unread_files is not None else []
     if unread:
         named = ", ".join(repr(name[:40]) for name in itertools.islice(unread, 5))
         notes.append(f"fields that are not read: {named}" + ", ..." * (len(unread) > 5))

@@ -136,19 +136,25 @@ def has_field(path: Path, *names: str) -> bool:
         return False
 
 
-def unread_note(folder: Path, read: Collection[Path], fields: Collection[str]) -> str | None:
+def unread_note(
+    folder: Path,
+    read: Collection[Path],
+    fields: Collection[str],
+    endings: tuple[str, ...] = ENDINGS,
+) -> str | None:
     """Returns a line that names the tables and JSON of a folder that are not read, or None.
 
     Args:
         folder: Other files and hidden ones are not named.
         read: Files that are read.
         fields: Files that end in `.json` are named if they have one of them; others are settings.
+        endings: Endings of names of data files, in small letters.
     """
     names = [
         path.name
         for path in sorted(folder.iterdir())
         if path not in read
-        and path.name.lower().endswith(ENDINGS)
+        and path.name.lower().endswith(endings)
         and not path.name.startswith(".")
         and (not re.search(r"\.json(\.gz)?$", path.name.lower()) or has_field(path, *fields))
     ]

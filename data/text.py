@@ -5,6 +5,7 @@ import functools
 import glob
 import hashlib
 import itertools
+import json
 import math
 import re
 import zipfile
@@ -17,6 +18,8 @@ from data.live_line import live_line
 from data.splits import SPLITS
 
 TEXT = "text"  # the field of a table or of JSON that holds the text
+PLAIN = (".txt", ".tokens", ".raw")
+ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
@@ -69,7 +72,10 @@ def _lines_of(path: Path, member: str | None) -> Iterator[tuple[str, str]]:
             value = row.get(TEXT) if isinstance(row, dict) else None
             if not isinstance(value, str):
                 found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise DataError(f"{where}: expected a text in the field {TEXT}; found {found:.100}")
+                about = f"found {found:.100}"
+                if isinstance(row, dict) and TEXT in row:
+                    about = f"its value is {json.dumps(value):.40}"
+                raise DataError(f"{where}: expected a text in the field {TEXT}; {about}")
             if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
                 value = "\0"
             yield from ((where, line) for line in value.split("\n"))
@@ -128,10 +134,10 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
     Args:
         dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`; `novels`;
             `installed-docs`; `auto` (`wikitext-2` if it is cached or a mirror answers, otherwise
-            `installed-docs`); or a path: a folder with train, valid and test files (without a test
-            file, the last twentieth of the training lines is the test split), one text file or a
-            glob of several (split 90/5/5 by a hash of each line), or a WikiText zip. Files are
-            text, or JSONL, JSON, CSV or TSV with `text`, also compressed (`.gz`).
+            `installed-docs`); or a path: a folder with train, valid (or val or dev) and test files
+            (without a test file, the last twentieth of the training lines is the test split), one
+            text file or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip.
+            Files are text, or JSONL, JSON, CSV or TSV with `text`, also compressed (`.gz`).
         cache_dir: The cache of downloads and parsed docstrings.
         contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
             two parts of 5, instead of by hashes, since its lines follow one another.
@@ -214,7 +220,8 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
     endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv"
     if any(member is not None for _, member in sources.values()):
         endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
-    for split, word in {"train": "train", "valid": "valid(ation)?", "test": "test"}.items():
+    words = {"train": "train", "valid": "(valid(ation)?|val|dev)", "test": "test"}
+    for split, word in words.items():
         pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
         matches = [
             file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)
@@ -227,12 +234,15 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
         elif split == "test" and not matches and len(splits) == 2:
             splits, note = _cut_test(splits)
     if len(splits) == len(SPLITS):
+        read = [path for lines in splits.values() for path, member in lines.sources if not member]
+        unread = tables.unread_note(read[0].parent, read, (TEXT,), ENDINGS) if read else None
+        note = "; ".join(filter(None, (note, unread))) or None
         return _not_empty(Text(name, splits, is_wikitext, note))
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
-        f"{name}: found {names}; expected one train, one valid and perhaps one test file called "
-        "wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz (a zip "
-        "archive may contain text only; unpack other files)"
+        f"{name}: found {names}; expected one train, one valid (or val or dev) and perhaps one "
+        "test file called wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz "
+        "(a zip archive may contain text only; unpack other files)"
     )
 
 

@@ -234,7 +234,8 @@ def test_a_folder_may_lack_splits(tmp_path):
     (tmp_path / "train.jsonl").write_text(lines(range(200)))
     whole = prompts.load_prompts(str(tmp_path))
     assert whole.note == "no file for valid and test: a twentieth of the training prompts each"
-    one_file = tmp_path / "one.jsonl"
+    (tmp_path / "elsewhere").mkdir()
+    one_file = tmp_path / "elsewhere" / "one.jsonl"
     one_file.write_text(lines(range(200)))
     assert whole.splits == prompts.load_prompts(str(one_file)).splits
     (tmp_path / "valid.jsonl").write_text(lines(range(200, 210)))
@@ -273,6 +274,25 @@ def test_all_shards_of_a_split_are_read(tmp_path):
     splits = prompts.load_prompts(str(tmp_path)).splits
     assert splits["train"] == [(f"say {n}", "it") for n in range(30)]
     assert [len(pairs) for pairs in splits.values()] == [30, 5, 5]
+
+
+@pytest.mark.parametrize("name", ["val.jsonl", "val_2024.jsonl", "dev.jsonl", "validation.jsonl"])
+def test_other_names_of_the_validation_file(name, tmp_path):
+    for number, file in enumerate(("train.jsonl", name, "test.jsonl")):
+        write_prompts(tmp_path / file, [number])
+    assert prompts.load_prompts(str(tmp_path)).splits["valid"] == [("say 1", "it")]
+    write_prompts(tmp_path / "valid.jsonl", [3])
+    with pytest.raises(DataError, match="several valid files, .*; expected one"):
+        prompts.load_prompts(str(tmp_path))
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    names = ("train.jsonl", "valid.jsonl", "test.jsonl", "eval.json", "values.jsonl", "2024.csv")
+    for name in names:
+        write_prompts(tmp_path / name, [1])
+    (tmp_path / "train_args.json").write_text('{"rate": 0.1}')
+    loaded = prompts.load_prompts(str(tmp_path))
+    assert loaded.note == "files that are not read: 2024.csv, eval.json, values.jsonl"
 
 
 @pytest.mark.parametrize(

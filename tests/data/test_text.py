@@ -103,6 +103,8 @@ def test_auto_takes_wikitext_where_a_mirror_answers(fetched, tmp_path, fake_docs
         ("wiki.train.raw", "wiki.valid.raw.gz", "wiki.test.raw"),
         ("train.txt", "valid.txt", "test.txt"),
         ("contest-train.txt", "contest-validation.txt", "contest-test.txt"),
+        ("train.txt", "val.txt", "test.txt"),
+        ("a.train.txt", "a.dev.txt", "a.test.txt"),
     ],
 )
 def test_a_folder(tmp_path, names):
@@ -116,6 +118,7 @@ def test_a_folder(tmp_path, names):
     loaded = text.load_text(str(folder), tmp_path / "cache")
     assert lines_of(loaded) == SPLITS and loaded.name == str(folder)
     assert loaded.english_wikitext == ("wiki" in names[0])
+    assert loaded.note == "files that are not read: notes.txt"
     assert not (tmp_path / "cache").exists()
 
 
@@ -263,7 +266,12 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
             "line 2: expected a text in .* text; found body",
         ),
         ("a.jsonl", '{"text": "a"}\n7', "line 2: expected a text in the field text; found int"),
-        ("a.jsonl", '{"text": "a"}\n{"text": null}', "line 2: expected a text"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": null}',
+            "line 2: expected a text in the field text; its value is null",
+        ),
+        ("a.jsonl", '{"text": ["a"]}', r'line 1: expected a .*; its value is \["a"\]'),
         ("a.jsonl", '{"text": "a"}\n{', "line 2: not JSON, one object per line"),
         ("a.jsonl", '{"text": "a\\ud800"}', "line 1: not UTF-8 text"),
         ("reviews.csv", "sentence,label\na,1", "line 1: no column text"),
@@ -331,6 +339,9 @@ def test_a_damaged_gzip_file(tmp_path):
         ("train.txt", "test.txt"),
         ("a-train.txt", "b-train.txt", "valid.txt", "test.txt"),
         ("train.txt", "valid.txt", "a-test.txt", "b-test.txt"),
+        ("train.txt", "val.txt", "valid.txt", "test.txt"),
+        ("train.txt", "dev.txt", "val.txt", "test.txt"),
+        ("train.txt", "values.txt", "device.txt", "test.txt"),
         ("train.txt",),
     ],
 )
