@@ -19,12 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import batches
+from data import batches, tables
 from data.download import fetch
 from data.errors import DataError
 from data.installed_docs import hash_of
 from data.splits import SPLITS
-from data.tables import read_table
+from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
 NNN = "nnn"
@@ -50,7 +50,8 @@ NNN_FILES = {
     "combined_dataset.csv": "ead409bdced2956aec9d6dbd624c5216f9d8efe9a2d3f03f9e3e616c555a0986",
     "combined_data_split.json": "38839c04aa336a15145482d822dd7a72ae9cb829ec78d3e4ce404977901187d6",
 }
-# Names of a table's columns, those of the measured set too; what may be missing has the name "".
+# Names of a table's columns in any case, those of the measured set too; what may be missing has
+# the name "".
 COLUMNS = (
     ("sequence", "RefSeq"),
     ("structure", "TargetStruct", ""),
@@ -62,6 +63,8 @@ COLUMNS = (
     ("id", "SEQID", ""),
     ("dh", "dH", ""),
 )
+PUBLISHED = ("dG_37",)  # the measured set's other columns, which need no mention
+KELVIN = 200  # lowest temperature of a table in kelvin; no molecule is stable at 200 °C
 HELD_OUT = 1_000  # molecules of the formula to test on, and as many to validate on
 
 
@@ -158,7 +161,7 @@ def load_melting(
         Molecules by split: "train", "valid" and "test".
 
     Raises:
-        DataError: a file is missing or not what it should be; the line is named.
+        DataError: a file is missing or not what it should be, or its temperatures are in kelvin.
     """
     if dataset == FORMULA:
         return _draw(seed, count)
@@ -211,7 +214,8 @@ def _tenth(molecule: Molecule) -> int:
 
 def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
     """Yields the molecule and the split, or "", of each row of a CSV file."""
-    for where, values in read_table(path, *COLUMNS):
+    coldest = math.inf
+    for where, values in read_table(path, *COLUMNS, any_case=True):
         row = dict(zip((names[0] for names in COLUMNS), values, strict=True))
         if row["split"] not in ("", *SPLITS):
             raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
@@ -219,7 +223,40 @@ def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
         row["sequence"] = "+".join(re.findall(r"[^\[\]', ]+", row["sequence"]))
         if not row["tm"]:
             raise DataError(f"{where}: tm is missing")
-        yield molecule_of(row, where), row["split"]
+        molecule = molecule_of(row, where)
+        coldest = min(coldest, molecule.tm)
+        yield molecule, row["split"]
+    if KELVIN < coldest < math.inf:
+        raise DataError(
+            f"{path}: all temperatures in tm are above {KELVIN}, probably kelvin; expected °C: "
+            "subtract 273.15"
+        )
+
+
+def unread_note(dataset: str) -> str | None:
+    """Returns a line that names columns and tables of a dataset that are not read, or None.
+
+    Args:
+        dataset: See `load_melting`; what it cannot read has no such line.
+    """
+    if dataset in (FORMULA, NNN):
+        return None
+    path = Path(dataset).expanduser()
+    files = [path / f"{split}.csv" for split in SPLITS] if path.is_dir() else [path]
+    files = [file for file in files if file.exists()]
+    known = {folded(name) for names in (*COLUMNS, PUBLISHED) for name in names}
+    columns = [
+        repr(name[:40])
+        for name in dict.fromkeys(itertools.chain.from_iterable(map(header_of, files)))
+        if folded(name) not in {*known, ""}
+    ]
+    notes: list[str | None] = []
+    if columns:
+        shown = ", ".join(columns[:5]) + ", ..." * (len(columns) > 5)
+        notes.append(f"columns that are not read: {shown}")
+    if path.is_dir():
+        notes.append(tables.unread_note(path, files, COLUMNS[0]))
+    return "; ".join(filter(None, notes)) or None
 
 
 def molecule_of(row: dict, where: str) -> Molecule:

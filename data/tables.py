@@ -63,6 +63,7 @@ def read_table(
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
     empties_broken_rows: bool = False,
+    any_case: bool = False,
     hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the wanted columns of each row that is not empty.
@@ -75,6 +76,7 @@ def read_table(
             missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
         empties_broken_rows: Whether rows of another length than the header have the values "".
+        any_case: Whether names that differ by case and outer spaces alone are the same.
         hint: What the message about a missing or repeated column ends with.
 
     Yields:
@@ -86,14 +88,14 @@ def read_table(
     """
     if is_json(path.name):
         for where, row in read_objects(path):
-            yield where, [_field(where, row, wanted, hint) for wanted in columns]
+            yield where, [_field(where, row, wanted, hint, any_case) for wanted in columns]
         return
     reader = _reader(path, _text(path))
     try:
         names = [name.strip() for name in header or next(reader, [])]
         if any(";" in name for name in names) or (len(names) == 1 and "|" in names[0]):
             hint = "; separate the columns by commas or tabs"
-        places = [_place(f"{path}, line 1", names, wanted, hint) for wanted in columns]
+        places = [_place(f"{path}, line 1", names, wanted, hint, any_case) for wanted in columns]
         line = reader.line_num
         for row in reader:
             where, line = f"{path}, line {line + 1}", reader.line_num
@@ -184,12 +186,12 @@ def _reader(path: Path, text: str):
     return csv.reader(lines, strict=True)
 
 
-def _field(where: str, row, names: Sequence[str], hint: str) -> str:
+def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> str:
     """Returns a field of a JSON object as a table would have it."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object, found {row!r:.40}")
     keys = list(row)
-    place = _place(where, keys, names, hint)
+    place = _place(where, keys, names, hint, any_case)
     if place is None:
         return ""
     value = row[keys[place]]
@@ -202,8 +204,17 @@ def _field(where: str, row, names: Sequence[str], hint: str) -> str:
     return value.strip()
 
 
-def _place(where: str, header: list[str], names: Sequence[str], hint: str = "") -> int | None:
-    indices = [index for index, name in enumerate(header) if name in names]
+def folded(name: str) -> str:
+    """Returns the name of a column with case and outer spaces normalised."""
+    return name.strip().casefold()
+
+
+def _place(
+    where: str, header: list[str], names: Sequence[str], hint: str, any_case: bool
+) -> int | None:
+    form = folded if any_case else str
+    wanted = {form(name) for name in names if name}
+    indices = [index for index, name in enumerate(header) if form(name) in wanted]
     if not indices and "" in names:
         return None
     if len(indices) == 1:

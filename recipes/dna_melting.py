@@ -276,6 +276,7 @@ def main(options: Options) -> dict:
             count=options.oligos,
             fold=options.fold,
         )
+        run.note(melting.unread_note(run.dataset))
         kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)
         molecules["train"] = [molecules["train"][index] for index in kept]
         drawn = []

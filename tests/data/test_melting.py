@@ -2,6 +2,7 @@ import collections
 import csv
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -338,6 +339,49 @@ class TestSplits:
             load(tmp_path / "none.csv")
         with pytest.raises(DataError, match="no column tm or Tm"):
             load(table(tmp_path / "x.csv", [{"sequence": "ACGT"}]))
+
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_case_and_spaces_of_a_column_do_not_matter(self, tmp_path, ending):
+        rows = [
+            {
+                "SEQUENCE": row["sequence"],
+                "targetstruct": row["structure"],
+                " Sodium ": "0.3",
+                "Strand_Concentration": "2e-7",
+                "TM": row["tm"],
+                "DH": "-30",
+            }
+            for row in hairpins(100)
+        ]
+        path = table(tmp_path / "x.csv", rows)
+        if ending == "jsonl":
+            path = tmp_path / "x.jsonl"
+            path.write_text("\n".join(map(json.dumps, rows)))
+        found = sum(load(path).values(), [])
+        assert {(m.sodium, m.strand_concentration, m.dh) for m in found} == {(0.3, 2e-7, -30.0)}
+        assert len(found) == 100 and melting.unread_note(str(path)) is None
+
+    def test_two_columns_of_one_name_are_refused(self, tmp_path):
+        path = table(tmp_path / "x.csv", [row | {"Sodium": "1"} for row in hairpins(30)])
+        with pytest.raises(DataError, match="line 1: 2 columns sodium, expected one"):
+            load(path)
+
+    def test_kelvin_is_refused(self, tmp_path):
+        rows = [row | {"tm": str(300 + number)} for number, row in enumerate(hairpins(100))]
+        with pytest.raises(DataError, match="x.csv: all temperatures .* above 200, .* °C"):
+            load(table(tmp_path / "x.csv", rows))
+        rows[7]["tm"] = "30"
+        assert sum(map(len, load(table(tmp_path / "x.csv", rows)).values())) == 100
+
+    def test_columns_and_files_that_are_not_read_are_named(self, tmp_path):
+        row = {"Na": "1", "dG_37": "1", "buffer": ""}
+        for name in ("train", "valid", "old"):
+            table(tmp_path / f"{name}.csv", [each | row for each in hairpins(100)])
+        expected = "columns that are not read: 'Na', 'buffer'"
+        assert melting.unread_note(str(tmp_path / "train.csv")) == expected
+        both = f"{expected}; files that are not read: old.csv"
+        assert melting.unread_note(str(tmp_path)) == both
+        assert melting.unread_note(melting.FORMULA) is melting.unread_note(melting.NNN) is None
 
 
 class TestFormula:
