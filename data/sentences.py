@@ -196,8 +196,8 @@ def _load_folder(
     if paths["train"] is None:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise DataError(
-            f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid for dev; "
-            "or .csv, .jsonl, .json, each also .gz)"
+            f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid or val "
+            "for dev; or .csv, .jsonl, .json, each also .gz)"
         )
     columns, notes = _columns(paths["train"], *named), []
     fields = (*columns.text, *columns.label)
