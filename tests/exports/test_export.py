@@ -187,7 +187,8 @@ def test_an_export_that_differs_is_not_kept(runs, tmp_path, command_line, monkey
     assert status == 0 and out.endswith("compared     no (--no-check)\n")
 
 
-@pytest.mark.parametrize("length", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (5, 6))])
+@pytest.mark.long
+@pytest.mark.parametrize("length", [4, 5, 6])
 def test_short_sequences(length, classifier, masked_lm, tmp_path):
     """The text that an export is compared by fits into them."""
     masked = masked_lm()
