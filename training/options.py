@@ -236,7 +236,8 @@ class SharedOptions(ProgramOptions):
     )
     resume: Literal["auto", "never", "extend"] = _saving(
         "auto",
-        "auto resumes a run in --run-dir, extend trains it for more --epochs, never refuses it.",
+        "auto resumes a run in --run-dir, extend trains it for more --epochs or --max-steps, never "
+        "refuses it.",
     )
     options: Path | None = _saving(
         None, "The options.json of another run, whose values become the defaults."
@@ -267,6 +268,8 @@ class SharedOptions(ProgramOptions):
                 f"--batch-size-per-replica {self.batch_size_per_replica} and --global-batch-size "
                 f"{self.global_batch_size}: pass only one of them"
             )
+        if self.resume == "extend" and self.run_dir is None:
+            problems.append("--resume extend needs --run-dir, the folder of the run")
         if self.early_stopping is not None and self.keep_best is None:
             problems.append("--early-stopping needs --keep-best, for instance val_loss")
         decides = self.keep_best is not None or self.reduce_on_plateau is not None

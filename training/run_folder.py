@@ -55,10 +55,11 @@ class RunFolder:
 
         Raises:
             RunError: the folder is not writable, is used by another process, contains a run of
-                other options or other files, or a finished one without the checkpoint that is
-                needed to extend it or to write its model again.
+                other options or other files, no run to extend, or a finished one without the
+                checkpoint that is needed to extend it or to write its model again.
         """
         try:
+            self._require_run_to_extend()
             self._is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             for problem in not_a_run(self.path):
@@ -76,6 +77,15 @@ class RunFolder:
                     f"--run-dir {self.path}: another run is using this folder"
                 ) from error
         self._find_run()
+
+    def _require_run_to_extend(self) -> None:
+        """Refuses `--resume extend` before anything is created where nothing was trained."""
+        is_run = (self.path / "options.json").exists() and self._was_trained()
+        if self._extends and not is_run:
+            raise RunError(
+                f"--resume extend: no run to extend in {self.path}; pass its folder as --run-dir, "
+                "or leave out --resume to train a new run"
+            )
 
     def _find_run(self) -> None:
         path = self.path / "options.json"
@@ -156,7 +166,11 @@ class RunFolder:
         can_extend = all(may_change[name] == "extend" for name in different)
         if different and not (can_extend and self.options.resume == "extend"):
             lines = [f"{flag(n)}: was {saved.get(n)}, is now {now[n]}" for n in different]
-            hint = " (--resume extend trains it for more --epochs)" if can_extend else ""
+            hint = (
+                " (--resume extend trains it for more --epochs or --max-steps)"
+                if can_extend
+                else ""
+            )
             raise RunError(
                 f"--run-dir {self.path}: cannot resume, these options changed; the same command "
                 f"resumes it, another folder starts a new run{hint}\n" + "\n".join(lines)

@@ -274,6 +274,7 @@ class TestProblems:
                     plateau_factor=0.1,
                     keep_best_mode="max",
                     profile="25:20",
+                    resume="extend",
                 )
             )
         assert sorted(str(caught.value).splitlines()) == [
@@ -287,6 +288,7 @@ class TestProblems:
             "--mlm-probability 0.0: must be in (0, 1]",
             "--plateau-factor needs --reduce-on-plateau",
             "--profile 25:20: must be START:STOP, first and last step, for instance 20:25",
+            "--resume extend needs --run-dir, the folder of the run",
             "--seed -1: must be in [0, 2147483647]",
             "--sequence-length 513: must be in [4, 512]",
         ]

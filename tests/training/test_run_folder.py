@@ -197,6 +197,32 @@ class TestOtherRuns:
         assert not (there / "metrics.jsonl").exists() and not list(there.glob("events*"))
 
 
+class TestNothingToExtend:
+    """Training from scratch under this option would pass unnoticed."""
+
+    LINE = "--resume extend: no run to extend in .*run; pass its folder as --run-dir, or leave out"
+
+    @pytest.mark.parametrize("is_chief", [True, False])
+    def test_a_folder_that_does_not_exist_is_not_made(self, opened, tmp_path, is_chief):
+        with pytest.raises(RunError, match=self.LINE):
+            opened(resume="extend", is_chief=is_chief)
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("name", ["worker-0.log", "kept.txt"])
+    def test_one_without_a_run(self, opened, tmp_path, name):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / name).touch()
+        with pytest.raises(RunError, match=self.LINE):
+            opened(resume="extend")
+        assert os.listdir(tmp_path / "run") == [name]
+
+    def test_one_that_failed_before_it_trained(self, there, opened):
+        before = sorted(os.listdir(there))
+        with pytest.raises(RunError, match=self.LINE):
+            opened(resume="extend")
+        assert sorted(os.listdir(there)) == before
+
+
 class TestExtending:
     LONGER = FACTS | {"total_steps": 27, "epochs": 3}
 
