@@ -12,9 +12,10 @@ from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
+from data import files
 from distribution import step, strategies
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions
+from training.options import SharedOptions, flag
 from training.plan import Plan
 
 # Smallest batch whose examples identify it; smaller batches may be equal by chance.
@@ -159,6 +160,19 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
             f"--keep-best {keep_best}: unknown whether a smaller or a larger value is better: add "
             "--keep-best-mode min or --keep-best-mode max"
         )
+
+
+def partial_best(options: SharedOptions) -> str | None:
+    """Returns a note if `best/` will not hold the whole, or the averaged, model."""
+    if options.keep_best is None or options.early_stopping is not None:
+        return None
+    flags = [flag(name) for name in files.NOT_WHOLE_WITH if getattr(options, name, None)]
+    if not flags:
+        return None
+    return (
+        f"--keep-best with {', '.join(flags)}: best/ serves to resume only, not for "
+        "recipes.evaluate --best; --early-stopping puts the best weights into model/"
+    )
 
 
 def require_one_rate(model: keras.Model) -> None:

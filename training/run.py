@@ -148,6 +148,7 @@ class Run:
         self.cache_dir = options.cache_dir or default_cache_dir()
         self._begun = time.perf_counter()
         self._notes: list[str] = []
+        self._dataset_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
@@ -223,6 +224,7 @@ class Run:
     @property
     def dataset(self) -> str:
         """Returns `--dataset`; a resumed run keeps the dataset that `auto` resolved to."""
+        self._dataset_was_read = True
         if self.trained is not None:
             return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
@@ -308,7 +310,8 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
-            self.note(device.unused_gpu(), self._missed_profile(plan))
+            partial = checks.partial_best(self.options)
+            self.note(device.unused_gpu(), self._missed_profile(plan), partial)
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
@@ -330,7 +333,7 @@ class Run:
         facts, resolved = self._facts, self.trained.resolved
         sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
         if facts.get("dataset") == resolved.get("dataset") and sums:
-            self.note(f"{self.dataset}: not the data that the run was trained on")
+            self.note(f"{self.options.dataset}: not the data that the run was trained on")
         batch = self.options.global_batch_size or 1
         self.options.global_batch_size = min(batch, examples)
         self._plan = make_plan(
@@ -391,9 +394,10 @@ class Run:
                 may its optimizer; or a callback has state that no checkpoint keeps.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
-            OptionsError: the model has no metric `--keep-best`.
+            OptionsError: the model has no metric `--keep-best`, or the recipe ignores `--dataset`.
         """
         self._perplexity_of = perplexity_of
+        self._refuse_ignored_dataset()
         if self.trained is not None:
             return self._take_weights(model, saves or model, test)
         info, plan, options = self.folder.checkpoint, self._plan, self.options
@@ -453,6 +457,17 @@ class Run:
             "verbose": 0,  # the callbacks print
             "shuffle": False,  # the pipeline shuffles
         }
+
+    def _refuse_ignored_dataset(self) -> None:
+        """Rejects a `--dataset` of the user that the recipe did not read to load its data."""
+        dataset, default = self.options.dataset, type(self.options).dataset
+        named = self._facts.get("dataset")  # a recipe may read its options instead of the run
+        if self._dataset_was_read or dataset in ("auto", default, named):
+            return
+        raise OptionsError(
+            f"--dataset {dataset}: this recipe ignores it; a recipe loads run.dataset, or passes "
+            "dataset=options.dataset to run.plan()"
+        )
 
     def _take_weights(self, model, built, test) -> dict:
         """Sets the recipe's model to the weights of the finished run; `fit()` then runs no epoch.

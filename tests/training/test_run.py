@@ -1,5 +1,6 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -23,7 +24,7 @@ from tests.support import damaged, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
-from training.loaded_run import load_run
+from training.loaded_run import evaluate, load_run
 from training.run import start_run
 from training.signals import Signals
 
@@ -583,6 +584,60 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
     with pytest.raises(OptionsError, match="multiple of 3, for instance 6 or 9"):
         with start_run(tiny_recipe.NAME, options):
             pytest.fail("data would be loaded here")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Averaged(tiny_recipe.Options):
+    ema: float | None = None
+
+
+def test_a_best_checkpoint_that_only_resumes_is_noted_at_the_start(tmp_path):
+    """Otherwise recipes.evaluate --best refuses it after hours of training."""
+    noted = {"keep_best": "val_loss", "ema": 0.9}
+    for name, changes, is_noted in (
+        ("noted", {}, True),
+        ("whole", {"ema": None}, False),
+        ("none", {"keep_best": None}, False),
+        ("model", {"early_stopping": 5}, False),  # ends with the best weights in model/
+    ):
+        options = Averaged(run_dir=tmp_path / name, max_steps=1, **noted | changes)
+        notes = tiny_recipe.main(options)["notes"]
+        assert [note[:24] for note in notes] == ["--keep-best with --ema: "] * is_noted
+
+
+class TestIgnoredDataset:
+    def test_is_refused(self, tmp_path):
+        with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
+            start(tmp_path / "run", dataset="nope.csv")
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("name", ["plan", "prepare"])  # data may be loaded before or after
+    def test_not_in_a_recipe_that_reads_it(self, tmp_path, monkeypatch, name):
+        stock = getattr(run_module.Run, name)
+
+        def reads_it(self, *arguments, **named):
+            assert self.dataset
+            return stock(self, *arguments, **named)
+
+        monkeypatch.setattr(run_module.Run, name, reads_it)
+        assert start(tmp_path / "run", dataset="mine.csv", max_steps=1)["steps"] == 1
+
+    def test_nor_where_it_names_the_data_of_the_recipe(self, tmp_path):
+        for name in ("auto", "numbers"):
+            assert start(tmp_path / name, dataset=name, max_steps=1)["dataset"] == "numbers"
+
+    def test_nor_a_default_of_the_recipe(self, tmp_path):
+        @dataclasses.dataclass(kw_only=True)
+        class Own(tiny_recipe.Options):
+            dataset: str = "built-in"
+
+        assert tiny_recipe.main(Own(run_dir=tmp_path / "run", max_steps=1))["steps"] == 1
+
+    def test_also_when_a_run_is_evaluated(self, finished):
+        trained = load_run(finished, trust_module="tests.support.tiny_recipe")
+        assert evaluate(trained, dataset=None, batch_size=8)["dataset"] == "numbers"
+        with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
+            evaluate(trained, dataset="nope.csv", batch_size=8)
 
 
 def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
