@@ -68,7 +68,7 @@ class Options(FineTuningOptions):
     init_from: Path | None = option(
         None,
         "Start from the word pieces and the encoder of a finished run of bert_mlm (or its best/, a "
-        "checkpoint, a weights file).",
+        "checkpoint, a weights file); the head is new.",
     )
     num_layers: int = 1
     hidden_dim: int = 64
@@ -236,6 +236,7 @@ def main(options: Options) -> dict:
             elif options.init_from is not None and not run.metadata:
                 every = 1 + len(labels["train"]) // 500
                 sample = {name: rows[::every] for name, rows in inputs["train"].items()}
+                run.note(unused_head_note(options.init_from, preset, data.classes))
             elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
                 run.note(about_head)
@@ -296,6 +297,15 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
         return presets.load_preprocessor(kind, preset, options.sequence_length)
     tokenizer = bert.make_tokenizer(options, None, data.as_text(), cache_dir)
     return BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
+
+
+def unused_head_note(init_from: Path, preset: str, classes: Sequence[str]) -> str | None:
+    """Returns a note if `--init-from` names a classifier, whose head it does not use."""
+    fits, about_head = presets.kept_head(preset, classes)
+    if about_head is None:
+        return None
+    remedy = f"; --preset {preset} keeps its head" if fits else ""
+    return f"--init-from {init_from}: takes the encoder alone, with a new head{remedy}"
 
 
 def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]:

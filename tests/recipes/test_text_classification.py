@@ -234,6 +234,24 @@ def test_words_of_one_letter(tmp_path):
     assert any("no TF-IDF baseline" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize("same_classes", [True, False])
+def test_init_from_a_classifier_notes_that_its_head_is_not_used(
+    same_classes, finished, folder, tmp_path
+):
+    data = folder
+    if not same_classes:
+        lines = ["sentence\tlabel", *(f"a film {n}\t{'abc'[n % 3]}" for n in range(60))]
+        data = tmp_path / "three.tsv"
+        data.write_text("\n".join(lines))
+    options = {k: v for k, v in TINY.items() if k not in presets.FROM_SCRATCH}
+    options |= dict(dataset=str(data), init_from=finished[0], max_steps=2)
+    options = text_classification.Options(**options, run_dir=tmp_path / "run")
+    notes = text_classification.main(options)["notes"]
+    said = f"--init-from {finished[0]}: takes the encoder alone, with a new head"
+    (note,) = [note for note in notes if note.startswith(said)]
+    assert note.endswith(f"; --preset {finished[0] / 'model'} keeps its head") == same_classes
+
+
 @pytest.mark.long
 def test_it_begins_from_a_run_of_bert_mlm(folder, tiny_run, tmp_path):
     options = TINY | dict(init_from=tiny_run.folder, max_steps=3, sequence_length=12)
