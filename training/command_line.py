@@ -55,6 +55,8 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
             "help": about["help"].replace("%", "%%"),
             "default": field.default if shown else argparse.SUPPRESS,
         }
+        if options.allows_none(kind, field.name) and "action" not in arguments:
+            arguments["type"] = _or_none(arguments.get("type", str))
         if about["positional"]:
             arguments["metavar"] = field.name.upper()
             parser.usage += " " + arguments["metavar"]
@@ -72,6 +74,16 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and the description with its line breaks."""
+
+
+def _or_none(kind: Callable) -> Callable:
+    """Returns a type for argparse that reads the word `none` as None."""
+
+    def read(text: str):
+        return None if text == "none" else kind(text)
+
+    read.__name__ = kind.__name__  # for argparse's messages
+    return read
 
 
 def _alias(kind: type, name: str) -> list[str]:
@@ -193,6 +205,24 @@ def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 
+def _check(parsed, arguments: list[str]) -> None:
+    """Raises OptionsError with all problems; names the file of values that were not typed."""
+    try:
+        options.check(parsed)
+    except OptionsError as error:
+        kind, lines = type(parsed), [str(error)]
+        concerned = set(re.findall(r"--[a-z][\w-]*", lines[0]))
+        typed = {word.partition("=")[0] for word in arguments}
+        for field in dataclasses.fields(kind) if getattr(parsed, "options", None) else ():
+            name, value = flag(field.name), getattr(parsed, field.name)
+            if name not in concerned or value == field.default:
+                continue
+            if not typed.intersection([name, *_alias(kind, field.name)]):
+                remedy = f"; {name} none unsets it" if options.allows_none(kind, field.name) else ""
+                lines.append(f"{name} is from --options {parsed.options}{remedy}")
+        raise OptionsError("\n".join(lines)) from error
+
+
 def alias_notes(kind: type, arguments: list[str]) -> list[str]:
     """Returns one line per alias on a command line: the option that it stands for."""
     words = {word.partition("=")[0] for word in arguments}
@@ -267,7 +297,7 @@ def command_line(options_type: type, main: Callable) -> None:
         parsed = parse(options_type, prog, module.__doc__ or "")
         for note in alias_notes(options_type, sys.argv[1:]):
             print(note, file=sys.stderr)
-        options.check(parsed)
+        _check(parsed, sys.argv[1:])
         main(parsed)
 
     run_as_command(recipe, work)

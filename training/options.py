@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import numbers
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from training.run_files import read_json
 
 COUNT = "[1, 1e9]"
 POSITIVE = "(0, inf)"
+NOT_IN_FILE = ("run_dir", "resume", "options")  # what --options does not take from a file
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Default metadata of an option.
 METADATA = {
@@ -82,7 +84,8 @@ _saving = functools.partial(option, group="saving and logging", resume="free", s
 class ProgramOptions:
     """Base class of the options of all programs.
 
-    Converts the values of a notebook: a text to a path, a list or one value to a tuple.
+    Converts the values of a notebook: a text to a path, a list or one value to a tuple, numbers of
+    NumPy to Python's.
     """
 
     def __post_init__(self):
@@ -240,7 +243,9 @@ class SharedOptions(ProgramOptions):
         "refuses it.",
     )
     options: Path | None = _saving(
-        None, "The options.json of another run, whose values become the defaults."
+        None,
+        "The options.json of another run, or its folder, whose values become the defaults; the "
+        "word none unsets one, for instance --clip-norm none.",
     )
     checkpoint_every: int = _saving(
         500, "Steps between checkpoints; each epoch ends with one.", within=COUNT
@@ -403,7 +408,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
         if value == "" or (isinstance(value, tuple) and "" in value):
             types.append(f"{name}: must not be empty")
         elif not _fits(value, hints[field.name]):
-            types.append(f"{assignment}: must be {_name_of(hints[field.name])}")
+            types.append(f"{name} {value!r}: must be {_name_of(hints[field.name])}")
         elif str(value) != str(value).encode(errors="ignore").decode():  # a byte was left out
             types.append(f"{assignment}: is not UTF-8")
         else:
@@ -459,19 +464,30 @@ def shown(options, resolved: dict | None = None) -> dict:
     }
 
 
+def allows_none(kind: type, name: str) -> bool:
+    """Returns whether the word `none` unsets an option of a program with `--options`."""
+    hints = typing.get_type_hints(kind)
+    is_optional = type(None) in typing.get_args(hints[name])
+    return is_optional and "options" in hints and name not in NOT_IN_FILE
+
+
 def from_json(kind: type, path: Path):
-    """Reads the options of an `options.json`, except `--run-dir` and `--resume`.
+    """Reads the options of an `options.json`, or of the run in a folder, except `NOT_IN_FILE`.
 
     Raises:
         RunError: the file is not readable, or damaged.
-        OptionsError: the file contains unknown names.
+        OptionsError: the file contains unknown names, or the folder no file.
     """
+    if path.is_dir():
+        if not (path / "options.json").exists():
+            raise OptionsError(f"--options {path}: contains no options.json; pass a run's folder")
+        path = path / "options.json"
     values = read_json(path, kinds={"options": run_files.OBJECT})
     values = values.get("options", values)
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
     if unknown:
         raise OptionsError(f"--options {path}: unknown options {', '.join(unknown)}")
-    return kind(**{k: v for k, v in values.items() if k not in ("run_dir", "resume", "options")})
+    return kind(**{k: v for k, v in values.items() if k not in NOT_IN_FILE})
 
 
 def in_notebook() -> bool:
@@ -497,7 +513,8 @@ def command(recipe: str, options: SharedOptions) -> str:
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         else:
-            words += [flag(name), *map(str, value if isinstance(value, list) else [value])]
+            several = value if isinstance(value, list) else ["none" if value is None else value]
+            words += [flag(name), *map(str, several)]
     return shlex.join(words)
 
 
@@ -556,8 +573,12 @@ def interpreter() -> str:
 
 
 def _converted(value, hint):
-    """Converts a text to a path, and a list or a single value to a tuple, as the hint requires."""
+    """Converts numbers, a text to a path, a list or one value to a tuple, as the hint requires."""
     kinds = typing.get_args(hint)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy's numbers, too
+        if isinstance(value, numbers.Integral) and {int, float} & {hint, *kinds}:
+            return int(value)
+        return float(value) if float in (hint, *kinds) else value
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple | str | Path):
         several = value if isinstance(value, list | tuple) else [value]
         return tuple(_converted(each, kinds[0]) for each in several)

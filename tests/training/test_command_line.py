@@ -1,6 +1,7 @@
 """A recipe as a command: each end has its status and its line, and never a traceback."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -80,6 +81,23 @@ def test_values_that_cannot_be(as_command, tmp_path, words, said):
     assert status == 2 and errors.startswith(f"tiny_recipe: {said}")
     assert errors.count("\n") == 1 and len(errors) < 300
     assert not (tmp_path / "run").exists()
+
+
+def test_a_conflict_with_the_file_of_options_names_the_file(as_command, tmp_path):
+    file = tmp_path / "options.json"
+    values = {"batch_size_per_replica": 16, "global_batch_size": None, "quiet": False}
+    file.write_text(json.dumps(values))
+    for line in (["--global-batch-size", "32"], ["--global-batch-size=32", "--epochs", "3"]):
+        status, _, errors = as_command("--options", file, *line)
+        assert status == 2
+        assert errors.splitlines() == [
+            "tiny_recipe: --batch-size-per-replica 16 and --global-batch-size 32: pass only one of "
+            "them",
+            f"  --batch-size-per-replica is from --options {file}; --batch-size-per-replica none "
+            "unsets it",
+        ]
+    _, _, errors = as_command("--options", file, "--batch-size", "8", "--global-batch-size", "32")
+    assert errors.count("pass only one of them\n") == 1 and str(file) not in errors
 
 
 class TestFolder:

@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes import bert_mlm, causal_lm, compare, dna_melting, mnist, predict, text_classification
@@ -346,6 +347,23 @@ def test_texts_and_lists_as_a_notebook_gives_them():
     assert predict.Options(run_dir="run", inputs="a [MASK]").inputs == ("a [MASK]",)
 
 
+def test_numbers_of_numpy_as_a_notebook_gives_them():
+    options = mnist.Options(
+        epochs=np.int64(3), max_steps=np.int32(7), clip_norm=np.float32(0.5), quiet=True
+    )
+    assert all_problems(options) == []
+    values = to_json(options)
+    assert (values["epochs"], values["max_steps"], values["clip_norm"]) == (3, 7, 0.5)
+    kinds = [type(values[name]) for name in ("epochs", "max_steps", "clip_norm", "quiet")]
+    assert kinds == [int, int, float, bool]
+    (found,) = all_problems(mnist.Options(epochs=np.float64(3)))
+    assert found.endswith("must be int")
+
+
+def test_a_text_instead_of_a_number_shows_its_quotes():
+    assert all_problems(mnist.Options(epochs="3")) == ["--epochs '3': must be int"]
+
+
 def test_values_of_positional_options_that_cannot_be():
     for options, said in (
         (compare.Options(run_dirs=5), "RUN_DIRS 5: must be one or several texts or paths"),
@@ -373,6 +391,40 @@ class TestOptionsFile:
             # The run's folder and how it resumes are not taken over.
             assert (options.run_dir, options.resume) == (None, "auto")
             assert str(options.options) == path
+
+    def test_none_unsets_a_value(self, tmp_path):
+        first = text_classification.Options(
+            batch_size_per_replica=16, clip_norm=1.0, keep_best="val_loss", init_from=Path("a")
+        )
+        path = self.write(tmp_path / "options.json", {"options": to_json(first)})
+        line = "--batch-size none --global-batch-size 32 --clip-norm none --keep-best=none"
+        options = parsed(text_classification.Options, f"--options {path} {line} --init-from none")
+        assert options == text_classification.Options(global_batch_size=32, options=Path(path))
+        assert parsed(text_classification.Options, f"--options {path}").clip_norm == 1.0
+
+    def test_none_elsewhere_is_a_value(self, capsys):
+        line = "--lr-scaling none --strategy none --preset none --run-dir none"
+        options = parsed(text_classification.Options, line)
+        assert (options.lr_scaling, options.strategy, options.preset) == ("none",) * 3
+        assert options.run_dir == Path("none")
+        for line in ("--epochs none", "--clip-norm None"):
+            with pytest.raises(SystemExit):
+                parsed(mnist.Options, line)
+            kind = {"--epochs": "int", "--clip-norm": "float"}[line.split()[0]]
+            assert f"invalid {kind} value: " in capsys.readouterr().err
+
+    def test_the_command_of_a_run_unsets_a_default_of_its_recipe(self):
+        options = tiny_recipe.Options(global_batch_size=None, batch_size_per_replica=4)
+        words = shlex.split(command("tiny_recipe", options))
+        assert words[3:] == ["--batch-size-per-replica", "4", "--global-batch-size", "none"]
+        assert parse(tiny_recipe.Options, "prog", arguments=words[3:]) == options
+
+    def test_a_run_stands_for_its_file(self, tmp_path):
+        self.write(tmp_path / "options.json", {"options": to_json(mnist.Options(epochs=5))})
+        assert parsed(mnist.Options, f"--options {tmp_path}").epochs == 5
+        (tmp_path / "options.json").unlink()
+        with pytest.raises(OptionsError, match=f"--options {tmp_path}: contains no options.json"):
+            parsed(mnist.Options, f"--options {tmp_path}")
 
     @pytest.mark.parametrize(
         "content, said",
