@@ -11,12 +11,13 @@ import importlib.machinery
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from machine import memory, xla_cache
 
@@ -97,6 +98,9 @@ printf %s "$held$line" >&2
 ALL_IS_WELL = b"keras-recipes: imported"
 
 
+_is_caught = False  # whether the shell reads standard error
+
+
 @contextlib.contextmanager
 def _standard_error_caught() -> Iterator[None]:
     shell = None
@@ -110,17 +114,62 @@ def _standard_error_caught() -> Iterator[None]:
     if shell is None or shell.stdin is None:
         yield
         return
+    global _is_caught
     stderr = os.dup(2)
     # Only fatal errors; the import reads it once. Python reports other errors, and XLA reports, in
     # long lines, tuning hints of its own programs that this processor lacks.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.dup2(shell.stdin.fileno(), 2)
     shell.stdin.close()
+    _is_caught = True
     try:
         yield
         os.write(2, b"\n" + ALL_IS_WELL + b"\n")
     finally:
+        _is_caught = False
         os.dup2(stderr, 2)  # the shell has read everything
         os.close(stderr)
         del os.environ["TF_CPP_MIN_LOG_LEVEL"]
         shell.wait()
+
+
+_release: Callable[[], None] | None = None  # undoes exit_on_interrupt()
+
+
+def exit_on_interrupt(line: str, status: int) -> None:
+    """Makes Ctrl-C end this process with one line instead of a traceback through the imports.
+
+    It ends at once: native code that imports Python modules may swallow an exception. Does nothing
+    where interrupts are ignored, as after nohup, or handled already.
+
+    Args:
+        line: printed to standard error.
+        status: exit status of the process.
+    """
+    global _release
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    stderr = os.dup(2)  # the one of the import is caught
+
+    def leave(number, frame):
+        with contextlib.suppress(OSError):
+            if _is_caught:  # its messages are not about this end
+                os.write(2, b"\n" + ALL_IS_WELL + b"\n")
+            os.write(stderr, f"{line}\n".encode())
+        os._exit(status)
+
+    def release():
+        os.close(stderr)
+        if signal.getsignal(signal.SIGINT) is leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, leave)
+    _release = release
+
+
+def release_interrupt() -> None:
+    """Restores Python's answer to Ctrl-C if `exit_on_interrupt()` has replaced it."""
+    global _release
+    if _release is not None:
+        _release()
+        _release = None

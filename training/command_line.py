@@ -19,6 +19,7 @@ from data.errors import DataError
 from distribution import cluster
 from distribution.errors import DistributionError
 from machine.output import discard_output
+from machine.quiet_start import exit_on_interrupt, release_interrupt
 from machine.requirements import version_line
 from training import options
 from training.errors import OptionsError, RunError
@@ -26,6 +27,8 @@ from training.options import RECIPES, flag, from_json, metadata
 from training.signals import StopRequested
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
+NOT_BEGUN = "stopped before training began: the same command starts again"
+INTERRUPTED = "stopped: the same command starts again"
 
 
 def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentParser:
@@ -254,6 +257,8 @@ def answer_early() -> None:
     and executed alone. Where it needs more names, nothing happens, and the recipe parses its
     command line itself, seconds later; nothing else changes if one of these assumptions fails. The
     alternatives are worse: options in a second file per recipe, or imports within functions.
+
+    From now on until `command_line()` begins, Ctrl-C ends the process with one line.
     """
     module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
     package, _, recipe = module.partition(".")
@@ -267,7 +272,11 @@ def answer_early() -> None:
     try:
         exec(compile(tree, str(path), "exec"), names)
     except NameError:
+        exit_on_interrupt(INTERRUPTED, STOPPED)
         return
+    kind = names.get("Options", options.ProgramOptions)
+    trains = issubclass(kind, options.SharedOptions)
+    exit_on_interrupt(NOT_BEGUN if trains else INTERRUPTED, STOPPED)
     if "Options" in names:
         run_as_command(
             recipe,
@@ -287,6 +296,7 @@ def command_line(options_type: type, main: Callable) -> None:
             module of `main`.
         main: takes them.
     """
+    release_interrupt()  # the run handles signals itself
     if options_type.__module__ == options.__name__:
         options_type = type("Options", (options_type,), {"__module__": main.__module__})
     module = sys.modules[options_type.__module__]
@@ -329,7 +339,10 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         print(stopped, file=sys.stderr)
         status = STOPPED
     except StopRequested:
-        print("stopped before training began: the same command starts again", file=sys.stderr)
+        print(NOT_BEGUN, file=sys.stderr)
+        status = STOPPED
+    except KeyboardInterrupt:  # in a program, or outside of a run
+        print(INTERRUPTED, file=sys.stderr)
         status = STOPPED
     except (BadLoss, CannotSave) as error:
         _print_error(recipe, error)

@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import tensorflow as tf
@@ -13,6 +15,7 @@ import tensorflow as tf
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution.errors import DistributionError
+from machine.quiet_start import exit_on_interrupt
 from tests.support import processes
 from training.errors import OptionsError, RunError
 from training.signals import StopRequested
@@ -33,6 +36,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (CannotSave("disk full"), 1, "tiny_recipe: disk full\n"),
         (Stopped("stopped and saved."), 75, "stopped and saved.\n"),
         (StopRequested(), 75, "stopped before training began: the same command starts again\n"),
+        (KeyboardInterrupt(), 75, "stopped: the same command starts again\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ""),
         (FULL, 1, "tiny_recipe: No space left on device\n"),
         (FileExistsError(17, "File exists", "a/file"), 2, "tiny_recipe: a/file: File exists\n"),
@@ -98,6 +102,78 @@ def test_a_conflict_with_the_file_of_options_names_the_file(as_command, tmp_path
         ]
     _, _, errors = as_command("--options", file, "--batch-size", "8", "--global-batch-size", "32")
     assert errors.count("pass only one of them\n") == 1 and str(file) not in errors
+
+
+class TestInterruptedImport:
+    """Ctrl-C in the first seconds, while TensorFlow (here: a fake) is imported."""
+
+    FAKE = (
+        "import os, pathlib, time\n"
+        "os.write(2, b'noise of the import\\n')\n"
+        "pathlib.Path(os.environ['IMPORTS']).touch()\n"
+        "time.sleep(60)\n"
+    )
+
+    @pytest.fixture
+    def interrupted(self, tmp_path):
+        """Starts a command, interrupts its import; returns its exit status and its output."""
+        (tmp_path / "tensorflow.py").write_text(self.FAKE)
+        started = []
+
+        def call(*words, handler=signal.SIG_DFL, seconds=60, **environ):
+            path, imports = f"{tmp_path}:{processes.ROOT}", tmp_path / "imports"
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                env={"PYTHONPATH": path, "IMPORTS": str(imports), "PATH": ""} | environ,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
+            )
+            started.append(process)
+            deadline = time.monotonic() + 60
+            while not imports.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            return process.communicate(timeout=seconds)[0], process.returncode
+
+        yield call
+        for process in started:
+            process.kill()
+            process.wait()
+
+    @pytest.mark.parametrize(
+        "words, line",
+        [
+            ("recipes.mnist", "stopped before training began: the same command starts again"),
+            ("recipes.evaluate runs/first", "stopped: the same command starts again"),
+        ],
+    )
+    @pytest.mark.parametrize("environ", [{}, {"TF_CPP_MIN_LOG_LEVEL": "0"}])
+    def test_is_one_line(self, interrupted, words, line, environ):
+        noise = "noise of the import\n" if environ else ""
+        found = interrupted("-m", *words.split(), **environ)
+        assert found == (f"{noise}{line}\n", 75)
+
+    def test_not_where_interrupts_are_ignored(self, interrupted):
+        with pytest.raises(subprocess.TimeoutExpired):  # as after nohup, or in the background
+            interrupted("-m", "recipes.mnist", handler=signal.SIG_IGN, seconds=1)
+
+    def test_a_library_keeps_pythons_answer(self, interrupted):
+        said, status = interrupted("-c", "import recipes.mnist")
+        assert said.rstrip().endswith("KeyboardInterrupt") and status == -signal.SIGINT
+
+    def test_the_recipe_itself_is_not_interrupted_like_that(self, as_command):
+        before, within = signal.getsignal(signal.SIGINT), []
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            exit_on_interrupt("a line", 3)
+            assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
+            as_command(main=lambda _: within.append(signal.getsignal(signal.SIGINT)))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert within == [signal.default_int_handler]
 
 
 class TestFolder:
