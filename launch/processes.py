@@ -469,6 +469,7 @@ class Launch(Requests):
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.results_before = self.results_time()
+        self.makes_folder = not options.run_dir.exists()
 
     def run(self) -> int:
         """Starts the processes, restarts them if necessary, and returns the exit status."""
@@ -483,6 +484,8 @@ class Launch(Requests):
                 break
             restarts += 1
             say(f"starting all processes again, restart {restarts} of {options.max_restarts}")
+        if status == WRONG_OPTIONS:
+            self.remove_logs()
         if status == SAVED_AND_STOPPED:
             say(f"stopped. Resume with:\n  {shlex.join(options.command)}")
         return status
@@ -508,6 +511,20 @@ class Launch(Requests):
             for child in self.children:
                 child.kill()
                 child.process.wait()
+
+    def remove_logs(self) -> None:
+        """Removes the folder that this launcher made if all processes refused their options.
+
+        The reason was shown. Other hosts may still write there.
+        """
+        folder, logs = self.options.run_dir, {child.log for child in self.children}
+        refused = all(child.status == WRONG_OPTIONS for child in self.children)
+        if not self.makes_folder or not refused or len(self.options.hosts) > 1:
+            return
+        with contextlib.suppress(OSError):
+            if set(folder.iterdir()) <= logs:
+                shutil.rmtree(folder)
+                say(f"{folder}: removed, it held only the logs of this error")
 
     def start(self, cluster: dict[str, list[str]], task: str, index: int) -> Child:
         """Starts a process of the run."""

@@ -285,6 +285,36 @@ sys.exit(2)
     assert len(runs.pids()) == 2  # no restart
 
 
+class TestRefusedOptions:
+    """A mistyped option leaves no folder of logs; whatever else is there stays."""
+
+    CODE = "ready()\nprint('no such option', flush=True)\nsys.exit(2)"
+
+    @pytest.mark.parametrize("arguments", [[], ["--run-dir", "runs/fake/r"]])
+    def test_leave_no_folder(self, runs, arguments):
+        status, out, err = runs.run(self.CODE, "--nproc-per-node=2", arguments=arguments)
+        assert (status, out) == (2, "no such option\n")
+        assert os.listdir(runs.folder / "runs" / "fake") == []
+        assert err.splitlines()[-1].endswith(": removed, it held only the logs of this error")
+
+    def test_leave_a_folder_that_was_there(self, runs):
+        (runs.folder / "r").mkdir()
+        status, _, err = runs.run(self.CODE, arguments=["--run-dir", "r"])
+        assert (status, os.listdir(runs.folder / "r")) == (2, ["worker-0.log"])
+        assert "removed" not in err
+
+    def test_leave_what_the_run_wrote(self, runs):
+        code = f"pathlib.Path('r/options.json').touch()\n{self.CODE}"
+        assert runs.run(code, arguments=["--run-dir", "r"])[0] == 2
+        assert sorted(os.listdir(runs.folder / "r")) == ["options.json", "worker-0.log"]
+
+    def test_leave_the_logs_of_another_end(self, runs):
+        """A process that was killed or failed may have written the reason."""
+        code = "ready()\nwait_for('worker-1.0')\ntime.sleep(0.7 * index)\nsys.exit(2 + index)"
+        assert runs.run(code, "--nproc-per-node=2", arguments=["--run-dir", "r"])[0] == 2
+        assert sorted(os.listdir(runs.folder / "r")) == ["worker-0.log", "worker-1.log"]
+
+
 def test_a_log_that_is_moved_ends_no_run(runs):
     code = "ready()\nwhile not (here / 'go').exists():\n    time.sleep(0.02)\nprint('end')"
     process = runs.start(code, "--nproc-per-node=2", arguments=("--run-dir", "run"))
