@@ -159,9 +159,9 @@ def exit_on_interrupt(line: str, status: int) -> None:
         os._exit(status)
 
     def release():
-        os.close(stderr)
         if signal.getsignal(signal.SIGINT) is leave:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(stderr)
 
     signal.signal(signal.SIGINT, leave)
     _release = release

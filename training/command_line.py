@@ -220,7 +220,8 @@ def _check(parsed, arguments: list[str]) -> None:
             name, value = flag(field.name), getattr(parsed, field.name)
             if name not in concerned or value == field.default:
                 continue
-            if not typed.intersection([name, *_alias(kind, field.name)]):
+            names = {name, flag(f"no_{field.name}"), *_alias(kind, field.name)}
+            if not typed.intersection(names):
                 remedy = f"; {name} none unsets it" if options.allows_none(kind, field.name) else ""
                 lines.append(f"{name} is from --options {parsed.options}{remedy}")
         raise OptionsError("\n".join(lines)) from error
