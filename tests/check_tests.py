@@ -106,7 +106,7 @@ def find_code(where: ast.AST, old: str) -> ast.AST:
     kinds: tuple = (type(wanted),)
     text = ast.unparse(wanted)
     if isinstance(wanted, ast.Expr):
-        kinds = (ast.expr,)
+        kinds = (type(wanted.value),)
     elif isinstance(wanted, ast.Assign):  # it looks like a keyword argument
         kinds = (ast.Assign, ast.keyword)
     found = [

@@ -715,7 +715,13 @@ def updates_by_hand(weighted):
     return w, loss, error
 
 
-@pytest.mark.parametrize("weighted", [True, False], ids=["unequal weights", "no weights"])
+@pytest.mark.parametrize(
+    "weighted",
+    [
+        pytest.param(True, id="unequal weights"),
+        pytest.param(False, id="no weights", marks=pytest.mark.long),
+    ],
+)
 def test_k_batches_make_the_update_of_one_batch_of_all_examples(weighted):
     weights, loss, error = updates_by_hand(weighted)
     found = forked.run(two_updates, weighted)

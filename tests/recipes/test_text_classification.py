@@ -126,17 +126,15 @@ def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
         "30% of the training tokens are [UNK]: words of more than 100 bytes, or a vocabulary that "
         "does not fit the text"
     ]
-    assert [note for note in notes if "is cut" in note] == [
-        "48 of 48 training sentences have 12 tokens or more: what is beyond --sequence-length 12 "
-        "is cut"
-    ]
+    (cut,) = [note for note in notes if "is cut" in note]
+    assert re.fullmatch(r"(\d+) of \1 training sentences have 12 tokens or more: .* is cut", cut)
     options |= dict(sequence_length=64, run_dir=tmp_path / "longer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
     assert not [note for note in notes if "is cut" in note or "TF-IDF" in note]
-    monkeypatch.setattr(text_classification.sentences, "MOST_SENTENCES", 47)
+    monkeypatch.setattr(text_classification.sentences, "MOST_SENTENCES", 20)
     options |= dict(sequence_length=12, run_dir=tmp_path / "fewer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
-    assert "the TF-IDF baseline learns from at most 47 sentences" in notes
+    assert "the TF-IDF baseline learns from at most 20 sentences" in notes
     vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "other"]))
     options |= dict(run_dir=tmp_path / "unknown")
     with pytest.raises(DataError, match="all tokens of the training split are .UNK.; use a --voc"):
