@@ -131,7 +131,8 @@ def one_round(folder: Path, state: dict, only: str | None) -> int:
     choice = random.Random(f"{state['seed']}/{state['rounds']}")
     strategy = choice.choices(list(STRATEGIES), SHARES)[0]
     # Central storage refuses half precision and XLA.
-    refused = ("bert_half", "tiny_half", "bert_xla") if strategy == "central-2" else ()
+    in_central = ("bert_half", "tiny_half", "bert_xla", "tiny_xla")
+    refused = in_central if strategy == "central-2" else ()
     run = choice.choice([name for name in RUNS if name not in refused])
     if only:
         run = only
