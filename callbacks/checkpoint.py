@@ -278,9 +278,9 @@ class Checkpoint(StepCallback):
 
     def _is_better(self, value: float) -> bool:
         before = self.best_value
-        now = direction(str(self.best), self.model, self.best_mode)
-        turned, self._direction = self._direction not in (None, now), now
-        if before is None or turned or (value > before if now == "max" else value < before):
+        mode = direction(str(self.best), self.model, self.best_mode)
+        is_other, self._direction = self._direction not in (None, mode), mode
+        if before is None or is_other or (value > before if mode == "max" else value < before):
             self.best_value, self.best_epoch = value, self.epochs_done
             self.best_step = self.step
             return True

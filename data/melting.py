@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from data import batches, tables
 from data.download import fetch
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.installed_docs import hash_of
 from data.splits import SPLITS
 from data.tables import folded, header_of, read_table
@@ -252,8 +252,7 @@ def unread_note(dataset: str) -> str | None:
     ]
     notes: list[str | None] = []
     if columns:
-        shown = ", ".join(columns[:5]) + ", ..." * (len(columns) > 5)
-        notes.append(f"columns that are not read: {shown}")
+        notes.append(f"columns that are not read: {listed(columns)}")
     if path.is_dir():
         notes.append(tables.unread_note(path, files, COLUMNS[0]))
     return "; ".join(filter(None, notes)) or None

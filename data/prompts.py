@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import files, installed_docs, tables
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
 from data.templates import Prompt, Template
@@ -168,8 +168,8 @@ def load_prompts(dataset: str) -> Prompts:
         unread_files = tables.unread_note(read[0].parent, read, (*PROMPT, MESSAGES))
         notes += [unread_files] if unread_files is not None else []
     if unread:
-        named = ", ".join(repr(name[:40]) for name in itertools.islice(unread, 5))
-        notes.append(f"fields that are not read: {named}" + ", ..." * (len(unread) > 5))
+        fields = [repr(name[:40]) for name in unread]
+        notes.append(f"fields that are not read: {listed(fields)}")
     return Prompts(dataset, splits, "; ".join(notes) or None)
 
 

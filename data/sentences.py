@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from data import batches, files, glue, installed_docs
 from data.baselines import most_frequent_accuracy
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
 from data.splits import SPLITS
 from data.tables import read_table, unread_note
@@ -328,7 +328,7 @@ def _numbered(
 
 def _shown(labels: Sequence[str]) -> str:
     """Lists labels for a message, at most five of them."""
-    return ", ".join(repr(label[:100]) for label in labels[:5]) + ", ..." * (len(labels) > 5)
+    return listed([repr(label[:100]) for label in labels])
 
 
 def _split(

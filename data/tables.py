@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from data import files
-from data.errors import DataError
+from data.errors import DataError, listed
 
 TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
 JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
@@ -160,8 +160,7 @@ def unread_note(
         and not path.name.startswith(".")
         and (not re.search(r"\.json(\.gz)?$", path.name.lower()) or has_field(path, *fields))
     ]
-    shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
-    return f"files that are not read: {shown}" if names else None
+    return f"files that are not read: {listed(names)}" if names else None
 
 
 def _text(path: Path) -> str:

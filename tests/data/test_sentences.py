@@ -104,7 +104,7 @@ def test_split_of_one_file(tmp_path):
 
 
 def test_rows_that_are_added_move_no_others(tmp_path):
-    """What a run was trained on stays out of the test split of a file that has grown."""
+    """Sentences of training stay out of the test split when rows are appended."""
     pairs = rows(900, ("a", "b", "b"))
     before = pairs_of(load_sentences(str(csv_file(tmp_path / "a.csv", pairs[:700])), None))
     after = pairs_of(load_sentences(str(csv_file(tmp_path / "b.csv", pairs)), None))
