@@ -10,6 +10,8 @@ from pathlib import Path
 from data import tables
 from data.errors import DataError
 
+PAIR = " ||| "  # between the two sentences of a pair in an input of `recipes.predict`
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:

@@ -256,6 +256,22 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     }
 
 
+def balanced_class_weights(labels: np.ndarray, num_classes: int) -> dict[int, float]:
+    """Returns weights with which each class counts the same in the loss, for `fit(class_weight=)`.
+
+    Args:
+        labels: Of the training split, integers of shape (n,).
+        num_classes: Number of classes.
+
+    Returns:
+        By class, n / (classes x its number of examples), as scikit-learn's "balanced"; the mean
+        over the examples is 1.
+    """
+    counts = np.bincount(labels, minlength=num_classes)
+    present = np.count_nonzero(counts)
+    return {n: len(labels) / (present * count) if count else 1.0 for n, count in enumerate(counts)}
+
+
 def _without_names(paragraph: str) -> str:
     return re.sub(r"\s+", " ", PACKAGE_NAMES.sub("", paragraph)).strip()
 

@@ -1,6 +1,9 @@
 """Metrics that Keras lacks."""
 
+from collections.abc import Sequence
+
 import keras
+import numpy as np
 
 
 class ClassCounts(keras.metrics.Metric):
@@ -42,6 +45,33 @@ class ClassCounts(keras.metrics.Metric):
         self.hits.assign_add(ops.sum(ops.minimum(labelled, predicted), axis=0))
         self.labelled.assign_add(ops.sum(labelled, axis=0))
         self.predicted.assign_add(ops.sum(predicted, axis=0))
+
+    def by_class(self, classes: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Returns what was counted since the last reset, by class; for instance after `evaluate()`.
+
+        Args:
+            classes: names of the classes.
+
+        Returns:
+            By class: `precision`, the share of correct ones among its predictions; `recall`, the
+            share of its examples that were recognised; `f1`; each 0 where that is 0/0; and
+            `examples`, their number.
+        """
+        read = keras.ops.convert_to_numpy
+        rows = zip(classes, read(self.hits), read(self.predicted), read(self.labelled), strict=True)
+
+        def share(part: np.floating, whole: np.floating) -> float:
+            return float(part / whole) if whole else 0.0
+
+        return {
+            name: {
+                "precision": share(hits, predicted),
+                "recall": share(hits, labelled),
+                "f1": share(2 * hits, predicted + labelled),
+                "examples": int(labelled),
+            }
+            for name, hits, predicted, labelled in rows
+        }
 
 
 @keras.saving.register_keras_serializable("keras_recipes")

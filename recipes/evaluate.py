@@ -115,7 +115,21 @@ def main(options: Options) -> dict:
     for title, numbers in (("", results["test"]), ("baseline: ", results["baseline"])):
         for name, value in numbers.items():
             print(f"{title + name:24} {value:.4f}")
+    for name in ("test_by_class", "test_by_dataset"):
+        if results.get(name):
+            print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), results[name])}")
     return results
+
+
+def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:
+    """Formats the metrics of parts of a test split as a table with a row for each part."""
+    names = list(next(iter(parts.values())))
+    width = max(24, *map(len, parts))
+    lines = [" ".join([f"{title:{width}}", *(f"{name:>12}" for name in names)])]
+    for part, numbers in parts.items():
+        values = (f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for n in numbers.values())
+        lines.append(" ".join([f"{part:{width}}", *(f"{value:>12}" for value in values)]))
+    return "\n".join(lines)
 
 
 def columns_of(options: Options, run: LoadedRun) -> dict[str, str]:

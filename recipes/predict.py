@@ -5,12 +5,14 @@
     python -m recipes.predict runs/mnist/first digit.png photo.jpg
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
     python -m recipes.predict runs/text_classification/first --file texts.txt --json > found.json
+    python -m recipes.predict runs/text_classification/first --file new.csv --text-column review
 
 RUN_DIR is the folder of a finished run. Calls the recipe's `predict()`, whose keyword
 arguments are options of this program: `python -m recipes.predict RUN_DIR --help` lists them.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -21,8 +23,8 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from data import files
-from data.errors import DataError
+from data import files, glue, tables
+from data.errors import DataError, listed
 from data.live_line import live_line
 from distribution.errors import DistributionError
 from training.command_line import TakesMore, command_line, value_arguments
@@ -40,22 +42,36 @@ class Options(TakesMore, RunOptions):
         (), "Inputs of the recipe's predict(); quote texts.", positional=True
     )
     file: Path | None = option(
-        None, "Read inputs from this file, one per line; - for standard input."
+        None,
+        "Read inputs from this file: one per line, or a column of a CSV, TSV or JSONL; - for "
+        "standard input.",
+    )
+    text_column: str | None = option(None, "Column of the inputs in --file.")
+    second_text_column: str | None = option(
+        None, "Column of the second sentences in --file, for pairs."
     )
     json: bool = option(False, "Print the answers as one JSON array.")
 
     def problems(self) -> list[str]:
-        """Returns a line if there are no inputs, or two kinds of them."""
+        """Returns a line if there are no inputs, two kinds of them, or a column of no table."""
         if self.inputs and self.file is not None:
             return ["INPUTS and --file: pass only one of them"]
-        return [] if self.inputs or self.file is not None else ["INPUTS: pass some, or --file"]
+        if not self.inputs and self.file is None:
+            return ["INPUTS: pass some, or --file"]
+        if self.text_column is None:
+            second = self.second_text_column is not None
+            return ["--second-text-column: needs --text-column"] if second else []
+        if self.file is None or str(self.file) == "-":
+            return ["--text-column: needs --file with the name of a table"]
+        return []
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
         """Adds the keyword arguments of the recipe's `predict()`, where a run is named."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("run_dir", nargs="?", type=Path)
-        for name in ("--trust-module", "--file"):  # the options that take a value
+        # The options that take a value.
+        for name in ("--trust-module", "--file", "--text-column", "--second-text-column"):
             first.add_argument(name)
         named, _ = first.parse_known_args(arguments)
         if named.run_dir is None or not (named.run_dir / "results.json").exists():
@@ -83,19 +99,23 @@ def main(options: Options, **more) -> list[list[dict]]:
         **more: extra arguments, passed to the recipe's `predict()`.
 
     Returns:
-        One list of answers per input, empty for an empty line of a file; an answer is a dict of
-        texts and numbers by name.
+        One list of answers per input, empty for an empty line or field of a file; an answer is a
+        dict of texts and numbers by name.
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
-    inputs = options.inputs if options.file is None else read_inputs(options.file)
+    inputs = options.inputs
+    if options.file is not None and options.text_column is not None:
+        inputs = read_columns(options.file, options.text_column, options.second_text_column)
+    elif options.file is not None:
+        inputs = read_inputs(options.file)
     asked, found = [text for text in inputs if text], []
     with live_line(what="predicting", total=len(asked)) as bar:
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
             found += _answers(run, part, options.more | more)
             bar.update(len(part))
-    # An empty line of a file has no answer, and keeps its place.
+    # An empty line or field has no answer, and keeps its place.
     left = iter(found)
     answers = [next(left) if text else [] for text in inputs]
     if options.json:
@@ -112,12 +132,13 @@ def read_inputs(path: Path) -> tuple[str, ...]:
     """Returns the lines of a file, or of standard input for "-", without empty ones at its end.
 
     Raises:
-        DataError: it cannot be read, is not UTF-8, or has no line with an input.
+        DataError: it cannot be read, is not UTF-8, has no line with an input, or is a table.
     """
+    _require_lines(path)
     if str(path) == "-":
         content = sys.stdin.buffer.read()
     else:
-        with files.open_bytes(path) as stream:
+        with files.open_bytes(files.expand(path)) as stream:
             content = stream.read()
     try:
         lines = content.decode("utf-8-sig").rstrip().split("\n")
@@ -127,6 +148,47 @@ def read_inputs(path: Path) -> tuple[str, ...]:
     if not any(inputs):
         raise DataError(f"--file {path}: no line with an input")
     return inputs
+
+
+def read_columns(path: Path, column: str, second: str | None = None) -> tuple[str, ...]:
+    """Returns the fields of a table's column, with those of a second one as pairs of sentences.
+
+    Args:
+        path: as in `tables.read_table`.
+        column: the column of the inputs.
+        second: the column of the second sentences, or None.
+
+    Raises:
+        DataError: it cannot be read, lacks the column, or has no row with an input; or one sentence
+            of a pair is empty.
+    """
+    wanted = [(column,)] if second is None else [(column,), (second,)]
+    inputs = []
+    for where, fields in tables.read_table(files.expand(path), *wanted):
+        if any(fields) and not all(fields):
+            raise DataError(f"{where}: one sentence of the pair is empty")
+        inputs.append(glue.PAIR.join(fields) if all(fields) else "")
+    if not any(inputs):
+        raise DataError(f"--file {path}: no row with an input")
+    return tuple(inputs)
+
+
+def _require_lines(path: Path) -> None:
+    """Refuses a table, or JSON of objects, whose lines are no inputs.
+
+    JSON that is a list a line, for instance a chat's messages, has such lines.
+    """
+    fields: list[str] = []
+    if tables.is_table(path.name):
+        fields = tables.header_of(files.expand(path))
+    elif tables.is_json(path.name):
+        with contextlib.suppress(DataError):
+            fields = tables.header_of(files.expand(path))
+    if fields:
+        raise DataError(
+            f"--file {path}: a table; name the column of the inputs with --text-column (it has "
+            f"{listed(fields)}); where each line is an input, give the file another ending"
+        )
 
 
 def _answers(run, inputs: Sequence[str], more: dict) -> list[list[dict]]:

@@ -16,7 +16,7 @@ From scratch on the docstrings: test accuracy 89.3 %, macro F1 76.2 % (most freq
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -27,6 +27,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 from callbacks.predictions import ClassifiedSentences
 from data import arrays, sentences, word_pieces
 from data.errors import DataError
+from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets
 from models.initial_weights import add_mean_layer, init_naive_bayes
@@ -37,8 +38,6 @@ from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
-
-PAIR = " ||| "  # between the two sentences of a pair that is to be classified
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,6 +82,11 @@ class Options(FineTuningOptions):
         "Share of a training sentence's tokens to replace by the mask token, redrawn every epoch "
         "(default: 0.5 from scratch or from a run, otherwise 0).",
         within="[0, 1)",
+    )
+    class_weights: Literal["none", "balanced"] = option(
+        "none",
+        "balanced: in the loss and the training metrics rare classes count as much as frequent "
+        "ones.",
     )
     sequence_length: int = option(
         64, "Tokens of a sentence, including [CLS] and [SEP]; the rest is cut.", within="[4, 512]"
@@ -253,13 +257,14 @@ def main(options: Options) -> dict:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            macro_f1 = MacroF1(len(data.classes))
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
-                    MacroF1(len(data.classes)),
+                    macro_f1,
                     *(GLUE_METRICS[name](len(data.classes)) for name in data.metrics),
                 ],
             )
@@ -272,7 +277,10 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[samples]
         )
-        model.fit(train_data, **fit_options)
+        class_weight = None
+        if options.class_weights == "balanced":
+            class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
+        model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         example = None
         if data.pairs:
@@ -283,6 +291,7 @@ def main(options: Options) -> dict:
             test={name: test[name] for name in ("accuracy", "macro_f1", *data.metrics)},
             baseline=baseline,
             metadata={"classes": data.classes, "pairs": data.pairs},
+            test_by_class=macro_f1.by_class(data.classes),
             test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
             example_input=example,

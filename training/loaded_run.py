@@ -256,7 +256,8 @@ def evaluate(
         **data_options: values of the recipe's options that describe the data, instead of the run's.
 
     Returns:
-        `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline` and `notes`.
+        `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline`, `notes`, and what the recipe
+        adds to its results.
     """
     options = dataclasses.replace(
         trained.options,

@@ -604,6 +604,7 @@ class Run:
                 "dataset": self._facts.get("dataset"),
                 "test": with_perplexity(test, self._perplexity_of),
                 "baseline": baseline,
+                **more,
                 "notes": self._notes,
             }
         steps = self.checkpoint.step

@@ -95,6 +95,7 @@ def test_fit_is_equal_under_every_strategy(name, trained, one_device):
         ours, theirs = processes.results(one_device / run), processes.results(output / run)
         assert theirs["replicas"] == workers * options.get("replicas", 1)
         assert ours["steps"] == theirs["steps"] == 20
+        assert ours.get("test_by_class") == theirs.get("test_by_class")
         for group in ("history", "test"):
             assert ours[group].keys() == theirs[group].keys()
             for metric, value in ours[group].items():

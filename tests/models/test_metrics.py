@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import f1_score, matthews_corrcoef, precision_recall_fscore_support
 
 from distribution import keras_compat
 from models.metrics import LastClassF1, MacroF1, Matthews
@@ -50,6 +50,26 @@ def test_what_glue_reports_as_scikit_learn(counted):
     one_class = Matthews(4)
     one_class.update_state(np.zeros(5), np.eye(4)[[0] * 5])
     assert float(one_class.result()) == 0
+
+
+def test_by_class_as_scikit_learn(counted):
+    labels, logits, predicted = counted
+    logits = np.concatenate([logits, np.full((50, 1), -9.0, "float32")], axis=1)
+    metric = MacroF1(5)
+    metric.update_state(labels[:20], logits[:20])
+    metric.reset_state()
+    for part in (slice(0, 20), slice(20, 50)):
+        metric.update_state(labels[part], logits[part])
+    found = metric.by_class(names := [*"abcde"])
+    expected = precision_recall_fscore_support(
+        labels, predicted, labels=range(5), zero_division=0.0
+    )
+    columns = zip(("precision", "recall", "f1", "examples"), expected, strict=True)
+    for column, values in columns:
+        assert [found[name][column] for name in names] == pytest.approx(values.tolist())
+    assert sum(part["examples"] for part in found.values()) == 50
+    with pytest.raises(ValueError):
+        metric.by_class("abcd")
 
 
 def test_examples_of_weight_zero_do_not_count(counted):

@@ -92,8 +92,16 @@ class TestEvaluate:
         for name, value in results["test"].items():
             assert found["test"][name] == pytest.approx(value, rel=1e-5), name
         assert found["baseline"] == results["baseline"]
+        said = capsys.readouterr().out
+        for name in ("test_by_class", "test_by_dataset"):
+            assert found.get(name, {}).keys() == results.get(name, {}).keys()
+            for part, numbers in results.get(name, {}).items():
+                assert found[name][part] == pytest.approx(numbers, rel=1e-5)
+                (row,) = re.findall(rf"^{part} +(.*)$", said, re.MULTILINE)
+                cells = [float(cell.replace(",", "")) for cell in row.split()]
+                assert cells == pytest.approx([*numbers.values()], abs=1e-4)
         assert set(found["notes"]) <= set(results["notes"]), "nothing about other data"
-        assert f"{folder}, {results['steps']} steps\n" in capsys.readouterr().out
+        assert f"{folder}, {results['steps']} steps\n" in said
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert not [w for w in recwarn if "shuffle" in str(w.message)]
 
@@ -492,6 +500,53 @@ class TestPredict:
         ]:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
+
+    def test_inputs_of_a_table(self, runs, command_line, tmp_path):
+        folder, _ = runs["text_classification"]
+        texts = ["the film was good", "late", 'poor, and "late"']
+        status, expected, _ = command_line(predict, folder, *texts, "--json")
+        assert status == 0
+        quoted = [text.replace('"', '""') for text in texts]
+        rows = [f'{n},"{text}"' for n, text in enumerate(quoted)]
+        table = write(tmp_path / "new.csv", "\n".join(["number,review", *rows, "3,", ""]).encode())
+        lines = [json.dumps({"review": text}) for text in [*texts, ""]]
+        objects = write(tmp_path / "new.jsonl", "\n".join(lines).encode())
+        for file in (table, objects):
+            named = ("--file", file, "--text-column", "review")
+            # The column's name before the run's folder, and after it.
+            for line in ((*named, folder), (folder, *named)):
+                status, found, _ = command_line(predict, *line, "--json")
+                assert status == 0 and json.loads(found) == [*json.loads(expected), []]
+        (tmp_path / "plain.csv").write_text("A film, good\n")
+        empty = write(tmp_path / "empty.csv", b"review,x\n,1\n")
+        for arguments, said in [
+            (("--file", table), "--text-column (it has number, review)"),
+            (("--file", objects), "--text-column (it has review)"),
+            (
+                ("--file", table, "--text-column", "text"),
+                "no column text, expected one",
+            ),
+            (("--file", table, "--second-text-column", "a"), "-column: needs --text-column"),
+            (("--file", empty, "--text-column", "review"), "no row with an input"),
+            (("--file", "-", "--text-column", "a"), "needs --file with the name of a table"),
+            (("a", "--text-column", "a"), "needs --file with the name of a table"),
+        ]:
+            status, _, errors = command_line(predict, folder, *arguments)
+            assert status == 2 and said in errors
+
+    def test_json_of_lists_is_read_by_lines(self, tmp_path):
+        """Of a chat's messages for example."""
+        lines = ('[{"role": "user", "content": "a"}]', '[{"role": "user", "content": "b"}]')
+        chats = write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
+        assert predict.read_inputs(chats) == lines
+
+    def test_pairs_of_a_table(self, tmp_path):
+        table = write(tmp_path / "a.tsv", b"n\tone\ttwo\n1\ta film\tgood\n2\t\t\n")
+        assert predict.read_columns(table, "one") == ("a film", "")
+        assert predict.read_columns(table, "one", "two") == ("a film ||| good", "")
+        half = write(tmp_path / "b.csv", b"one,two\na film,\n")
+        with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
+            predict.read_columns(half, "one", "two")
 
     def test_temperatures_of_molecules(self, runs, command_line):
         folder, _ = runs["dna_melting"]

@@ -100,6 +100,26 @@ def test_pairs_of_sentences(tmp_path):
     assert served["classes"].numpy()[0, 0].decode() == answer[0]["class"]
 
 
+def test_balanced_classes_count_the_same(tmp_path):
+    """Of a text that says nothing the rare class has nearly seven times the odds."""
+    labels = np.array([0, 0, 0, 0, 0, 0, 0, 1] * 12)
+    weights = sentences.balanced_class_weights(labels, 3)
+    assert [84 * weights[0], 12 * weights[1], weights[2]] == pytest.approx([48, 48, 1])
+    rows = [f"a film {n},{label}" for n, label in enumerate(labels)]
+    (tmp_path / "films.csv").write_text("\n".join(["sentence,label", *rows]))
+    options = TINY | dict(dataset=str(tmp_path / "films.csv"), base_learning_rate=0.02, epochs=8)
+    odds = {}
+    for name in ("none", "balanced"):
+        run_dir = tmp_path / name
+        text_classification.main(
+            text_classification.Options(**options, class_weights=name, run_dir=run_dir)
+        )
+        (answers,) = text_classification.predict(load_run(run_dir), ["a film"])
+        share = {answer["class"]: answer["probability"] for answer in answers}["1"]
+        odds[name] = share / (1 - share)
+    assert odds["balanced"] / odds["none"] > 5
+
+
 def write_reviews(path, words):
     """Writes 60 reviews of that many words, every third of them letters that a file lacks."""
     lines = [
