@@ -4,6 +4,8 @@ import json
 import keras_nlp
 import numpy as np
 import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from data import arrays, installed_docs, sentences
 from data.errors import DataError
@@ -353,6 +355,24 @@ def test_baselines():
     }
     swapped = {"train": (train, labels), "test": (test[0], 1 - test[1])}
     assert baselines(swapped)["tfidf_accuracy"] == 0.0, "it has seen the test split"
+
+
+def test_the_tfidf_baseline_has_converged():
+    """Where a solver that stops early stops depends on the number of threads, and so did scores."""
+    draw = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[list[str], np.ndarray]:
+        labels = draw.integers(0, 3, count)
+        words = np.minimum(299, draw.exponential(40, (count, 8)) + 3 * labels[:, None]).astype(int)
+        return [" ".join(f"w{word}" for word in row) for row in words], labels
+
+    (train, labels), (test, test_labels) = drawn(1000), drawn(3000)
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    best = LogisticRegression(C=10, solver="newton-cg", tol=1e-10)
+    best.fit(vectorizer.fit_transform(train), labels)
+    found = baselines({"train": (train, labels), "test": (test, test_labels)})
+    expected = best.score(vectorizer.transform(test), test_labels)
+    assert found["tfidf_accuracy"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_tfidf_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
