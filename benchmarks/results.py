@@ -105,10 +105,10 @@ def main(folders: list[Path]) -> None:
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept |= dict(entry_of(folder) for folder in folders)
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    text = README.read_text()
+    text = README.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}")
+    README.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}", encoding="utf-8")
     print(table(kept))
 
 

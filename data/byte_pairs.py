@@ -14,6 +14,8 @@ from data.errors import DataError
 from data.live_line import live_line
 from data.text import Text
 
+RULES_VERSION = 2  # part of the cache's name: raise it when the same text gives other merges
+
 MERGES = "merges.txt"  # the name that GPT-2, transformers and KerasNLP give it
 # GPT-2 writes a byte as a character: itself where it is printable, otherwise one from 256 on.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
@@ -65,7 +67,10 @@ def merges_once(text: Text, size: int, cache_dir: Path) -> list[str]:
         size: Tokens wanted, the 256 bytes included.
         cache_dir: The cache; merges are stored in its folder `vocabularies`.
     """
-    target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-bytes-{size}"
+    import tokenizers
+
+    rules = f"rules-{RULES_VERSION}-tokenizers-{tokenizers.__version__}"
+    target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-bytes-{size}-{rules}"
 
     def build(folder: Path) -> None:
         lines = live_line(text.splits["train"], "learning the vocabulary")

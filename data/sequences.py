@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import keras_nlp
 import numpy as np
 import tensorflow as tf
 
@@ -95,7 +96,8 @@ def sequences_once(
     names = ("lowercase", "strip_accents", "split_on_cjk", "proto")
     settings = (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
     vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
-    made_from = (text.sha256, text_mode, length, min_line_bytes, vocabulary, settings)
+    library = keras_nlp.__version__
+    made_from = (text.sha256, text_mode, length, min_line_bytes, vocabulary, settings, library)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
     target = Path(cache_dir) / "sequences" / key
     dtype = dtype_of(tokenizer.vocabulary_size())

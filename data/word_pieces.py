@@ -210,7 +210,10 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
         size: Number of pieces wanted.
         cache_dir: The cache; vocabularies are stored in its folder `vocabularies`.
     """
-    target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-{size}"
+    import tokenizers
+
+    name = f"{text.sha256[:24]}-{size}-tokenizers-{tokenizers.__version__}"
+    target = Path(cache_dir) / "vocabularies" / name
 
     def build(folder: Path) -> None:
         lines = live_line(text.splits["train"], "reading words")

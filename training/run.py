@@ -10,9 +10,11 @@ The same `main` evaluates a finished run: `start_run()` then gives it the weight
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -185,8 +187,9 @@ class Run:
 
     def _new_folder(self) -> Path:
         # The chief's clock names the folder, on every worker.
-        now = time.localtime(self.agreement.broadcast_from_chief(int(time.time())))
-        folder = Path("runs") / self.recipe / time.strftime("%Y%m%d-%H%M%S", now)
+        # Its digits, not its seconds: workers may have other time zones.
+        now = str(self.agreement.broadcast_from_chief(int(time.strftime("%Y%m%d%H%M%S"))))
+        folder = Path("runs") / self.recipe / f"{now[:8]}-{now[8:]}"
         if self.workers == 1 and folder.exists():  # another run began in the same second
             time.sleep(1)
             return self._new_folder()
@@ -275,7 +278,7 @@ class Run:
 
         Raises:
             OptionsError: the replicas cannot share the batch, or the data do not fill one step.
-            RunError: the run in the folder was planned differently.
+            RunError: the run in the folder was planned differently, or the workers differ.
         """
         self._facts = facts
         if self.options.max_examples is not None and examples > self.options.max_examples:
@@ -304,9 +307,15 @@ class Run:
         watched = {}
         if self.options.reduce_on_plateau is not None:  # it decides the learning rate
             watched["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
-        self.folder.keep_facts(
-            facts | plan.fixed() | watched, replicas_per_worker=plan.replicas // self.workers
-        )
+        facts = facts | plan.fixed() | watched
+        checked = json.dumps(facts, sort_keys=True, default=str).encode()
+        if not self.agreement.everyone_has(zlib.crc32(checked)):
+            raise RunError(
+                "the workers have different data, presets or options (this one: "
+                f"{', '.join(f'{name} {value}' for name, value in facts.items())}); each needs the "
+                "same files, options and versions"
+            )
+        self.folder.keep_facts(facts, replicas_per_worker=plan.replicas // self.workers)
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:

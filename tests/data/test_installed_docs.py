@@ -75,7 +75,14 @@ def make_package(folder):
     folder.mkdir()
     (folder / "__init__.py").write_text(MODULE)
     hidden = '"""This is a sentence which must not be seen by the reader."""'
-    for name in ("gen_ops.py", "x_pb2.py", "x_test.py", "_api/a.py", "tests/a.py"):
+    for name in (
+        "gen_ops.py",
+        "x_pb2.py",
+        "x_test.py",
+        "_api/a.py",
+        "tests/a.py",
+        "distutils/a.py",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(hidden)
     (folder / "made.py").write_text(f"# Machine generated, do not edit.\n{hidden}")

@@ -375,6 +375,15 @@ def test_the_tfidf_baseline_has_converged():
     assert found["tfidf_accuracy"] == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_ngrams_of_the_tfidf_baseline_are_the_same_on_every_machine(monkeypatch):
+    """Of equally frequent ones the last are kept; an unstable sort has no rule."""
+    monkeypatch.setattr(sentences, "MOST_NGRAMS", 1)
+    train = (["first", "second", "third"] * 2, np.array([0, 1, 2] * 2, np.int32))
+    for word, label, found in (("third", 2, 1.0), ("first", 0, 1.0), ("second", 1, 0.0)):
+        scores = baselines({"train": train, "test": ([word], np.array([label]))})
+        assert scores["tfidf_accuracy"] == found, word
+
+
 def test_the_tfidf_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
     """Of eight sentences every third: the first, fourth and seventh, which are told apart."""
     monkeypatch.setattr(sentences, "MOST_SENTENCES", 3)

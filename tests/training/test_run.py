@@ -561,6 +561,34 @@ def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_data_that_all_workers_share(tmp_path, monkeypatch):
+    """Workers that loaded different data must not begin; equal facts have equal checksums."""
+    from distribution.strategies import Agreement
+
+    seen = []
+    monkeypatch.setattr(
+        Agreement, "everyone_has", lambda self, value: seen.append(value) or len(seen) % 2 == 1
+    )
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        with pytest.raises(RunError, match="the workers have different data, presets or options"):
+            start(tmp_path / name, data=tiny_recipe.splits(seed))
+        assert not (tmp_path / name).exists()
+    assert seen[1] == seen[3] != seen[5]
+
+
+def test_the_chief_names_the_folder_whatever_the_time_zone(monkeypatch, tmp_path):
+    from distribution.strategies import Agreement
+
+    monkeypatch.chdir(tmp_path)
+
+    def broadcast(self, value):
+        return 20261126003015 if value > 10**13 else value  # another time there
+
+    monkeypatch.setattr(Agreement, "broadcast_from_chief", broadcast)
+    start(None)
+    assert (tmp_path / "runs" / "tiny_recipe" / "20261126-003015" / "results.json").exists()
+
+
 def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
     from distribution.strategies import Agreement
 
@@ -568,12 +596,12 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
 
     def any_worker(self, flag):
         asked.append(flag)
-        return len(asked) == 6  # another worker's; the first is asked before training
+        return len(asked) == 7  # another worker's; two are asked before training
 
     monkeypatch.setattr(Agreement, "any_worker", any_worker)
     with pytest.raises(Stopped):
         start(tmp_path / "run")
-    assert asked == [False] * 6 and newest(tmp_path / "run").step == 5
+    assert asked == [False] * 7 and newest(tmp_path / "run").step == 5
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
