@@ -107,8 +107,20 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
 
 
 def has_labels(path: Path, columns: Columns) -> bool:
-    """Tells whether a file has a label column; GLUE's test files have none."""
+    """Tells whether a file has labels.
+
+    GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row.
+    """
     header = tables.header_of(path)
     if columns.header is not None and set(header) & set(columns.text):
         return False  # CoLA's test file has a header, the others have none
-    return columns.header is not None or bool(set(header) & set(columns.label))
+    if columns.header is None and not set(header) & set(columns.label):
+        return False
+    labels = (
+        label
+        for _, (label,) in tables.read_table(
+            path, columns.label, header=columns.header, empties_broken_rows=True
+        )
+    )
+    first = next(labels, None)  # None where the file has no rows, which its reader reports
+    return first != "-1" or any(label != "-1" for label in labels)

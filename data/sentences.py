@@ -39,6 +39,9 @@ MOST_SENTENCES = 500_000
 
 # A label; of a file of numbers 1.0 is the class 1: a column of pandas with a gap has floats.
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+MISSING = {"nan", "na", "n/a", "none", "null"}  # in a column of numbers: no label
+MOST_FRACTIONS = 20  # different labels that are no integers; more are scores
 
 Row = tuple[str, str]  # a sentence and its label
 
@@ -110,7 +113,6 @@ class Sentences:
 def load_sentences(
     dataset: str,
     cache_dir: Path,
-    seed: int = 0,
     *,
     text_column: str | None = None,
     second_text_column: str | None = None,
@@ -126,8 +128,9 @@ def load_sentences(
 
     A single file is a CSV, a TSV if its header contains a tab, or JSON. Some 80 percent of its
     different sentences go to the training split and 10 to each of the others (at least one of each
-    class), by a hash of the seed and the sentence: rows that are added later move no others. All
-    rows of a repeated sentence, also in other case or spacing, go to one split.
+    class), by a hash of the sentence: the same for every seed of a run, and rows that are added
+    later move no others. All rows of a repeated sentence, also in other case or spacing, go to one
+    split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`; `sentence2`
     beside one of them or `sentence1`, or `text_pair` beside `text`, makes a pair. Other columns are
@@ -143,7 +146,6 @@ def load_sentences(
     Args:
         dataset: A folder, a file, `installed-docs` or `auto`.
         cache_dir: The cache of parsed docstrings.
-        seed: Decides the split of a single file.
         text_column: The column of the sentences, or of the first ones; None for the names above.
         second_text_column: The column of the second sentences.
         label_column: The column of the labels.
@@ -167,11 +169,11 @@ def load_sentences(
         return _numbered(INSTALLED_DOCS, rows, [note] if dataset == "auto" else [])
     path = files.expand(dataset)
     if path.is_dir():
-        return _load_folder(dataset, path, seed, (text_column, second_text_column, label_column))
+        return _load_folder(dataset, path, (text_column, second_text_column, label_column))
     if path.is_file():
         columns = _columns(path, text_column, second_text_column, label_column)
         notes: list[str] = []
-        rows, more = _split(dataset, _read(path, columns, notes), seed)
+        rows, more = _split(dataset, _read(path, columns, notes))
         return _numbered(dataset, rows, notes + more, columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
@@ -190,7 +192,7 @@ def _columns(path: Path, text: str | None, second: str | None, label: str | None
 
 
 def _load_folder(
-    name: str, folder: Path, seed: int, named: tuple[str | None, str | None, str | None]
+    name: str, folder: Path, named: tuple[str | None, str | None, str | None]
 ) -> Sentences:
     paths = {split: glue.file_of(folder, split) for split in SPLITS}
     if paths["train"] is None:
@@ -214,7 +216,7 @@ def _load_folder(
         notes.append(f"a tenth of the training sentences is the {kind} split")
     rows = {split: _read(path, columns, notes) for split, path in paths.items() if path is not None}
     if cut:
-        made, more = _split(name, rows["train"], seed, held_out=cut)
+        made, more = _split(name, rows["train"], held_out=cut)
         rows, notes = rows | made, notes + more
     return _numbered(name, rows, notes, columns)
 
@@ -322,13 +324,23 @@ def _numbered(
 ) -> Sentences:
     """Numbers the labels; those that are not in validation or test are noted."""
     labels = {split: {label for _, label in rows[split]} for split in SPLITS}
-    integers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", label) for label in labels["train"])
+    integers = all(INTEGER.fullmatch(label) for label in labels["train"])
     classes = tuple(sorted(labels["train"], key=int if integers else None))
     if len(classes) < 2:
         raise DataError(
             f"{name}: the only label is {_shown(classes)}, expected two classes or more"
         )
     notes = list(notes)
+    if not integers and all(NUMBER.fullmatch(label) for label in classes):
+        if len(classes) > MOST_FRACTIONS:
+            raise DataError(
+                f"{name}: {len(classes):,} different numbers as labels, {_shown(classes)}: scores, "
+                "not classes; this recipe takes classes alone"
+            )
+        notes.append("labels are numbers: each different one is a class, without an order")
+    several = _with_several_labels([row for split in SPLITS for row in rows[split]])
+    if several:
+        notes.append(f"sentences with several labels: {several:,} (case and spaces ignored)")
     cases = collections.Counter(map(str.casefold, classes))
     alike = [name for name in classes if cases[name.casefold()] > 1]
     if alike:
@@ -354,13 +366,19 @@ def _numbered(
     return Sentences(name, splits, classes, "; ".join(notes) or None, metrics)
 
 
+def _with_several_labels(rows: Sequence[Row]) -> int:
+    """Counts the different sentences that have more than one label."""
+    pairs = {(fold(sentence), label) for sentence, label in rows}
+    return sum(count > 1 for count in collections.Counter(text for text, _ in pairs).values())
+
+
 def _shown(labels: Sequence[str]) -> str:
     """Lists labels for a message, at most five of them."""
     return listed([repr(label[:100]) for label in labels])
 
 
 def _split(
-    name: str, rows: list[Row], seed: int, held_out: tuple[str, ...] = ("test", "valid")
+    name: str, rows: list[Row], held_out: tuple[str, ...] = ("test", "valid")
 ) -> tuple[dict[str, list[Row]], list[str]]:
     """Splits the rows of one file by hash; each split keeps the order of the file.
 
@@ -384,27 +402,30 @@ def _split(
         if label in rare:
             split_of |= dict.fromkeys(sentences, "train")
             continue
-        for sentence, number in _numbers(sentences, seed, len(held_out)).items():
+        for sentence, number in _numbers(sentences, len(held_out)).items():
             split_of[sentence] = held_out[number] if number < len(held_out) else "train"
     found = {
         split: [row for row in rows if split_of[fold(row[0])] == split]
         for split in ("train", *held_out)
     }
-    if not rare:
-        return found, []
-    fewer = f"fewer than {len(held_out) + 1} different sentences"
-    return found, [f"in training alone, since there are {fewer}: {_shown(sorted(rare))}"]
+    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in found.items())
+    notes = [f"{len(rows):,} rows without splits: {sizes}"] if len(held_out) == 2 else []
+    # A row of another label beside the first of its sentence is where that sentence is.
+    rare -= {label for split in held_out for _, label in found[split]}
+    if rare:
+        fewer = f"fewer than {len(held_out) + 1} different sentences"
+        notes.append(f"in training alone, since there are {fewer}: {_shown(sorted(rare))}")
+    return found, notes
 
 
-def _numbers(sentences: list[str], seed: int, held_out: int) -> dict[str, int]:
+def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
     """Numbers the sentences of one class by hash: 0, 1 ... are held out, all others are not.
 
     Args:
         sentences: Different ones, more than `held_out`.
-        seed: Decides the hash.
         held_out: Number of splits that get `HELD_OUT` of them each, and at least one sentence.
     """
-    place = {each: installed_docs.hash_of(f"{seed} {each}") / 2**64 for each in sentences}
+    place = {each: installed_docs.hash_of(each) / 2**64 for each in sentences}
     numbers = {each: min(int(place[each] / HELD_OUT), held_out) for each in sentences}
     if len(set(numbers.values())) <= held_out:  # a split would lack this small class: by rank
         count = max(1, round(HELD_OUT * len(sentences)))
@@ -415,7 +436,7 @@ def _numbers(sentences: list[str], seed: int, held_out: int) -> dict[str, int]:
 
 def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
     """Returns the rows of a file; adds a line to `notes` about those that are left out."""
-    rows, left_out = [], 0
+    rows, left_out, empty, missing = [], 0, [], []
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
     hint = "; --text-column, --second-text-column and --label-column name others"
@@ -425,8 +446,12 @@ def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
             if skips:
                 left_out += 1
                 continue
-            raise DataError(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
+            empty.append(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
+            continue
+        if label.casefold() in MISSING:
+            missing.append(f"{where}: the label is {label!r}, the others are numbers")
         rows.append((SEPARATOR.join(text.replace(SEPARATOR, " ") for text in texts), label))
+    _require_none(empty)
     if left_out:
         notes.append(
             f"{path.name}: {left_out:,} of {len(rows) + left_out:,} rows left out: a sentence or "
@@ -434,9 +459,18 @@ def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
         )
     if not rows:
         raise DataError(f"{path}: no row after the header, expected sentences and their labels")
-    if all(NUMBER.fullmatch(label) for _, label in rows):
-        rows = [(text, re.sub(r"\.0+$", "", label)) for text, label in rows]
+    labels = {label for _, label in rows if label.casefold() not in MISSING}
+    if labels and all(map(NUMBER.fullmatch, labels)):
+        _require_none(missing)
+        rows = [(text, re.sub(r"\.0+$|(\.[0-9]*[1-9])0+$", r"\1", label)) for text, label in rows]
     return rows
+
+
+def _require_none(problems: list[str]) -> None:
+    """Raises a DataError with the first problem and the number of the others."""
+    if problems:
+        more = f"; likewise {len(problems) - 1:,} more" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:

@@ -93,6 +93,8 @@ def read_table(
     reader = _reader(path, _text(path))
     try:
         names = [name.strip() for name in header or next(reader, [])]
+        if not names:
+            raise DataError(f"{path}, line 1: empty, expected the names of the columns")
         if any(";" in name for name in names) or (len(names) == 1 and "|" in names[0]):
             hint = "; separate the columns by commas or tabs"
         places = [_place(f"{path}, line 1", names, wanted, hint, any_case) for wanted in columns]
@@ -182,7 +184,7 @@ def _reader(path: Path, text: str):
     if path.name.lower().endswith((".tsv", ".tsv.gz")) or "\t" in text.partition("\n")[0]:
         return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     # `strict`: an unclosed quote is an error, not one long value
-    return csv.reader(lines, strict=True)
+    return csv.reader(lines, strict=True, skipinitialspace=True)
 
 
 def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> str:

@@ -256,12 +256,13 @@ def make_preprocessor(options: Options, preset: str | None, tokenizer):
     return presets.load(keras_nlp.models.MaskedLMPreprocessor, preset, **settings)
 
 
-def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list[dict]]:
     """Returns the most likely word pieces for each [MASK] of texts.
 
     Args:
         run: a finished run of this recipe.
         inputs: texts with one [MASK] or more. Special tokens are never predicted.
+        top: number of word pieces for each [MASK]; 0 for all.
     """
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
@@ -276,7 +277,7 @@ def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
         token_ids = bert.encode(tokenizer, text, max_length)
         probabilities = bert.fill_masks(model, tokenizer, token_ids)
-        answers.append(fills(text, probabilities, pieces))
+        answers.append(fills(text, probabilities, pieces, top))
     return answers
 
 
@@ -313,20 +314,21 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     )
 
 
-def fills(text: str, probabilities: np.ndarray, pieces: list[str]) -> list[dict]:
-    """Returns the five most likely pieces for each [MASK] of a text, and the text with each.
+def fills(text: str, probabilities: np.ndarray, pieces: list[str], top: int = 5) -> list[dict]:
+    """Returns the most likely pieces for each [MASK] of a text, and the text with each.
 
     Args:
         text: contains one [MASK] per row of `probabilities`. Each is filled alone; the others
             stay.
         probabilities: of shape (masks, word pieces).
         pieces: the vocabulary.
+        top: number of pieces; 0 for all.
     """
     parts = text.split(bert.MASK)
     answers = []
     for mask, row in enumerate(probabilities):
         before, after = bert.MASK.join(parts[: mask + 1]), bert.MASK.join(parts[mask + 1 :])
-        for candidate in top_k(row, pieces, k=5):
+        for candidate in top_k(row, pieces, top):
             piece = candidate["class"]
             # A piece of byte-level BPE includes the space before it.
             shown = piece.lstrip() if not before or before.endswith(" ") else piece

@@ -127,18 +127,19 @@ def main(options: Options) -> dict:
         )
 
 
-def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 3) -> list[list[dict]]:
     """Returns the most likely classes of image files, and notes on how each image was fitted.
 
     Args:
         run: a finished run of this recipe.
         inputs: paths; the images are fitted to 28x28 pixels, light on dark.
+        top: number of classes of each answer; 0 for all.
     """
     images = [read_image(Path(path)) for path in inputs]
     logits = run.load_model("float32")(np.stack([pixels for pixels, _ in images]))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [
-        [{"note": change} for change in changes] + top_k(row, run.metadata["classes"])
+        [{"note": change} for change in changes] + top_k(row, run.metadata["classes"], top)
         for (_, changes), row in zip(images, probabilities, strict=True)
     ]
 

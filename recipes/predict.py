@@ -104,7 +104,9 @@ def main(options: Options, **more) -> list[list[dict]]:
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
-    inputs = options.inputs
+    inputs: Sequence[str | tuple[str, ...]] = options.inputs
+    if options.second_text_column is not None and not run.metadata.get("pairs"):
+        raise OptionsError("--second-text-column: the run did not learn pairs of sentences")
     if options.file is not None and options.text_column is not None:
         inputs = read_columns(options.file, options.text_column, options.second_text_column)
     elif options.file is not None:
@@ -122,7 +124,7 @@ def main(options: Options, **more) -> list[list[dict]]:
         print(json.dumps(answers, ensure_ascii=False))
         return answers
     for text, answers_to_it in zip(inputs, answers, strict=True):
-        print(text)
+        print(text if isinstance(text, str) else glue.PAIR.join(text))
         for answer in answers_to_it:
             print("  " + "  ".join(format_value(name, value) for name, value in answer.items()))
     return answers
@@ -150,8 +152,10 @@ def read_inputs(path: Path) -> tuple[str, ...]:
     return inputs
 
 
-def read_columns(path: Path, column: str, second: str | None = None) -> tuple[str, ...]:
-    """Returns the fields of a table's column, with those of a second one as pairs of sentences.
+def read_columns(
+    path: Path, column: str, second: str | None = None
+) -> tuple[str | tuple[str, ...], ...]:
+    """Returns the fields of a table's column, or pairs of those of two columns.
 
     Args:
         path: as in `tables.read_table`.
@@ -163,11 +167,11 @@ def read_columns(path: Path, column: str, second: str | None = None) -> tuple[st
             of a pair is empty.
     """
     wanted = [(column,)] if second is None else [(column,), (second,)]
-    inputs = []
+    inputs: list[str | tuple[str, ...]] = []
     for where, fields in tables.read_table(files.expand(path), *wanted):
         if any(fields) and not all(fields):
             raise DataError(f"{where}: one sentence of the pair is empty")
-        inputs.append(glue.PAIR.join(fields) if all(fields) else "")
+        inputs.append("" if not all(fields) else fields[0] if second is None else tuple(fields))
     if not any(inputs):
         raise DataError(f"--file {path}: no row with an input")
     return tuple(inputs)
@@ -191,7 +195,7 @@ def _require_lines(path: Path) -> None:
         )
 
 
-def _answers(run, inputs: Sequence[str], more: dict) -> list[list[dict]]:
+def _answers(run, inputs: Sequence[str | tuple[str, ...]], more: dict) -> list[list[dict]]:
     """Calls the recipe's `predict()` and checks what it returns.
 
     Raises:

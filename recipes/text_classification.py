@@ -171,7 +171,6 @@ def main(options: Options) -> dict:
         data = sentences.load_sentences(
             run.dataset,
             run.cache_dir,
-            options.seed,
             text_column=options.text_column,
             second_text_column=options.second_text_column,
             label_column=options.label_column,
@@ -338,29 +337,39 @@ def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]
     return [word_pieces.unknown_note(unknown), cut]
 
 
-def predict(run: LoadedRun, inputs: Sequence[str]) -> list[list[dict]]:
+def predict(
+    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int = 3
+) -> list[list[dict]]:
     """Returns the most likely classes of texts.
 
     Args:
         run: a finished run of this recipe.
         inputs: texts; long ones are truncated as in training. The two sentences of a pair are
-            separated by "|||".
+            separated by "|||", or are a tuple.
+        top: number of classes of each answer; 0 for all.
     """
-    inputs = [text.replace(sentences.SEPARATOR, " ") for text in inputs]  # as in training
     if run.metadata.get("pairs"):
-        inputs = [_pair(text) for text in inputs]
-    elif PAIR in "\n".join(inputs):
-        raise DataError(f'"{PAIR}" separates two sentences, and the run learned single ones')
+        texts = [_pair(each) for each in inputs]
+    else:
+        texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
+        if all(PAIR in text for text in texts):
+            raise DataError(f'"{PAIR}" separates two sentences, and the run learned single ones')
+        texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
     model = run.load_model("float32")
-    logits = model(sentences.encode(inputs, model.preprocessor))
+    logits = model(sentences.encode(texts, model.preprocessor))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
-    return [top_k(row, run.metadata["classes"]) for row in probabilities]
+    return [top_k(row, run.metadata["classes"], top) for row in probabilities]
 
 
-def _pair(text: str) -> str:
-    parts = [part.strip() for part in text.split(PAIR.strip())]
+def _pair(text: str | tuple[str, str]) -> str:
+    """Returns a pair of sentences as in training."""
+    parts = text.split(PAIR.strip()) if isinstance(text, str) else text
+    parts = [part.replace(sentences.SEPARATOR, " ").strip() for part in parts]
     if len(parts) != 2 or not all(parts):
-        raise DataError(f'{text[:60]!r}: expected two sentences, "first ||| second"')
+        raise DataError(
+            f'{text[:60]!r}: expected two sentences, "first ||| second" (of a table, name the '
+            "columns with --text-column and --second-text-column)"
+        )
     return sentences.SEPARATOR.join(parts)
 
 

@@ -232,14 +232,17 @@ def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[d
     Args:
         probabilities: float of shape (names,).
         names: in the order of the probabilities.
-        k: number of names.
+        k: number of names; 0 for all.
 
     Raises:
+        OptionsError: the number is negative.
         RunError: there are more or fewer names than probabilities.
     """
+    if k < 0:
+        raise OptionsError(f"--top {k}: must be at least 0")
     if len(names) != len(probabilities):
         raise RunError(f"{len(names)} names for the {len(probabilities)} outputs of the model")
-    best = np.argsort(-probabilities, kind="stable")[:k]
+    best = np.argsort(-probabilities, kind="stable")[: k or None]
     return [{"probability": float(probabilities[i]), "class": names[i]} for i in best]
 
 

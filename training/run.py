@@ -311,9 +311,9 @@ class Run:
         checked = json.dumps(facts, sort_keys=True, default=str).encode()
         if not self.agreement.everyone_has(zlib.crc32(checked)):
             raise RunError(
-                "the workers have different data, presets or options (this one: "
-                f"{', '.join(f'{name} {value}' for name, value in facts.items())}); each needs the "
-                "same files, options and versions"
+                "the workers have different data, presets or options; each needs the same files "
+                "and versions. This one has "
+                + ", ".join(f"{name} {value}" for name, value in facts.items())
             )
         self.folder.keep_facts(facts, replicas_per_worker=plan.replicas // self.workers)
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps

@@ -95,12 +95,11 @@ def test_order_of_the_classes(tmp_path, labels, classes):
 def test_split_of_one_file(tmp_path):
     pairs = rows(1000, ("a", "a", "a", "b"))
     path = csv_file(tmp_path / "data.csv", pairs)
-    first = load_sentences(str(path), cache_dir=None, seed=1)
+    first = load_sentences(str(path), cache_dir=None)
     sizes = {split: len(labels) for split, (_, labels) in first.splits.items()}
     assert sum(sizes.values()) == 1000 and 70 < sizes["test"] < 130 and 70 < sizes["valid"] < 130
     assert 0.6 < np.mean(first.splits["test"][1] == 0) < 0.9
-    assert pairs_of(first) == pairs_of(load_sentences(str(path), cache_dir=None, seed=1))
-    assert pairs_of(first) != pairs_of(load_sentences(str(path), cache_dir=None, seed=2))
+    assert pairs_of(first) == pairs_of(load_sentences(str(path), cache_dir=None))
     # A split keeps the order of the file.
     assert pairs_of(first)["train"] == [p for p in pairs if p in set(pairs_of(first)["train"])]
 
@@ -116,9 +115,9 @@ def test_rows_that_are_added_move_no_others(tmp_path):
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 20])
 def test_a_small_class_is_in_every_split(tmp_path, count):
-    for seed in range(20):
-        pairs = rows(2 * count)
-        loaded = load_sentences(str(csv_file(tmp_path / "a.csv", pairs)), None, seed)
+    for n in range(20):
+        pairs = [(f"{text} of {n}", label) for text, label in rows(2 * count)]
+        loaded = load_sentences(str(csv_file(tmp_path / "a.csv", pairs)), None)
         for _, labels in loaded.splits.values():
             assert set(labels) == {0, 1}
 
@@ -169,6 +168,62 @@ def test_sentences_of_training_and_test_are_counted():
 def test_what_a_folder_may_not_hold(tmp_path, changes, expected):
     message = error(write_folder(tmp_path, **changes))
     assert all(part in message for part in expected), message
+
+
+def test_rows_without_a_label_are_counted(tmp_path):
+    lines = ["text,label", "a,1", "b,", "c,0", ",1", "d,"]
+    message = error(write(tmp_path / "a.csv", *lines))
+    assert message == f"{tmp_path / 'a.csv'}, line 3: the label is empty; likewise 2 more"
+
+
+@pytest.mark.parametrize("word", ["nan", "None", "NULL"])
+def test_a_missing_number_is_no_class(tmp_path, word):
+    """Beside names it is one: what a text says about whoever `none` is."""
+    lines = [f"sentence {n},{n % 2}" for n in range(60)]
+    path = write(tmp_path / "a.csv", "text,label", *lines, f"gap,{word}")
+    expected = f"a.csv, line 62: the label is {word!r}, the others are numbers"
+    assert error(path).endswith(expected)
+    named = csv_file(tmp_path / "b.csv", rows(60, ("some", word)))
+    assert set(load_sentences(str(named), cache_dir=None).classes) == {"some", word}
+
+
+def test_scores_are_no_classes(tmp_path):
+    scores = tuple(f"{n / 10:.2f}" for n in range(40))
+    path = csv_file(tmp_path / "a.csv", rows(400, scores))
+    assert "40 different numbers as labels" in error(path) and "'0.1'" in error(path)
+    stars = csv_file(tmp_path / "b.csv", rows(400, ("0.5", "1.0", "1.50")))
+    loaded = load_sentences(str(stars), cache_dir=None)
+    assert loaded.classes == ("0.5", "1", "1.5")
+    assert loaded.note.endswith(
+        "labels are numbers: each different one is a class, without an order"
+    )
+    many = csv_file(tmp_path / "c.csv", rows(400, tuple(map(str, range(40)))))
+    assert len(load_sentences(str(many), cache_dir=None).classes) == 40
+
+
+def test_sentences_with_several_labels_are_noted(tmp_path):
+    """Those of a rare label beside another one are not in training alone."""
+    pairs = [(f"both {n % 40}", str(n // 40)) for n in range(80)] + [("own", "1")]
+    loaded = load_sentences(str(csv_file(tmp_path / "a.csv", pairs)), cache_dir=None)
+    assert loaded.note.endswith("; sentences with several labels: 40 (case and spaces ignored)")
+    assert "in training alone" not in loaded.note
+    assert all("1" in {label for _, label in found} for found in pairs_of(loaded).values())
+
+
+def test_test_files_of_hugging_face_have_no_labels(tmp_path):
+    """Each row has -1."""
+    train = [f"day {n}\t{n % 2}" for n in range(20)]
+    folder = write_folder(tmp_path, train=train, test=["a fine day\t-1", "a dull day\t-1"])
+    loaded = load_sentences(str(folder), cache_dir=None)
+    assert "test.tsv has no labels" in loaded.note
+    folder = write_folder(tmp_path, test=["a fine day\t-1", "a dull day\t0"])
+    assert "the label '-1' is in the test split, not in training" in error(folder)
+
+
+def test_a_quote_after_a_space(tmp_path):
+    lines = ["text, label", *(f'"a, {n}", "{n % 2}"' for n in range(60))]
+    loaded = load_sentences(str(write(tmp_path / "a.csv", *lines)), cache_dir=None)
+    assert loaded.classes == ("0", "1") and "60 rows" in loaded.note
 
 
 def test_missing_files(tmp_path):
@@ -269,7 +324,8 @@ def test_rows_that_are_left_out_are_counted(tmp_path):
     loaded = load_sentences(str(path), cache_dir=None)
     assert sum(len(labels) for _, labels in loaded.splits.values()) == 533
     assert loaded.note == (
-        "a.csv: 268 of 801 rows left out: a sentence or the label is empty, or the row is cut short"
+        "a.csv: 268 of 801 rows left out: a sentence or the label is empty, or the row is cut "
+        "short; 533 rows without splits: 421 train, 55 test, 57 valid"
     )
 
 
@@ -292,7 +348,7 @@ def test_classes_that_differ_by_case_are_noted(tmp_path):
     path = csv_file(tmp_path / "a.csv", rows(80, ("Neg", "neg", "pos", "other")))
     loaded = load_sentences(str(path), cache_dir=None)
     assert loaded.classes == ("Neg", "neg", "other", "pos")
-    assert loaded.note == "classes that differ only by case: 'Neg', 'neg'"
+    assert loaded.note.endswith("; classes that differ only by case: 'Neg', 'neg'")
 
 
 def test_too_few_sentences_of_a_class(tmp_path):

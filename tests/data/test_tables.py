@@ -32,7 +32,7 @@ def test_a_tsv_has_none(tmp_path):
 @pytest.mark.parametrize(
     "raw, expected",
     [
-        (b"", "line 1: no column sentence or text, expected one; found ''"),
+        (b"", "line 1: empty, expected the names of the columns"),
         (
             b"text;label\na;1\n",
             "no column sentence or text, expected one; found 'text;label'; separate the columns by "

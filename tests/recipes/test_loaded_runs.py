@@ -543,7 +543,7 @@ class TestPredict:
     def test_pairs_of_a_table(self, tmp_path):
         table = write(tmp_path / "a.tsv", b"n\tone\ttwo\n1\ta film\tgood\n2\t\t\n")
         assert predict.read_columns(table, "one") == ("a film", "")
-        assert predict.read_columns(table, "one", "two") == ("a film ||| good", "")
+        assert predict.read_columns(table, "one", "two") == (("a film", "good"), "")
         half = write(tmp_path / "b.csv", b"one,two\na film,\n")
         with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
             predict.read_columns(half, "one", "two")

@@ -92,6 +92,11 @@ def test_pairs_of_sentences(tmp_path):
     answer, other = text_classification.predict(run, ["a film ||| good", "a film ||| bad"])
     assert {found["class"] for found in answer} == {"0", "1"} and answer != other
     assert text_classification.predict(run, ["a\tfilm ||| good"]) == [answer]
+    # The fields of two columns may contain anything.
+    (odd,) = text_classification.predict(run, [("a film", "good ||| bad")])
+    assert odd == text_classification.predict(run, [("a\tfilm", "good ||| bad ")])[0] != answer
+    assert text_classification.predict(run, [("a film", "good")], top=1) == [answer[:1]]
+    assert text_classification.predict(run, ["a film ||| good"], top=0) == [answer]
     with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
         text_classification.predict(run, ["a film"])
     exported = export.main(export.Options(run_dir=tmp_path / "run", to="saved_model"))

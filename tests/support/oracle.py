@@ -137,7 +137,7 @@ def causal(options, strategy):
 
 
 def classification(options, strategy):
-    data = sentences.load_sentences(options.dataset, options.cache_dir, options.seed)
+    data = sentences.load_sentences(options.dataset, options.cache_dir)
     texts, labels = data.splits["train"]
     tokenizer = bert_model.make_tokenizer(options, None, data.as_text(), options.cache_dir)
     inputs = sentences.encode(
