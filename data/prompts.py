@@ -21,8 +21,9 @@ from data.templates import Prompt, Template
 from data.text import SPLITS, TEXT, Text
 
 Pair = tuple[Prompt, str]
-# The names of the fields; the others are those of Alpaca, Dolly and TRL.
-PROMPT, RESPONSE = ("prompt", "instruction"), ("response", "completion", "output")
+# The names of the fields; the others are those of Alpaca, Dolly and TRL, and usual ones.
+PROMPT = ("prompt", "instruction", "question")
+RESPONSE = ("response", "completion", "output", "answer")
 INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
 SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
@@ -120,11 +121,11 @@ def _holds_text(path: Path) -> bool:
 def load_prompts(dataset: str) -> Prompts:
     """Loads prompts and responses.
 
-    A prompt may also be called `instruction`, and a response `completion` or `output`. An `input`
-    or `context` follows the prompt on the next line but one. A text in `system` makes the prompt a
-    chat that begins with this system message. JSON may have `messages` instead, with `role` and
-    `content`: an optional system message, then user and assistant messages in turn; the response is
-    the last one, the prompt all before it.
+    A prompt may also be called `instruction` or `question`, and a response `completion`, `output`
+    or `answer`. An `input` or `context` follows the prompt on the next line but one. A text in
+    `system` makes the prompt a chat that begins with this system message. JSON may have `messages`
+    instead, with `role` and `content`: an optional system message, then user and assistant messages
+    in turn; the response is the last one, the prompt all before it.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or

@@ -17,7 +17,8 @@ from data.errors import DataError
 from data.live_line import live_line
 from data.splits import SPLITS
 
-TEXT = "text"  # the field of a table or of JSON that holds the text
+TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
+HINT = "; --text-column names another"
 PLAIN = (".txt", ".tokens", ".raw")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
@@ -26,14 +27,15 @@ TEST_SHARE = 0.05  # of the training lines, if there is no test file
 class Lines:
     """The lines of text files; each iteration reads them again, none stays in memory.
 
-    A line is a paragraph without its newline; empty lines are skipped. Of a table or of JSON the
-    fields `text` are read, each of one line or several.
+    A line is a paragraph without its newline; empty lines are skipped. Of a table or of JSON one
+    column is read, whose fields have one line or several.
 
     Args:
         sources: Paths, each with the name of a member if it is a zip archive.
         split: Keeps only the lines whose hash belongs to this split.
         start: The first line to read, counted from 0 without empty lines.
         stop: The line after the last one to read; None for all.
+        column: Its name in tables and JSON.
 
     Raises (while iterating):
         DataError: A file is not UTF-8 text, or lacks a field.
@@ -45,15 +47,17 @@ class Lines:
         split: str | None = None,
         start: int = 0,
         stop: int | None = None,
+        column: str = TEXT,
     ):
         self.sources, self.split, self.start, self.stop = sources, split, start, stop
+        self.column = column
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(self._read(), self.start, self.stop)
 
     def _read(self) -> Iterator[str]:
         for source in self.sources:
-            for where, line in _lines_of(*source):
+            for where, line in _lines_of(*source, self.column):
                 if "\0" in line:
                     raise DataError(f"{where}: not UTF-8 text")
                 taken = self.split is None or installed_docs.split_of(line) == self.split
@@ -61,21 +65,21 @@ class Lines:
                     yield line
 
 
-def _lines_of(path: Path, member: str | None) -> Iterator[tuple[str, str]]:
+def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str, str]]:
     """Yields the lines of a file, without their newlines, and where each is."""
     if member is None and tables.is_table(path.name):
-        for where, (text,) in tables.read_table(path, (TEXT,)):
+        for where, (text,) in tables.read_table(path, (column,), hint=HINT):
             yield from ((where, line) for line in text.split("\n"))
         return
     if member is None and tables.is_json(path.name):
         for where, row in tables.read_objects(path):
-            value = row.get(TEXT) if isinstance(row, dict) else None
+            value = row.get(column) if isinstance(row, dict) else None
             if not isinstance(value, str):
                 found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 about = f"found {found:.100}"
-                if isinstance(row, dict) and TEXT in row:
+                if isinstance(row, dict) and column in row:
                     about = f"its value is {json.dumps(value):.40}"
-                raise DataError(f"{where}: expected a text in the field {TEXT}; {about}")
+                raise DataError(f"{where}: expected a text in the field {column}; {about}{HINT}")
             if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
                 value = "\0"
             yield from ((where, line) for line in value.split("\n"))
@@ -128,7 +132,9 @@ WIKITEXT = {
 }
 
 
-def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Text:
+def load_text(
+    dataset: str, cache_dir: Path, *, contiguous: bool = False, text_column: str | None = None
+) -> Text:
     """Loads a text and its three splits.
 
     Args:
@@ -137,10 +143,11 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
             `installed-docs`); or a path: a folder with train, valid (or val or dev) and test files
             (without a test file, the last twentieth of the training lines is the test split), one
             text file or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip.
-            Files are text, or JSONL, JSON, CSV or TSV with `text`, also compressed (`.gz`).
+            Files are text, or JSONL, JSON, CSV or TSV, also compressed (`.gz`).
         cache_dir: The cache of downloads and parsed docstrings.
         contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
             two parts of 5, instead of by hashes, since its lines follow one another.
+        text_column: The column of tables, or the field of JSON; None for `text`.
 
     Returns:
         The text; no split is empty.
@@ -149,6 +156,21 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
         DataError: There is no such dataset or path, no mirror delivers, a file is empty, binary
             or not UTF-8, or a split is missing.
     """
+    text = _load(dataset, cache_dir, contiguous, text_column or TEXT)
+    if text_column is None or any(map(_has_columns, text.splits.values())):
+        return text
+    unused = f"--text-column {text_column}: {dataset} has no columns"
+    return dataclasses.replace(text, note="; ".join(filter(None, (text.note, unused))))
+
+
+def _has_columns(lines: Iterable[str]) -> bool:
+    sources = lines.sources if isinstance(lines, Lines) else ()
+    return any(
+        not member and path.name.lower().endswith(tables.ENDINGS) for path, member in sources
+    )
+
+
+def _load(dataset: str, cache_dir: Path, contiguous: bool, column: str) -> Text:
     if dataset == "auto":
         try:
             return _load_wikitext("wikitext-2", cache_dir)
@@ -164,7 +186,7 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
         return _load_folder(dataset, novels.fetch_novels(cache_dir))
     path = files.expand(dataset)
     if path.is_dir():
-        return _load_folder(dataset, path)
+        return _load_folder(dataset, path, column)
     if path.is_file() and zipfile.is_zipfile(path):
         return _load_zip(dataset, path)
     matches = [path, *map(Path, sorted(glob.glob(str(path), recursive=True)))]
@@ -175,14 +197,13 @@ def load_text(dataset: str, cache_dir: Path, *, contiguous: bool = False) -> Tex
             f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
         )
     if contiguous:
-        count = sum(1 for _ in Lines(sources))
+        count = sum(1 for _ in Lines(sources, column=column))
         held_out = math.ceil(count * TEST_SHARE)
         ends = [0, max(0, count - 2 * held_out), count - held_out, count]
         parts = zip(SPLITS, itertools.pairwise(ends), strict=True)
-        return _not_empty(
-            Text(dataset, {split: Lines(sources, None, *part) for split, part in parts})
-        )
-    splits = {split: Lines(sources, split) for split in SPLITS}
+        splits = {split: Lines(sources, None, *part, column) for split, part in parts}
+    else:
+        splits = {split: Lines(sources, split, column=column) for split in SPLITS}
     return _not_empty(Text(dataset, splits))
 
 
@@ -194,8 +215,8 @@ def _load_wikitext(name: str, cache_dir: Path) -> Text:
     return _load_zip(name, path)
 
 
-def _load_folder(name: str, path: Path) -> Text:
-    return _with_splits(name, {file.name: (file, None) for file in path.iterdir()})
+def _load_folder(name: str, path: Path, column: str = TEXT) -> Text:
+    return _with_splits(name, {file.name: (file, None) for file in path.iterdir()}, column)
 
 
 def _load_zip(name: str, path: Path) -> Text:
@@ -207,12 +228,15 @@ def _load_zip(name: str, path: Path) -> Text:
     return _with_splits(name, {member: (path, member) for member in members})
 
 
-def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text:
+def _with_splits(
+    name: str, sources: dict[str, tuple[Path, str | None]], column: str = TEXT
+) -> Text:
     """Picks the source of each split by name; cuts a missing test split from training.
 
     Args:
         name: Name of the text, for messages.
         sources: By file name, in an archive with its folders.
+        column: Of tables and JSON.
     """
     # A Mac stores a file's attributes in another one.
     sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
@@ -227,29 +251,30 @@ def _with_splits(name: str, sources: dict[str, tuple[Path, str | None]]) -> Text
             file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)
         ]
         if len(matches) > 1:  # one may be a stray file, such as train_args.json
-            matches = [file for file in matches if _holds_text(*sources[file])] or matches
+            matches = [file for file in matches if _holds_text(*sources[file], column)] or matches
         if len(matches) == 1:
-            splits[split] = Lines([sources[matches[0]]])
+            splits[split] = Lines([sources[matches[0]]], column=column)
             is_wikitext = "wiki." in matches[0]
         elif split == "test" and not matches and len(splits) == 2:
             splits, note = _cut_test(splits)
     if len(splits) == len(SPLITS):
         read = [path for lines in splits.values() for path, member in lines.sources if not member]
-        unread = tables.unread_note(read[0].parent, read, (TEXT,), ENDINGS) if read else None
+        unread = tables.unread_note(read[0].parent, read, (column,), ENDINGS) if read else None
         note = "; ".join(filter(None, (note, unread))) or None
         return _not_empty(Text(name, splits, is_wikitext, note))
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {names}; expected one train, one valid (or val or dev) and perhaps one "
         "test file called wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz "
-        "(a zip archive may contain text only; unpack other files)"
+        "(a zip archive may contain text only; unpack other files); or, of files without splits, a "
+        "quoted glob, such as 'FOLDER/*.txt'"
     )
 
 
-def _holds_text(path: Path, member: str | None) -> bool:
-    """Returns whether a file is plain text, or a table or JSON with the field `text`."""
+def _holds_text(path: Path, member: str | None, column: str) -> bool:
+    """Returns whether a file is plain text, or a table or JSON with the column."""
     is_plain = member is not None or not path.name.lower().endswith(tables.ENDINGS)
-    return is_plain or tables.has_field(path, TEXT)
+    return is_plain or tables.has_field(path, column)
 
 
 def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:
@@ -260,7 +285,10 @@ def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:
     train = splits["train"]
     count = sum(1 for _ in train)
     kept = count - math.ceil(count * TEST_SHARE)
-    cut = {"train": Lines(train.sources, stop=kept), "test": Lines(train.sources, start=kept)}
+    cut = {
+        "train": Lines(train.sources, stop=kept, column=train.column),
+        "test": Lines(train.sources, start=kept, column=train.column),
+    }
     note = f"no test file: the last {count - kept:,} of {count:,} training lines are the test split"
     return splits | cut, note
 
@@ -269,7 +297,7 @@ def _not_empty(text: Text) -> Text:
     for split, lines in text.splits.items():
         if next(iter(lines), None) is None:
             raise DataError(
-                f"{text.name}: no line of text for the {split} split; expected more text, or a "
-                "folder with train, valid and test files"
+                f"{text.name}: no line of text for the {split} split; expected more lines (each is "
+                "a paragraph, and in one split), or a folder with train, valid and test files"
             )
     return text

@@ -14,7 +14,7 @@ from data.kneser_ney import KneserNey
 from data.live_line import live_line
 from data.next_tokens import Ends
 from data.sequences import sequences_once
-from data.text import load_text
+from data.text import Text
 from data.word_pieces import SpecialTokens
 from models import bert
 
@@ -136,7 +136,7 @@ def _batches(texts: Sequence[tuple[int, ...]], batch_size) -> Iterator[list[tupl
 
 
 def n_gram_log_likelihoods(
-    dataset: str,
+    text: Text,
     tokenizer,
     texts: Sequence[str],
     cache_dir: Path,
@@ -149,11 +149,11 @@ def n_gram_log_likelihoods(
     """Computes the log-likelihoods of texts by n-grams of a dataset's training split.
 
     Args:
-        dataset: argument of `data.text.load_text`.
+        text: the run's dataset.
         tokenizer: of a family with a `MaskedLM`.
         texts: each begins a document.
         cache_dir: the cache of downloads and sequences.
-        text_sha256: the run's checksum of the dataset, which must match.
+        text_sha256: the run's checksum of the text, which must match.
         sequence_length: tokens of a packed sequence.
         max_examples: number of sequences to count, from the first one; None for all.
         min_line_bytes: lines of fewer bytes are not counted.
@@ -162,11 +162,10 @@ def n_gram_log_likelihoods(
         Nats.
 
     Raises:
-        DataError: the dataset cannot be loaded, or has changed.
+        DataError: the text has changed.
     """
-    text = load_text(dataset, cache_dir)
     if text.sha256 != text_sha256:
-        raise DataError(f"{dataset}: not the text that the run was trained on")
+        raise DataError(f"{text.name}: not the text that the run was trained on")
     rows = sequences_once(
         text,
         tokenizer,

@@ -53,6 +53,9 @@ class Options(TextOptions):
         "auto",
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto.",
     )
+    text_column: str | None = option(
+        None, "Column of the text in a CSV, TSV or JSONL (default: text)."
+    )
     preset: str = option(
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."
     )
@@ -140,7 +143,7 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Text, its word pieces, and fixed-length sequences by split.
-        text = load_text(run.dataset, run.cache_dir)
+        text = load_text(run.dataset, run.cache_dir, text_column=options.text_column)
         preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
         if preset is not None:
@@ -302,8 +305,9 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     Raises:
         DataError: the run's dataset cannot be loaded, or has changed.
     """
+    dataset = run.resolved["dataset"]
     return likelihoods.n_gram_log_likelihoods(
-        run.resolved["dataset"],
+        load_text(dataset, cache_dir, text_column=run.options.text_column),
         run.load_model().preprocessor.tokenizer,
         texts,
         cache_dir,

@@ -61,6 +61,9 @@ class Options(FineTuningOptions):
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto; or "
         "a JSONL, JSON, CSV or TSV file, or a folder of them, with prompt and response.",
     )
+    text_column: str | None = option(
+        None, "Column of the text in a CSV, TSV or JSONL (default: text), even if it has prompts."
+    )
     preset: str = option(
         "scratch",
         "scratch, a preset of Kaggle or Hugging Face (hf://...), or a preset's folder; of any "
@@ -181,12 +184,17 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data: Text | prompts.Prompts
-        if prompts.find_files(run.dataset):
+        if options.text_column is None and prompts.find_files(run.dataset):
             data = prompts.load_prompts(run.dataset)
         else:
             # Rows of context need lines that follow one another, in each split.
             contiguous = options.context == "row"
-            data = load_text(run.dataset, run.cache_dir, contiguous=contiguous)
+            data = load_text(
+                run.dataset,
+                run.cache_dir,
+                contiguous=contiguous,
+                text_column=options.text_column,
+            )
         if isinstance(data, prompts.Prompts) and options.context == "row":
             raise OptionsError("--context row: prompts do not follow one another; leave it out")
         if isinstance(data, Text) and options.template != "auto" and not run.metadata:
@@ -530,7 +538,12 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     dataset = run.resolved["dataset"]
     if run.metadata["template"] is not None:
         raise DataError(f"{dataset}: prompts and responses, of which no n-grams are counted")
-    text = load_text(dataset, cache_dir, contiguous=run.options.context == "row")
+    text = load_text(
+        dataset,
+        cache_dir,
+        contiguous=run.options.context == "row",
+        text_column=run.options.text_column,
+    )
     if text.sha256 != run.resolved["text_sha256"]:
         raise DataError(f"{dataset}: not the text that the run was trained on")
     tokenizer = run.load_model().preprocessor.tokenizer

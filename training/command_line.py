@@ -179,25 +179,54 @@ NAMES_ELSEWHERE = {
     "--bf16": "--precision",
     "--fp16": "--precision",
     "--eval-steps": "--validate-every",
+    "--eval-strategy": "--validate-every",
+    "--evaluation-strategy": "--validate-every",
     "--save-steps": "--checkpoint-every",
+    "--save-strategy": "--checkpoint-every",
     "--save-total-limit": "--keep-checkpoints",
     "--load-best-model-at-end": "--early-stopping",
     "--metric-for-best-model": "--keep-best",
     "--resume-from-checkpoint": "--run-dir",
     "--output-dir": "--run-dir",
+    "--run-name": "--run-dir",
     "--model-name-or-path": "--preset",
     "--dataset-name": "--dataset",
     "--train-file": "--dataset",
+    "--validation-file": "--dataset",
+    "--test-file": "--dataset",
+    "--max-length": "--sequence-length",
     "--max-train-samples": "--max-examples",
     "--max-seq-length": "--sequence-length",
     "--block-size": "--sequence-length",
     "--logging-steps": "--log-every",
     "--torch-compile": "--jit",
+    "--optim": "--optimizer",
+    "--warmup-ratio": "--warmup-steps",
+    # Nothing here does the same; the options spelled alike do something else.
+    **dict.fromkeys(
+        (
+            "--adam-beta1",
+            "--adam-beta2",
+            "--adam-epsilon",
+            "--do-eval",
+            "--do-predict",
+            "--do-train",
+            "--gradient-checkpointing",
+            "--label-smoothing-factor",
+            "--lr-scheduler-type",
+            "--max-eval-samples",
+            "--overwrite-output-dir",
+            "--push-to-hub",
+            "--report-to",
+            "--streaming",
+        ),
+        "",
+    ),
 }
 
 
 def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
-    """Returns the options that unknown ones may stand for, as the end of a message."""
+    """Returns what unknown words may stand for, as the end of a message."""
     names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     near: list[str] = []
@@ -205,6 +234,9 @@ def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
         here = NAMES_ELSEWHERE.get(word.replace("_", "-"))
         near += difflib.get_close_matches(word, names, n=1) if here is None else [here]
     near = [name for name in near if name in names]
+    files = [word for word in unknown if not word.startswith("-") and os.path.exists(word)]
+    if len(files) == len(unknown):  # the shell replaced a glob by the names of files
+        return "; quote a glob, so that the shell leaves it as it is: --dataset 'FOLDER/*.txt'"
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 

@@ -165,6 +165,8 @@ class RunFolder:
         ]
         can_extend = all(may_change[name] == "extend" for name in different)
         if different and not (can_extend and self.options.resume == "extend"):
+            if self.options.resume == "extend":  # the others are free
+                different = [name for name in different if may_change[name] != "extend"]
             lines = [f"{flag(n)}: was {saved.get(n)}, is now {now[n]}" for n in different]
             hint = (
                 " (--resume extend trains it for more --epochs or --max-steps)"

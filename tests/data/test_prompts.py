@@ -337,7 +337,7 @@ def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
             "the content of the assistant is None, expected text",
         ),
         ('["a"]', "expected an object with prompt and response"),
-        ('{"prompt": "a"}', "expected prompt or instruction, and .*; found 'prompt'"),
+        ('{"prompt": "a"}', "expected prompt or instruction or question, and .*; found 'prompt'"),
         ("[" * 100_000, "not JSON, one object per line"),
         (
             '{"instruction": "a", "context": ["b"], "response": "c"}',
@@ -372,6 +372,6 @@ def test_too_few_prompts_and_wrong_columns(tmp_path):
     with pytest.raises(DataError, match="no prompts for the .* split; expected more of them"):
         prompts.load_prompts(str(path))
     path = tmp_path / "a.csv"
-    path.write_text("question,response\na,b\n")
+    path.write_text("query,response\na,b\n")
     with pytest.raises(DataError, match="line 1: no column prompt"):
         prompts.load_prompts(str(path))

@@ -257,6 +257,33 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
     )
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_a_column_of_another_name(tmp_path, contiguous):
+    """In one file and in a folder whose test split is cut; other columns are not read."""
+    texts = [f"Line {n}" for n in range(100)]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    plain = text.load_text(str(tmp_path / "a.txt"), tmp_path, contiguous=contiguous)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    named = dict(text_column="review", contiguous=contiguous)
+    for ending in ("csv", "jsonl"):
+        rows = [{"text": "other", "review": each} for each in texts]
+        lines = [json.dumps(row) for row in rows]
+        if ending == "csv":
+            lines = ["text,review", *(f"other,{each}" for each in texts)]
+        for path in (tmp_path / "a", folder / "train", folder / "valid"):
+            path.with_suffix(f".{ending}").write_text("\n".join(lines))
+        found = text.load_text(str(tmp_path / f"a.{ending}"), tmp_path, **named)
+        assert found.sha256 == plain.sha256 and found.note is None
+        splits = text.load_text(str(folder), tmp_path, **named).splits
+        assert list(splits["train"]) + list(splits["test"]) == texts == list(splits["valid"])
+        for path in folder.iterdir():
+            path.unlink()
+    # Where there are no columns the name is not silently ignored.
+    found = text.load_text(str(tmp_path / "a.txt"), tmp_path, **named)
+    assert found.sha256 == plain.sha256 and "--text-column review" in found.note
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -274,7 +301,11 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
         ("a.jsonl", '{"text": ["a"]}', r'line 1: expected a .*; its value is \["a"\]'),
         ("a.jsonl", '{"text": "a"}\n{', "line 2: not JSON, one object per line"),
         ("a.jsonl", '{"text": "a\\ud800"}', "line 1: not UTF-8 text"),
-        ("reviews.csv", "sentence,label\na,1", "line 1: no column text"),
+        (
+            "reviews.csv",
+            "sentence,label\na,1",
+            "line 1: no column text.*; --text-column names another",
+        ),
     ],
 )
 def test_what_lacks_a_text_is_named(name, content, message, tmp_path):

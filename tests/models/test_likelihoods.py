@@ -100,7 +100,7 @@ def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp
 
     def found(**more):
         return likelihoods.n_gram_log_likelihoods(
-            dataset, tokenizer, texts, cache_dir, **(settings | more)
+            load_text(dataset, cache_dir), tokenizer, texts, cache_dir, **(settings | more)
         )
 
     stream = [i for line in lines for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]

@@ -163,6 +163,9 @@ class TestOtherRuns:
     def test_the_length_may_change_with_extend(self, trained, opened):
         with pytest.raises(RunError, match="--resume extend trains it for more --epochs"):
             opened(epochs=5)
+        with pytest.raises(RunError, match="options changed") as caught:
+            opened(epochs=5, dropout=0.5, resume="extend")
+        assert str(caught.value).splitlines()[1:] == ["--dropout: was 0.2, is now 0.5"]
         opened(epochs=5, resume="extend")
 
     def test_an_attempt_without_a_checkpoint_leaves_the_folder_free(self, there, opened):
