@@ -3,11 +3,15 @@
 import contextlib
 import re
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from callbacks import tensorboard
 from tests.support import tiny_recipe
 from tests.support.processes import ROOT
+from training.options import SharedOptions
+from training.run import start_run
 
 
 def block(page, word):
@@ -47,6 +51,39 @@ def test_weights_of_a_checkpoint(tiny_run):
     exec(code.replace("model.load_weights", "#"), names)
     first = names["model"].get_weights()
     assert any((a != b).any() for a, b in zip(weights, first, strict=True))
+
+
+def test_a_pipeline_that_reads_image_files(tmp_path):
+    """A run accepts it and resumes; the batches are those of the files."""
+    names: dict = {}
+    exec(block("docs/your_own.md", "def pipelines"), names)
+    draw, paths = np.random.default_rng(0), {"train": [], "valid": []}
+    for number in range(30):
+        path = tmp_path / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        keras.utils.save_img(path, draw.integers(0, 255, (9, 12, 3)) + number % 2, scale=False)
+        paths["train" if number < 24 else "valid"].append(path)
+    classes = ["cat", "dog"]
+
+    def main(options):
+        with start_run("photos", options) as run:
+            plan = run.plan(examples=24, base_learning_rate=0.01)
+            train, valid = names["pipelines"](paths, classes, options.seed, plan)
+            with run.strategy.scope():
+                pool, dense = keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(2)
+                model = keras.Sequential([keras.Input((64, 64, 3)), pool, dense])
+                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+                model.compile(keras.optimizers.SGD(plan.learning_rate), loss)
+            model.fit(train, **run.prepare(model, train, validation=valid, test=valid))
+            images, labels, weights = next(iter(valid))
+            assert weights.numpy().sum() == len(paths["valid"]) and labels.numpy()[1] == 1
+            read = keras.utils.img_to_array(keras.utils.load_img(paths["valid"][1]))
+            expected = tf.image.resize(read, (64, 64)) / 255
+            np.testing.assert_allclose(images[1], expected, atol=1e-6)
+            return run.finish(model, test={"loss": 0.0}, baseline={})
+
+    results = main(SharedOptions(run_dir=tmp_path / "run", epochs=2, global_batch_size=8))
+    assert results["steps"] == 6 and len(results["history"]["val_loss"]) == 2
 
 
 def test_a_callback_of_ones_own(tmp_path):

@@ -55,6 +55,24 @@ def test_status_and_line_of_each_end(as_command, error, status, said):
     assert as_command(main=main) == (status, "", said)
 
 
+@pytest.mark.parametrize("name", ["data", "training"])
+def test_a_file_that_hides_a_package_is_named(name, tmp_path):
+    """For a program of the package in one line; a folder of data is none."""
+    (tmp_path / "data").mkdir()
+    command = [sys.executable, "-m", "recipes.mnist", "--help"]
+    settings = dict(cwd=tmp_path, capture_output=True, text=True)
+    settings["env"] = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    assert subprocess.run(command, **settings).returncode == 0
+    path = tmp_path / f"{name}.py"
+    path.touch()
+    ended = subprocess.run(command, **settings)
+    assert ended.returncode == 2 and ended.stderr == (
+        f"error: {path} hides the package {name} that recipes need: rename the file\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", "import recipes"], **settings)
+    assert f"ImportError: {path} hides the package {name}" in ended.stderr
+
+
 def test_out_of_memory_names_what_to_change(as_command):
     def main(options):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
