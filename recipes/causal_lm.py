@@ -14,8 +14,8 @@ perplexity per token; for text also per word and per byte, line ends included, s
 other vocabularies compare. `model/` is a preset:
 `keras_nlp.models.CausalLM.from_preset("RUN/model").generate("The station")`.
 
-On the docstrings of the installed packages, the default without a network: test cross-entropy 3.91
-(Kneser-Ney n-grams: 3.95), perplexity 50 in 7 minutes on one CPU core. On ten million words of
+On the docstrings of the installed packages, the default without a network: test cross-entropy 3.92
+(Kneser-Ney n-grams: 3.95), perplexity 50 in 5 to 9 minutes on 2 CPU cores. On ten million words of
 novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 20 minutes.
 """
 
