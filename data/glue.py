@@ -5,6 +5,7 @@ labels.
 """
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from data import tables
@@ -106,16 +107,23 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
     return Columns(label=(label,)) if label is not None else Columns()
 
 
-def has_labels(path: Path, columns: Columns) -> bool:
+def has_labels(path: Path, columns: Columns, known: Collection[str] = ()) -> bool:
     """Tells whether a file has labels.
 
     GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row.
+
+    Args:
+        path: of the test split.
+        columns: the names of its columns.
+        known: the labels of the training split; -1 may be one of them.
     """
     header = tables.header_of(path)
     if columns.header is not None and set(header) & set(columns.text):
         return False  # CoLA's test file has a header, the others have none
     if columns.header is None and not set(header) & set(columns.label):
         return False
+    if "-1" in known:
+        return True
     labels = (
         label
         for _, (label,) in tables.read_table(

@@ -206,7 +206,9 @@ def _load_folder(
     unread = unread_note(folder, [path for path in paths.values() if path is not None], fields)
     if unread is not None:
         notes.append(unread)
-    if paths["test"] is not None and not glue.has_labels(paths["test"], columns):
+    rows = {"train": _read(paths["train"], columns, notes)}
+    known = {label for _, label in rows["train"]}
+    if paths["test"] is not None and not glue.has_labels(paths["test"], columns, known):
         instead = paths["valid"].name if paths["valid"] is not None else "part of training"
         notes.append(f"{paths['test'].name} has no labels: {instead} is the test split")
         paths["test"], paths["valid"] = paths["valid"], None
@@ -214,7 +216,9 @@ def _load_folder(
     for split in cut:
         kind = {"test": "test", "valid": "validation"}[split]
         notes.append(f"a tenth of the training sentences is the {kind} split")
-    rows = {split: _read(path, columns, notes) for split, path in paths.items() if path is not None}
+    for split in ("valid", "test"):
+        if (path := paths[split]) is not None:
+            rows[split] = _read(path, columns, notes)
     if cut:
         made, more = _split(name, rows["train"], held_out=cut)
         rows, notes = rows | made, notes + more

@@ -218,6 +218,9 @@ def test_test_files_of_hugging_face_have_no_labels(tmp_path):
     assert "test.tsv has no labels" in loaded.note
     folder = write_folder(tmp_path, test=["a fine day\t-1", "a dull day\t0"])
     assert "the label '-1' is in the test split, not in training" in error(folder)
+    signs = [f"day {n}\t{2 * (n % 2) - 1}" for n in range(20)]
+    folder = write_folder(tmp_path, train=signs, dev=signs, test=["a dull day\t-1"])
+    assert load_sentences(str(folder), cache_dir=None).splits["test"][0] == ["a dull day"]
 
 
 def test_a_quote_after_a_space(tmp_path):
