@@ -59,6 +59,9 @@ from training.signals import StopRequested, signals
 
 log = logging.getLogger("recipes")
 
+# What TensorFlow raises in a collective operation whose other workers are gone.
+PEER_GONE = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
+
 
 @contextlib.contextmanager
 def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
@@ -118,6 +121,15 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             run.agreement.barrier()  # the launcher kills what is left soon after the first exit
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
+        except PEER_GONE as error:
+            if not signals.asked:
+                raise
+            # A worker that gets the signal while another one already trains cannot save.
+            run.folder.discard()
+            raise Stopped(
+                "stopped: another worker ended before; the same command goes on from the last "
+                "checkpoint"
+            ) from error
 
 
 class Run:

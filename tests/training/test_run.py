@@ -13,6 +13,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
@@ -559,6 +560,24 @@ def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="the workers see different checkpoints there"):
         start(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_worker_that_is_gone_is_no_error_after_a_signal(tmp_path, at_step, asked):
+    """The other one may have got the signal before it could save; the run resumes."""
+
+    def gone():
+        if asked:
+            signals_module.signals.asked = True
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    at_step(6, gone)
+    with pytest.raises(Stopped if asked else tf.errors.UnavailableError) as caught:
+        start(tmp_path / "run")
+    if asked:
+        assert str(caught.value).startswith("stopped: another worker ended before;")
+    assert newest(tmp_path / "run").step == 4
+    assert start(tmp_path / "run")["resumed_from_step"] == 4
 
 
 def test_data_that_all_workers_share(tmp_path, monkeypatch):
