@@ -112,6 +112,10 @@ def main(options: Options, **more) -> list[list[dict]]:
     elif options.file is not None:
         inputs = read_inputs(options.file)
     asked, found = [text for text in inputs if text], []
+    # Of all inputs: in some texts it is a part of the text.
+    typed = options.text_column is None
+    if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
+        raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
     with live_line(what="predicting", total=len(asked)) as bar:
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]

@@ -352,8 +352,6 @@ def predict(
         texts = [_pair(each) for each in inputs]
     else:
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
-        if all(PAIR in text for text in texts):
-            raise DataError(f'"{PAIR}" separates two sentences, and the run learned single ones')
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
     model = run.load_model("float32")
     logits = model(sentences.encode(texts, model.preprocessor))

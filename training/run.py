@@ -127,7 +127,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             # A worker that gets the signal while another one already trains cannot save.
             run.folder.discard()
             raise Stopped(
-                "stopped: another worker ended before; the same command goes on from the last "
+                "stopped: another worker ended first; the same command resumes from the last "
                 "checkpoint"
             ) from error
 

@@ -464,6 +464,16 @@ class TestPredict:
         status, _, said = command_line(predict, folder, "one ||| another")
         assert status == 2 and "separates two sentences, and the run learned single ones" in said
 
+    def test_a_separator_within_a_text_is_a_part_of_it(self, runs, tmp_path, monkeypatch):
+        """Also where it is in the only text of a part that is predicted at once."""
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        lines = write(tmp_path / "a.txt", b"one\ntwo\none ||| another\n")
+        assert len(predict.main(predict.Options(run_dir=folder, file=lines))) == 3
+        table = write(tmp_path / "a.csv", b"review\none ||| another\n")
+        options = predict.Options(run_dir=folder, file=table, text_column="review")
+        assert len(predict.main(options)) == 1
+
     def test_inputs_of_a_file_are_those_of_the_command(
         self, runs, command_line, tmp_path, monkeypatch
     ):

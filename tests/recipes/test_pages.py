@@ -54,7 +54,7 @@ def test_weights_of_a_checkpoint(tiny_run):
 
 
 def test_a_pipeline_that_reads_image_files(tmp_path):
-    """A run accepts it and resumes; the batches are those of the files."""
+    """A run accepts it; the batches are those of the files."""
     names: dict = {}
     exec(block("docs/your_own.md", "def pipelines"), names)
     draw, paths = np.random.default_rng(0), {"train": [], "valid": []}

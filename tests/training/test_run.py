@@ -575,7 +575,7 @@ def test_a_worker_that_is_gone_is_no_error_after_a_signal(tmp_path, at_step, ask
     with pytest.raises(Stopped if asked else tf.errors.UnavailableError) as caught:
         start(tmp_path / "run")
     if asked:
-        assert str(caught.value).startswith("stopped: another worker ended before;")
+        assert str(caught.value).startswith("stopped: another worker ended first;")
     assert newest(tmp_path / "run").step == 4
     assert start(tmp_path / "run")["resumed_from_step"] == 4
 
