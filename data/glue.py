@@ -5,11 +5,13 @@ labels.
 """
 
 import dataclasses
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from data import tables
 from data.errors import DataError
+from data.splits import EXAMPLE, SHARD, as_one_file
 
 PAIR = " ||| "  # between the two sentences of a pair in an input of `recipes.predict`
 
@@ -65,24 +67,29 @@ FILES = {
 }
 
 
-def file_of(folder: Path, split: str) -> Path | None:
-    """Returns the file of a split, a TSV, CSV or JSON, or None if there is none.
+def files_of(folder: Path, split: str) -> list[Path]:
+    """Returns the file of a split, a TSV, CSV, JSON or Parquet, or its shards in their order.
 
     Raises:
-        DataError: there are several.
+        DataError: there are several, or a shard is missing.
     """
-    names = sorted(f"{name}{end}" for name in FILES[split] for end in tables.ENDINGS)
-    found = [name for name in names if (folder / name).exists()]
-    if len(found) > 1:
-        raise DataError(f"{folder}: several {split} files, {', '.join(found)}; expected one")
-    return folder / found[0] if found else None
+    names, endings = "|".join(FILES[split]), "|".join(map(re.escape, tables.ENDINGS))
+    pattern = re.compile(f"({names})({SHARD})?({endings})")
+    found = [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)]
+    whole = as_one_file(found, str(folder)) if found else []
+    if whole is None:
+        raise DataError(
+            f"{folder}: several {split} files, {', '.join(path.name for path in found[:5])}; "
+            f"expected one, or its shards, called for instance {EXAMPLE}"
+        )
+    return whole
 
 
 def columns_of(path: Path, label: str | None = None) -> Columns:
     """Recognises a labelled file by its first line.
 
     Args:
-        path: a TSV, CSV or JSON file.
+        path: a TSV, CSV, JSON or Parquet file.
         label: name of the labels' column; None for the one of the task.
 
     Returns:
@@ -107,17 +114,17 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
     return Columns(label=(label,)) if label is not None else Columns()
 
 
-def has_labels(path: Path, columns: Columns, known: Collection[str] = ()) -> bool:
-    """Tells whether a file has labels.
+def has_labels(paths: Sequence[Path], columns: Columns, known: Collection[str] = ()) -> bool:
+    """Tells whether a split has labels.
 
     GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row.
 
     Args:
-        path: of the test split.
+        paths: of the test split, a file or its shards.
         columns: the names of its columns.
         known: the labels of the training split; -1 may be one of them.
     """
-    header = tables.header_of(path)
+    header = tables.header_of(paths[0])
     if columns.header is not None and set(header) & set(columns.text):
         return False  # CoLA's test file has a header, the others have none
     if columns.header is None and not set(header) & set(columns.label):
@@ -126,6 +133,7 @@ def has_labels(path: Path, columns: Columns, known: Collection[str] = ()) -> boo
         return True
     labels = (
         label
+        for path in paths
         for _, (label,) in tables.read_table(
             path, columns.label, header=columns.header, empties_broken_rows=True
         )

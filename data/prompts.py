@@ -17,8 +17,9 @@ from data import files, installed_docs, tables
 from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
+from data.splits import EXAMPLE, SPLITS, as_one_file
 from data.templates import Prompt, Template
-from data.text import SPLITS, TEXT, Text
+from data.text import TEXT, Text
 
 Pair = tuple[Prompt, str]
 # The names of the fields; the others are those of Alpaca, Dolly and TRL, and usual ones.
@@ -27,7 +28,6 @@ RESPONSE = ("response", "completion", "output", "answer")
 INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
 SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
-SHARD = r"(?<=-)\d{5}(?=-of-\d{5}\.)"  # the number of one part of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,8 @@ def find_files(dataset: str) -> dict[str, list[Path]]:
     table or of JSON.
 
     Raises:
-        DataError: A folder has several files for a split that are not the shards of one.
+        DataError: A folder has several files for a split that are not the shards of one, or lacks
+            a shard.
     """
     path = files.expand(dataset)
     if path.is_file():
@@ -91,11 +92,13 @@ def find_files(dataset: str) -> dict[str, list[Path]]:
     if any(_holds_text(file) for found in paths.values() for file in found):
         return {}
     for split, found in paths.items():
-        if len({re.sub(SHARD, "*", file.name) for file in found}) > 1:
+        whole = as_one_file(found, dataset)
+        if whole is None:
             raise DataError(
                 f"{dataset}: several {split} files, {', '.join(file.name for file in found[:5])}; "
-                "expected one, or its shards, called for instance train-00000-of-00002.jsonl"
+                f"expected one, or its shards, called for instance {EXAMPLE}"
             )
+        paths[split] = whole
     return paths
 
 
@@ -128,11 +131,11 @@ def load_prompts(dataset: str) -> Prompts:
     in turn; the response is the last one, the prompt all before it.
 
     Args:
-        dataset: A file with an object per line (JSONL) or one list of objects (JSON), or a CSV or
-            TSV, also compressed (`.gz`), split 90/5/5 by a hash of the prompt; or a folder with
-            such files that begin with train, valid (or val or dev) and test, each in one file or in
-            shards (train-00000-of-00002.jsonl). A split that a folder lacks is cut from training
-            in the same way. Prompts without a response are left out.
+        dataset: A file with an object per line (JSONL) or one list of objects (JSON), a CSV or TSV,
+            each also compressed (`.gz`), or Parquet, split 90/5/5 by a hash of the prompt; or a
+            folder with such files that begin with train, valid (or val or dev) and test, each in
+            one file or in shards (train-00000-of-00002.jsonl). A split that a folder lacks is
+            cut from training in the same way. Prompts without a response are left out.
 
     Raises:
         DataError: A file cannot be read, an example is not what it should be, a split is empty, or
@@ -156,7 +159,7 @@ def load_prompts(dataset: str) -> Prompts:
     if empty:
         raise DataError(
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
-            "a folder with train, valid and test files (.jsonl, .json, .csv or .tsv)"
+            "a folder with train, valid and test files (.jsonl, .json, .parquet, .csv or .tsv)"
         )
     if missing:
         notes.append(

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from data import batches, files, glue, installed_docs
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
-from data.splits import SPLITS
+from data.splits import EXAMPLE, SPLITS
 from data.tables import read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
@@ -122,15 +123,15 @@ def load_sentences(
 
     A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
     GLUE's tasks of classes (see `glue.TASKS`). The validation file may be called valid, validation
-    or val too. GLUE's test files have no labels: then the dev split
-    becomes the test split. For a split that is missing, 10 percent of the training sentences are
-    cut off, as of a single file.
+    or val too, and each may be in shards, such as train-00000-of-00002.jsonl. GLUE's test files
+    have no labels: then the dev split becomes the test split. For a split that is missing, 10
+    percent of the training sentences are cut off, as of a single file.
 
-    A single file is a CSV, a TSV if its header contains a tab, or JSON. Some 80 percent of its
-    different sentences go to the training split and 10 to each of the others (at least one of each
-    class), by a hash of the sentence: the same for every seed of a run, and rows that are added
-    later move no others. All rows of a repeated sentence, also in other case or spacing, go to one
-    split.
+    A single file is a CSV, a TSV if its header contains a tab, JSON or Parquet. Some 80 percent of
+    its different sentences go to the training split and 10 to each of the others (at least one of
+    each class), by a hash of the sentence: the same for every seed of a run, and rows that are
+    added later move no others. All rows of a repeated sentence, also in other case or spacing, go
+    to one split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`; `sentence2`
     beside one of them or `sentence1`, or `text_pair` beside `text`, makes a pair. Other columns are
@@ -173,11 +174,11 @@ def load_sentences(
     if path.is_file():
         columns = _columns(path, text_column, second_text_column, label_column)
         notes: list[str] = []
-        rows, more = _split(dataset, _read(path, columns, notes))
+        rows, more = _split(dataset, _read([path], columns, notes))
         return _numbered(dataset, rows, notes + more, columns)
     raise DataError(
         f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
-        "train.tsv, dev.tsv and test.tsv, or one CSV, TSV or JSONL file"
+        "train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
     )
 
 
@@ -194,31 +195,32 @@ def _columns(path: Path, text: str | None, second: str | None, label: str | None
 def _load_folder(
     name: str, folder: Path, named: tuple[str | None, str | None, str | None]
 ) -> Sentences:
-    paths = {split: glue.file_of(folder, split) for split in SPLITS}
-    if paths["train"] is None:
+    paths = {split: glue.files_of(folder, split) for split in SPLITS}
+    if not paths["train"]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise DataError(
             f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid or val "
-            "for dev; or .csv, .jsonl, .json, each also .gz)"
+            "for dev; or .csv, .jsonl, .json, each also .gz, or .parquet), each also in shards, "
+            f"called for instance {EXAMPLE}"
         )
-    columns, notes = _columns(paths["train"], *named), []
+    columns, notes = _columns(paths["train"][0], *named), []
     fields = (*columns.text, *columns.label)
-    unread = unread_note(folder, [path for path in paths.values() if path is not None], fields)
+    unread = unread_note(folder, [path for found in paths.values() for path in found], fields)
     if unread is not None:
         notes.append(unread)
     rows = {"train": _read(paths["train"], columns, notes)}
     known = {label for _, label in rows["train"]}
-    if paths["test"] is not None and not glue.has_labels(paths["test"], columns, known):
-        instead = paths["valid"].name if paths["valid"] is not None else "part of training"
-        notes.append(f"{paths['test'].name} has no labels: {instead} is the test split")
-        paths["test"], paths["valid"] = paths["valid"], None
-    cut = tuple(split for split in ("test", "valid") if paths[split] is None)
+    if paths["test"] and not glue.has_labels(paths["test"], columns, known):
+        instead = paths["valid"][0].name if paths["valid"] else "part of training"
+        notes.append(f"{paths['test'][0].name} has no labels: {instead} is the test split")
+        paths["test"], paths["valid"] = paths["valid"], []
+    cut = tuple(split for split in ("test", "valid") if not paths[split])
     for split in cut:
         kind = {"test": "test", "valid": "validation"}[split]
         notes.append(f"a tenth of the training sentences is the {kind} split")
     for split in ("valid", "test"):
-        if (path := paths[split]) is not None:
-            rows[split] = _read(path, columns, notes)
+        if paths[split]:
+            rows[split] = _read(paths[split], columns, notes)
     if cut:
         made, more = _split(name, rows["train"], held_out=cut)
         rows, notes = rows | made, notes + more
@@ -438,14 +440,17 @@ def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
     return numbers
 
 
-def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
-    """Returns the rows of a file; adds a line to `notes` about those that are left out."""
+def _read(paths: Sequence[Path], columns: glue.Columns, notes: list[str]) -> list[Row]:
+    """Returns the rows of a file or its shards; adds a line to `notes` about those left out."""
     rows, left_out, empty, missing = [], 0, [], []
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
     hint = "; --text-column, --second-text-column and --label-column name others"
-    table = read_table(path, *wanted, header=columns.header, empties_broken_rows=skips, hint=hint)
-    for where, (*texts, label) in table:
+    shards = (
+        read_table(path, *wanted, header=columns.header, empties_broken_rows=skips, hint=hint)
+        for path in paths
+    )
+    for where, (*texts, label) in itertools.chain.from_iterable(shards):
         if not all(texts) or not label:
             if skips:
                 left_out += 1
@@ -458,11 +463,11 @@ def _read(path: Path, columns: glue.Columns, notes: list[str]) -> list[Row]:
     _require_none(empty)
     if left_out:
         notes.append(
-            f"{path.name}: {left_out:,} of {len(rows) + left_out:,} rows left out: a sentence or "
-            "the label is empty, or the row is cut short"
+            f"{paths[0].name}: {left_out:,} of {len(rows) + left_out:,} rows left out: a sentence "
+            "or the label is empty, or the row is cut short"
         )
     if not rows:
-        raise DataError(f"{path}: no row after the header, expected sentences and their labels")
+        raise DataError(f"{paths[0]}: no row after the header, expected sentences and their labels")
     labels = {label for _, label in rows if label.casefold() not in MISSING}
     if labels and all(map(NUMBER.fullmatch, labels)):
         _require_none(missing)

@@ -1,4 +1,4 @@
-"""Reads CSV and TSV tables and JSON row by row; each error message names the line."""
+"""Reads CSV and TSV tables, JSON and Parquet row by row; each error message names the row."""
 
 import codecs
 import csv
@@ -13,7 +13,9 @@ from data.errors import DataError, listed
 
 TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
 JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
-ENDINGS = (*TABLES, *JSON)
+PARQUET = (".parquet",)
+ENDINGS = (*TABLES, *JSON, *PARQUET)
+PARQUET_ROWS = 1024  # that are in memory at a time, besides the columns' pages
 LONGEST_FIELD = 2**31 - 1  # bytes; Python's limit is 131,072
 
 
@@ -22,20 +24,24 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(TABLES)
 
 
-def is_json(name: str) -> bool:
-    """Returns whether a file's name, in any case, is that of JSON."""
-    return name.lower().endswith(JSON)
+def has_objects(name: str) -> bool:
+    """Returns whether a file's name, in any case, is that of JSON or Parquet."""
+    return name.lower().endswith((*JSON, *PARQUET))
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, object]]:
-    """Yields the values of JSON lines, or of one JSON list, and the position of each.
+    """Yields the values of JSON lines, of one JSON list, or of Parquet, and the position of each.
 
     Args:
-        path: UTF-8; `.gz` is unpacked. It is read line by line, unless it begins with "[".
+        path: By its name Parquet, whose rows are dicts; otherwise JSON, in UTF-8, of which `.gz` is
+            unpacked. JSON is read line by line, unless it begins with "[".
 
     Raises:
-        DataError: The file cannot be read, or is not JSON.
+        DataError: The file cannot be read, or is not JSON or Parquet.
     """
+    if path.name.lower().endswith(PARQUET):
+        yield from _read_parquet(path)
+        return
     with files.open_bytes(path) as stream:
         beginning = next((line for line in stream if line.strip()), b"")
         stream.seek(0)
@@ -58,6 +64,22 @@ def read_objects(path: Path) -> Iterator[tuple[str, object]]:
             yield f"{path}, line {number}", value
 
 
+def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    with files.open_bytes(path) as stream:
+        try:
+            for rows in parquet.ParquetFile(stream).iter_batches(PARQUET_ROWS):
+                for row in rows.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+        except (pyarrow.ArrowException, OSError) as error:
+            about = " ".join(str(error).split())  # of several lines
+            raise DataError(f"{path}: not Parquet, or damaged ({about})") from error
+
+
 def read_table(
     path: Path,
     *columns: Sequence[str],
@@ -70,8 +92,8 @@ def read_table(
 
     Args:
         path: UTF-8 with a header; `.tsv`, or a tab in the first line, makes it a TSV. A CSV has
-            quoting, a TSV has none. JSON, by its name, has objects whose fields are texts or
-            numbers. `.gz` is unpacked.
+            quoting, a TSV has none. JSON and Parquet, by their names, have objects whose fields are
+            texts or numbers. `.gz` is unpacked.
         *columns: The possible names of each wanted column; "" among them makes it optional: a
             missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
@@ -86,7 +108,7 @@ def read_table(
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
             header, or lacks or repeats a wanted column.
     """
-    if is_json(path.name):
+    if has_objects(path.name):
         for where, row in read_objects(path):
             yield where, [_field(where, row, wanted, hint, any_case) for wanted in columns]
         return
@@ -116,12 +138,12 @@ def read_table(
 
 
 def header_of(path: Path) -> list[str]:
-    """Returns the stripped fields of a table's first line, or the names in JSON's first object.
+    """Returns the stripped fields of a table's first line, or the names in the first object.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
-    if is_json(path.name):
+    if has_objects(path.name):
         _, first = next(read_objects(path), ("", None))
         return list(first) if isinstance(first, dict) else []
     with files.open_bytes(path) as stream:
@@ -146,7 +168,7 @@ def unread_note(
     fields: Collection[str],
     endings: tuple[str, ...] = ENDINGS,
 ) -> str | None:
-    """Returns a line that names the tables and JSON of a folder that are not read, or None.
+    """Returns a line that names the data files of a folder that are not read, or None.
 
     Args:
         folder: Other files and hidden ones are not named.
@@ -188,7 +210,7 @@ def _reader(path: Path, text: str):
 
 
 def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> str:
-    """Returns a field of a JSON object as a table would have it."""
+    """Returns a field of an object as a table would have it."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object, found {row!r:.40}")
     keys = list(row)

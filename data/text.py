@@ -15,7 +15,7 @@ from pathlib import Path
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
 from data.live_line import live_line
-from data.splits import SPLITS
+from data.splits import EXAMPLE, SPLITS, as_one_file
 
 TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
 HINT = "; --text-column names another"
@@ -27,8 +27,8 @@ TEST_SHARE = 0.05  # of the training lines, if there is no test file
 class Lines:
     """The lines of text files; each iteration reads them again, none stays in memory.
 
-    A line is a paragraph without its newline; empty lines are skipped. Of a table or of JSON one
-    column is read, whose fields have one line or several.
+    A line is a paragraph without its newline; empty lines are skipped. Of a table, of JSON
+    or Parquet one column is read, whose fields have one line or several.
 
     Args:
         sources: Paths, each with the name of a member if it is a zip archive.
@@ -71,14 +71,14 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
         for where, (text,) in tables.read_table(path, (column,), hint=HINT):
             yield from ((where, line) for line in text.split("\n"))
         return
-    if member is None and tables.is_json(path.name):
+    if member is None and tables.has_objects(path.name):
         for where, row in tables.read_objects(path):
             value = row.get(column) if isinstance(row, dict) else None
             if not isinstance(value, str):
                 found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 about = f"found {found:.100}"
                 if isinstance(row, dict) and column in row:
-                    about = f"its value is {json.dumps(value):.40}"
+                    about = f"its value is {json.dumps(value, default=repr):.40}"
                 raise DataError(f"{where}: expected a text in the field {column}; {about}{HINT}")
             if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
                 value = "\0"
@@ -143,7 +143,8 @@ def load_text(
             `installed-docs`); or a path: a folder with train, valid (or val or dev) and test files
             (without a test file, the last twentieth of the training lines is the test split), one
             text file or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip.
-            Files are text, or JSONL, JSON, CSV or TSV, also compressed (`.gz`).
+            Files are text, JSONL, JSON, CSV or TSV, also compressed (`.gz`), or Parquet; those of a
+            folder may be in shards, such as train-00000-of-00002.jsonl.
         cache_dir: The cache of downloads and parsed docstrings.
         contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
             two parts of 5, instead of by hashes, since its lines follow one another.
@@ -241,7 +242,7 @@ def _with_splits(
     # A Mac stores a file's attributes in another one.
     sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
     splits, note = {}, None
-    endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv"
+    endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv|parquet"
     if any(member is not None for _, member in sources.values()):
         endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
     words = {"train": "train", "valid": "(valid(ation)?|val|dev)", "test": "test"}
@@ -252,8 +253,10 @@ def _with_splits(
         ]
         if len(matches) > 1:  # one may be a stray file, such as train_args.json
             matches = [file for file in matches if _holds_text(*sources[file], column)] or matches
-        if len(matches) == 1:
-            splits[split] = Lines([sources[matches[0]]], column=column)
+        source_of = {Path(file): sources[file] for file in matches}
+        shards = as_one_file(list(source_of), name) if matches else None
+        if shards is not None:
+            splits[split] = Lines([source_of[shard] for shard in shards], column=column)
             is_wikitext = "wiki." in matches[0]
         elif split == "test" and not matches and len(splits) == 2:
             splits, note = _cut_test(splits)
@@ -265,9 +268,10 @@ def _with_splits(
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
         f"{name}: found {names}; expected one train, one valid (or val or dev) and perhaps one "
-        "test file called wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also .gz "
-        "(a zip archive may contain text only; unpack other files); or, of files without splits, a "
-        "quoted glob, such as 'FOLDER/*.txt'"
+        "test file called wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also "
+        ".gz, or *.parquet (a zip archive may contain text only; unpack other files), or its "
+        f"shards, called for instance {EXAMPLE}; or, of files without splits, a quoted glob, such "
+        "as 'FOLDER/*.txt'"
     )
 
 

@@ -54,7 +54,7 @@ class Options(TextOptions):
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto.",
     )
     text_column: str | None = option(
-        None, "Column of the text in a CSV, TSV or JSONL (default: text)."
+        None, "Column of the text in a CSV, TSV, JSONL or Parquet (default: text)."
     )
     preset: str = option(
         "auto", "scratch, a preset of Kaggle or Hugging Face, a preset's folder, or auto."

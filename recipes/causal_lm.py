@@ -59,10 +59,12 @@ class Options(FineTuningOptions):
     dataset: str = option(
         "auto",
         "wikitext-2[-raw], wikitext-103[-raw], novels, installed-docs, a path or glob, or auto; or "
-        "a JSONL, JSON, CSV or TSV file, or a folder of them, with prompt and response.",
+        "a JSONL, JSON, CSV, TSV or Parquet file, or a folder of them, with prompt and response.",
     )
     text_column: str | None = option(
-        None, "Column of the text in a CSV, TSV or JSONL (default: text), even if it has prompts."
+        None,
+        "Column of the text in a CSV, TSV, JSONL or Parquet (default: text), even if it has "
+        "prompts.",
     )
     preset: str = option(
         "scratch",
@@ -199,8 +201,8 @@ def main(options: Options) -> dict:
             raise OptionsError("--context row: prompts do not follow one another; leave it out")
         if isinstance(data, Text) and options.template != "auto" and not run.metadata:
             raise OptionsError(
-                f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV or TSV "
-                "file with prompt and response, or a folder of them"
+                f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV "
+                "or Parquet file with prompt and response, or a folder of them"
             )
         run.note(data.note)
         asked = run.fact("preset") or options.preset

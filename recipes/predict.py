@@ -43,8 +43,8 @@ class Options(TakesMore, RunOptions):
     )
     file: Path | None = option(
         None,
-        "Read inputs from this file: one per line, or a column of a CSV, TSV or JSONL; - for "
-        "standard input.",
+        "Read inputs from this file: one per line, or a column of a CSV, TSV, JSONL or Parquet; "
+        "- for standard input.",
     )
     text_column: str | None = option(None, "Column of the inputs in --file.")
     second_text_column: str | None = option(
@@ -189,7 +189,7 @@ def _require_lines(path: Path) -> None:
     fields: list[str] = []
     if tables.is_table(path.name):
         fields = tables.header_of(files.expand(path))
-    elif tables.is_json(path.name):
+    elif tables.has_objects(path.name):
         with contextlib.suppress(DataError):
             fields = tables.header_of(files.expand(path))
     if fields:

@@ -48,8 +48,8 @@ class Options(FineTuningOptions):
 
     dataset: str = option(
         "auto",
-        "A folder of train.tsv, dev.tsv, test.tsv; one file; each a CSV, TSV, JSONL or JSON; "
-        "installed-docs, or auto.",
+        "A folder of train.tsv, dev.tsv, test.tsv; one file; each a CSV, TSV, JSONL, JSON or "
+        "Parquet; installed-docs, or auto.",
     )
     text_column: str | None = option(
         None, "Column of the sentences, or of the first of two (default: sentence or text)."

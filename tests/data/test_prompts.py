@@ -9,6 +9,7 @@ from data import prompts
 from data.errors import DataError
 from data.next_tokens import Ends
 from data.text import load_text
+from tests.support.parquet_file import write_parquet
 
 PAIRS = [("ab", "cd"), ("a", "b"), ("abcdefgh", "xyz"), ("q", "rs")]
 
@@ -261,19 +262,37 @@ def test_other_datasets_are_not_prompts(tmp_path):
 
 
 def write_prompts(path, numbers):
-    rows = [json.dumps({"prompt": f"say {n}", "response": "it"}) for n in numbers]
-    path.write_text("\n".join(rows))
+    rows = [{"prompt": f"say {n}", "response": "it"} for n in numbers]
+    if path.suffix == ".parquet":
+        write_parquet(path, rows)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_all_shards_of_a_split_are_read(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_all_shards_of_a_split_are_read(tmp_path, ending):
     for number in range(3):
-        name = f"train-{number:05}-of-00003.jsonl"
+        name = f"train-{number:05}-of-00003.{ending}"
         write_prompts(tmp_path / name, range(10 * number, 10 * number + 10))
-    write_prompts(tmp_path / "validation-00000-of-00001.jsonl", range(30, 35))
+    write_prompts(tmp_path / f"validation-00000-of-00001.{ending}", range(30, 35))
     write_prompts(tmp_path / "test.jsonl", range(35, 40))
     splits = prompts.load_prompts(str(tmp_path)).splits
     assert splits["train"] == [(f"say {n}", "it") for n in range(30)]
     assert [len(pairs) for pairs in splits.values()] == [30, 5, 5]
+    (tmp_path / f"train-00002-of-00003.{ending}").unlink()
+    with pytest.raises(DataError, match=f"lacks the shard train-00002-of-00003.{ending}"):
+        prompts.load_prompts(str(tmp_path))
+
+
+def test_a_chat_in_parquet(tmp_path):
+    chats = [
+        [{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": "good day"}]
+        for n in range(200)
+    ]
+    rows = [{"messages": chat, "prompt": None} for chat in chats]
+    path = write_parquet(tmp_path / "chats.parquet", rows)
+    pairs = [pair for found in prompts.load_prompts(str(path)).splits.values() for pair in found]
+    assert sorted(pairs) == sorted((f"hello {n}", "good day") for n in range(200))
 
 
 @pytest.mark.parametrize("name", ["val.jsonl", "val_2024.jsonl", "dev.jsonl", "validation.jsonl"])

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from data import arrays, installed_docs, sentences
 from data.errors import DataError
 from data.sentences import baselines, load_sentences, repeated_in_test, repeated_note
+from tests.support.parquet_file import write_parquet
 
 TINY = ["a fine film\t1", "a dull film\t0"]
 NAMED = {"valid": "validation", "test": "test"}
@@ -29,7 +30,10 @@ def write_folder(folder, header="sentence\tlabel", **changes):
 
 
 def write_rows(path, pairs):
-    """A CSV, or JSON by its name."""
+    """A CSV, or JSON or Parquet by its name."""
+    if path.suffix == ".parquet":
+        write_parquet(path, [{"text": text, "label": label} for text, label in pairs])
+        return
     objects = [json.dumps({"text": text, "label": label}) for text, label in pairs]
     content = "\n".join(objects) if ".jsonl" in path.name else f"[{', '.join(objects)}]"
     if path.name.endswith(".csv"):
@@ -309,6 +313,42 @@ def test_several_files_of_a_split_are_refused(tmp_path):
     assert "several valid files, dev.tsv, val.tsv; expected one" in error(folder)
     (folder / "dev.tsv").unlink()
     assert len(load_sentences(str(folder), cache_dir=None).splits["valid"][0]) == 2
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_shards_of_a_split_are_one_file(tmp_path, ending):
+    parts = [rows(4), rows(3, ("yes", "no")), rows(2)]
+    for number, part in enumerate(parts):
+        write_rows(tmp_path / f"train-{number:05}-of-00003.{ending}", part)
+    write_rows(tmp_path / f"validation-00000-of-00001.{ending}", rows(5))
+    # Without labels in both of its shards, as Hugging Face's copies of GLUE.
+    for number in range(2):
+        unlabelled = [(f"test {n}", "-1") for n in range(3)]
+        write_rows(tmp_path / f"test-{number:05}-of-00002.{ending}", unlabelled)
+    loaded = load_sentences(str(tmp_path), cache_dir=None)
+    expected = [pair for part in parts for pair in part]
+    found = [pair for split in ("train", "valid") for pair in pairs_of(loaded)[split]]
+    assert sorted(found) == sorted(expected)
+    assert pairs_of(loaded)["test"] == rows(5)
+    note = "test-00000-of-00002.csv has no labels: validation-00000-of-00001.csv is the test split"
+    assert note.replace("csv", ending) in loaded.note
+
+    write_rows(tmp_path / f"test-00001-of-00002.{ending}", rows(5))
+    write_rows(tmp_path / f"test-00000-of-00002.{ending}", rows(7))
+    assert len(load_sentences(str(tmp_path), cache_dir=None).splits["test"][0]) == 12
+    (tmp_path / f"train-00000-of-00003.{ending}").unlink()
+    assert error(tmp_path) == f"{tmp_path}: lacks the shard train-00000-of-00003.{ending}"
+    write_rows(tmp_path / f"train-00000-of-00002.{ending}", rows(3))
+    assert "several train files" in error(tmp_path)
+
+
+def test_a_test_split_with_labels_in_its_second_shard(tmp_path):
+    """It has labels; what -1 means where training has none is then an error, not a guess."""
+    for name in ("train", "dev"):
+        write_rows(tmp_path / f"{name}.csv", rows(6))
+    write_rows(tmp_path / "test-00000-of-00002.csv", [("one", "-1")])
+    write_rows(tmp_path / "test-00001-of-00002.csv", rows(6))
+    assert "-1" in error(tmp_path)
 
 
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):

@@ -1,9 +1,12 @@
 import gzip
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data.errors import DataError
-from data.tables import read_table
+from data.tables import header_of, read_table
+from tests.support.parquet_file import write_parquet
 
 
 def read(path, raw, *columns):
@@ -70,3 +73,41 @@ def test_a_tsv_of_one_column_and_names_in_capitals(tmp_path):
 def test_a_list_with_a_byte_order_mark(tmp_path):
     raw = '\ufeff[{"text": "a"},\n{"text": "b"}]'.encode()
     assert read(tmp_path / "a.json", raw, ["text"]) == [("value 1", ["a"]), ("value 2", ["b"])]
+
+
+def test_parquet_has_rows_of_objects(tmp_path):
+    """Of all its groups, with fields of texts and numbers; a dictionary's values are its texts."""
+    rows = [{"label": n % 2, "text": f" row {n} ", "score": n / 2, "more": [n]} for n in range(7)]
+    path = write_parquet(tmp_path / "a.PARQUET", rows)
+    wanted = (["sentence", "text"], ["label"], ["score"])
+    found = [
+        (where.removeprefix(f"{path}, "), values) for where, values in read_table(path, *wanted)
+    ]
+    assert found == [(f"row {n + 1}", [f"row {n}", str(n % 2), str(n / 2)]) for n in range(7)]
+    assert header_of(path) == ["label", "text", "score", "more"]
+
+    texts = pyarrow.array(["a", "b", "a"]).dictionary_encode()
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+    assert [values for _, values in read_table(path, ["text"])] == [["a"], ["b"], ["a"]]
+
+
+def test_a_field_of_parquet_that_is_no_text(tmp_path):
+    for value, shown in ((None, "None"), (b"raw", "b'raw'"), (["a"], "['a']")):
+        path = write_parquet(tmp_path / "a.parquet", [{"text": value}, {"text": value}])
+        with pytest.raises(DataError) as caught:
+            list(read_table(path, ["text"]))
+        message = f"{path}, row 1: text is {shown}, expected a text or a number"
+        assert str(caught.value) == message
+
+
+def test_damaged_parquet(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [{"text": f"row {n}"} for n in range(99)])
+    whole = path.read_bytes()
+    for raw in (b"", b"text,label\na,1\n", whole[:-9], whole[:40] + bytes(40) + whole[80:]):
+        path.write_bytes(raw)
+        with pytest.raises(DataError, match=r"a.parquet: not Parquet, or damaged \(") as caught:
+            list(read_table(path, ["text"]))
+        assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_table(path, ["text"]))

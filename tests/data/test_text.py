@@ -11,6 +11,7 @@ import pytest
 
 from data import installed_docs, prompts, text
 from data.errors import DataError
+from tests.support.parquet_file import write_parquet
 
 SPLITS = {
     "train": [" = Robert Boulter = ", " Robert <unk> is an English actor . ", " He had a role . "],
@@ -235,10 +236,11 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
         writer = csv.DictWriter(file, ["meta", "text"])
         writer.writeheader()
         writer.writerows(rows)
+    write_parquet(tmp_path / "a.parquet", rows)
     plain = text.load_text(str(tmp_path / "plain.txt"), tmp_path)
     folder = tmp_path / "folder"
     folder.mkdir()
-    for name in ("a.jsonl", "a.json", "a.csv.gz"):
+    for name in ("a.jsonl", "a.json", "a.csv.gz", "a.parquet"):
         assert prompts.find_files(str(tmp_path / name)) == {}
         found = text.load_text(str(tmp_path / name), tmp_path)
         assert found.sha256 == plain.sha256
@@ -255,6 +257,32 @@ def test_the_texts_of_json_and_tables_are_lines(tmp_path):
         prompts.find_files(parts) == {}
         and len(list(text.load_text(parts, tmp_path).splits["train"])) > 150
     )
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])
+def test_the_shards_of_a_split_are_one_file(tmp_path, ending):
+    def write(name, *numbers):
+        lines = [f"line {n}" for n in numbers]
+        if ending == "parquet":
+            write_parquet(tmp_path / name, [{"text": line} for line in lines])
+        elif ending == "jsonl":
+            (tmp_path / name).write_text("".join(f'{{"text": "{line}"}}\n' for line in lines))
+        else:
+            (tmp_path / name).write_text("\n".join(lines))
+
+    names = [f"train-{n:05}-of-00003.{ending}" for n in range(3)]
+    for number, name in enumerate(names):
+        write(name, 2 * number, 2 * number + 1)
+    write(f"validation-00000-of-00001-a09b74b3ef9c3b56.{ending}", 6)
+    write(f"test.{ending}", 7)
+    loaded = text.load_text(str(tmp_path), tmp_path / "cache")
+    assert [list(lines) for lines in loaded.splits.values()] == [
+        [f"line {n}" for n in range(6)],
+        ["line 6"],
+        ["line 7"],
+    ]
+    (tmp_path / names[1]).unlink()
+    assert error_of(str(tmp_path), tmp_path) == f"{tmp_path}: lacks the shard {names[1]}"
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
