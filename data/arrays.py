@@ -162,6 +162,8 @@ def _table(array: np.ndarray) -> tf.Tensor:
     # Keeps the dtype and casts batch by batch: bytes stay bytes in memory.
     if array.dtype.kind not in "fiub":
         raise ValueError(f"an array of {array.dtype}; expected numbers or booleans")
-    if array.dtype.kind in "iu" and (array.astype(np.int32) != array).any():
-        raise ValueError("integers that int32 does not hold")
+    if array.dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, np.int32):
+        limits = np.iinfo(np.int32)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise ValueError("integers that int32 does not hold")
     return tf.constant(array)

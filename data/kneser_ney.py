@@ -6,11 +6,14 @@ orders count the different tokens that precede an n-gram instead of its occurren
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 UNSEEN = -1  # the number of an n-gram that does not occur
+# Number of training tokens that are counted, for which it takes some 5 GB of memory.
+MOST_TOKENS = 40_000_000
 # For counts of one, two, and more, if a text is too small to estimate them.
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)
 
@@ -50,7 +53,8 @@ class KneserNey:
     A sequence is cut into documents at the separator, which ends one and begins the next. A
     document's first token is only a context, and no context reaches beyond it. An n-gram at the
     beginning of a document counts at each occurrence, also in the lower orders: no token precedes
-    it. Counting takes about 100 bytes of memory per training token.
+    it. Counting takes about 120 bytes of memory per training token. Of a text of more than
+    `MOST_TOKENS` tokens evenly spaced sequences are counted.
 
     Args:
         sequences: The training text: token ids of shape (rows, length), or arrays of any lengths.
@@ -67,7 +71,7 @@ class KneserNey:
         separator: int | None = None,
     ):
         self.vocabulary_size, self.order, self.separator = vocabulary_size, order, separator
-        tokens, before, _ = self._flat(sequences)
+        tokens, before, _ = self._flat(sequences[:: every(sequences)])
         keys, grams = np.arange(vocabulary_size), tokens
         contexts = 1  # the empty one
         self.orders: list[Order] = []
@@ -137,9 +141,12 @@ class KneserNey:
             The tokens, int32; the number of tokens of the same document before each, at most
             `order` (0 for the first token of a sequence); and the starts of the sequences.
         """
-        lengths = [len(sequence) for sequence in sequences]
-        starts = np.cumsum([0, *lengths])[:-1]
-        tokens = np.concatenate(sequences).astype(np.int32)
+        if isinstance(sequences, np.ndarray):  # of millions of rows there is no list
+            starts = np.arange(len(sequences)) * sequences.shape[1]
+            tokens = sequences.reshape(-1).astype(np.int32)
+        else:
+            starts = np.cumsum([0, *map(len, sequences)])[:-1]
+            tokens = np.concatenate(sequences).astype(np.int32)
         begins = np.zeros(len(tokens), bool) if self.separator is None else tokens == self.separator
         begins[starts] = True
         positions = np.arange(len(tokens))
@@ -151,6 +158,20 @@ class KneserNey:
 
     def _keys(self, context: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         return context.astype(np.int64) * self.vocabulary_size + tokens
+
+
+def every(sequences: np.ndarray | Sequence[np.ndarray]) -> int:
+    """Returns n if every n-th training sequence is counted, 1 for all."""
+    tokens = sequences.size if isinstance(sequences, np.ndarray) else sum(map(len, sequences))
+    return max(1, math.ceil(tokens / MOST_TOKENS))
+
+
+def counted_note(sequences: np.ndarray) -> str | None:
+    """Returns a line if not all training sequences are counted."""
+    n = every(sequences)
+    if n == 1:
+        return None
+    return f"the n-grams learn from one of {n} training sequences, {MOST_TOKENS:,} tokens at most"
 
 
 def _unique(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,16 +1,21 @@
-"""Shows progress on a terminal, in one line that is overwritten.
+"""Shows progress on a terminal, in one line that is overwritten, or as some lines of the log.
 
-If standard output or standard error is a file or a pipe, nothing is shown: logs stay clean.
+If standard output or standard error is a file or a pipe, what takes long writes a line a minute.
 """
 
 import contextlib
+import io
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 
 from tqdm import tqdm
 
+log = logging.getLogger("recipes")
+
 TICK_SECONDS = 1.0
+LOG_SECONDS = 60.0
 
 _quiet = False
 
@@ -32,15 +37,48 @@ def is_shown() -> bool:
 
 
 def live_line(iterable=None, what: str | None = None, **arguments) -> tqdm:
-    """Makes a tqdm bar that is shown only on a terminal and disappears at its end.
+    """Makes a tqdm bar that disappears at its end; elsewhere than on a terminal it writes lines.
+
+    These lines come once a minute, so a short task has none. `--quiet` hides both.
 
     Args:
         iterable: The iterable to count; None if `update()` is called.
         what: Name of the task, for instance "tokenising train".
         **arguments: Arguments of `tqdm.tqdm`.
     """
-    settings = {"disable": not is_shown(), "leave": False, "dynamic_ncols": True, "delay": 0.5}
+    if not is_shown():
+        return _LogLines(iterable, what, **arguments)
+    settings = {"leave": False, "dynamic_ncols": True, "delay": 0.5}
     return tqdm(iterable, what, **settings | arguments)
+
+
+class _LogLines(tqdm):
+    """Stands for a live line where none can be shown."""
+
+    monitor_interval = 0  # no thread that redraws more often
+
+    def __init__(self, iterable=None, what: str | None = None, **arguments):
+        settings = {
+            "disable": _quiet,
+            "leave": False,
+            "file": io.StringIO(),  # what tqdm itself writes: line ends
+            "mininterval": LOG_SECONDS,
+            "delay": LOG_SECONDS,
+            "ncols": 80,
+            "bar_format": "{desc}: {percentage:.0f}%, {elapsed}, {remaining} left",
+        }
+        known = arguments.get("total") or (hasattr(iterable, "__len__") and len(iterable))
+        if not known:
+            settings |= {"bar_format": "{desc}: {n:,}{unit}, {elapsed}", "unit": ""}
+        names = {"total", "unit", "bar_format"} & arguments.keys()
+        chosen = {name: arguments[name] for name in names}
+        super().__init__(iterable, what, **settings | chosen)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Writes a line to the log; nothing when the line is to be removed."""
+        if msg is None:
+            log.info("%s", self)
+        return True
 
 
 class Waiting:
@@ -53,12 +91,12 @@ class Waiting:
     def __init__(self, what: str):
         self._bar = live_line(what=what, bar_format="{desc}, {elapsed}", delay=0)
         self._ended = threading.Event()
-        if is_shown():
+        if not _quiet:
             # A thread: the main one runs native code, which releases the interpreter.
             threading.Thread(target=self._tick, name="live line", daemon=True).start()
 
     def _tick(self) -> None:
-        while not self._ended.wait(TICK_SECONDS):
+        while not self._ended.wait(TICK_SECONDS if is_shown() else LOG_SECONDS):
             self._bar.refresh()
 
     def close(self) -> None:

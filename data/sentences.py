@@ -37,6 +37,12 @@ MOST_NGRAMS = 100_000
 # Number of training sentences that it learns from: all their n-grams are counted first, in some
 # 2 KB of memory for each sentence of twenty words.
 MOST_SENTENCES = 500_000
+# Number of weights that it fits, one for each n-gram and class: with more than fifty classes it
+# keeps fewer n-grams, and if these were fewer than a thousand there is no such baseline.
+MOST_WEIGHTS = 5_000_000
+FEWEST_NGRAMS = 1_000
+
+SENTENCES_AT_ONCE = 1000  # that are encoded: KerasNLP holds some 10 KB for each
 
 # A label; of a file of numbers 1.0 is the class 1: a column of pandas with a gap has floats.
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
@@ -86,12 +92,14 @@ class Sentences:
         Raises:
             DataError: `classes` lacks one of the labels.
         """
-        unknown = [name for name in self.classes if name not in classes]
+        known = set(classes)
+        unknown = [name for name in self.classes if name not in known]
         if unknown:
             raise DataError(
                 f"{self.name}: class {unknown[0][:100]!r}, the run knows {_shown(classes)}"
             )
-        number = np.array([list(classes).index(name) for name in self.classes], np.int32)
+        number_of = {name: number for number, name in enumerate(classes)}
+        number = np.array([number_of[name] for name in self.classes], np.int32)
         splits = {split: (texts, number[labels]) for split, (texts, labels) in self.splits.items()}
         return dataclasses.replace(self, splits=splits, classes=tuple(classes))
 
@@ -237,8 +245,8 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
         On the test split: `most_frequent_accuracy`, of always predicting the training split's
         most frequent class; `tfidf_accuracy` and `tfidf_macro_f1` (the mean of the classes' F1
         scores), of logistic regression on TF-IDF of unigrams and bigrams of `MOST_SENTENCES`
-        training sentences at most, evenly spaced; omitted if the training sentences have one class
-        or no word of two or more letters. All from 0 to 1.
+        training sentences at most, evenly spaced; omitted if the training sentences have one class,
+        too many (see `too_many_classes`), or no word of two or more letters. All from 0 to 1.
     """
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.feature_selection import SelectKBest
@@ -251,6 +259,8 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     counts = np.bincount(labels)
     test_counts = np.bincount(test_labels, minlength=len(counts))
     scores = {"most_frequent_accuracy": most_frequent_accuracy(counts, test_counts)}
+    if too_many_classes(len(counts)):
+        return scores
     counter = CountVectorizer(ngram_range=(1, 2))
     every = math.ceil(len(sentences) / MOST_SENTENCES)
     try:
@@ -259,7 +269,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
         # processor.
         most = SelectKBest(
             lambda counts, _: np.asarray(counts.sum(axis=0)).ravel(),
-            k=min(MOST_NGRAMS, found.shape[1]),
+            k=min(MOST_NGRAMS, MOST_WEIGHTS // len(counts), found.shape[1]),
         )
         weigh = make_pipeline(most, TfidfTransformer(sublinear_tf=True))
         features = weigh.fit_transform(found, labels[::every])
@@ -274,6 +284,11 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),
         "tfidf_macro_f1": float(f1_score(test_labels, predictions, average="macro")),
     }
+
+
+def too_many_classes(classes: int) -> bool:
+    """Returns whether there is no TF-IDF baseline because of the number of classes."""
+    return MOST_WEIGHTS // classes < FEWEST_NGRAMS
 
 
 def balanced_class_weights(labels: np.ndarray, num_classes: int) -> dict[int, float]:
@@ -494,12 +509,19 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
         `token_ids` (begin, pieces, end, padding) and, if the family has them, `segment_ids` and
         `padding_mask` (1 for tokens, 0 for padding), each int32 of shape (n, length).
     """
-    parts = zip(*(text.split(SEPARATOR) for text in sentences), strict=True)
-    texts = tuple(tf.constant(part, tf.string) for part in parts)
-    # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
-    inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
-    # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
-    return {name: np.asarray(value, np.int32) for name, value in inputs.items()}
+    blocks: dict[str, list[np.ndarray]] = {}
+    with live_line(what="encoding sentences", total=len(sentences)) as bar:
+        for start in range(0, len(sentences), SENTENCES_AT_ONCE):
+            block = sentences[start : start + SENTENCES_AT_ONCE]
+            parts = zip(*(text.split(SEPARATOR) for text in block), strict=True)
+            texts = tuple(tf.constant(part, tf.string) for part in parts)
+            # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
+            inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
+            # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
+            for name, value in inputs.items():
+                blocks.setdefault(name, []).append(np.asarray(value, np.int32))
+            bar.update(len(block))
+    return {name: np.concatenate(found) for name, found in blocks.items()}
 
 
 def naive_bayes_evidence(

@@ -1,12 +1,14 @@
 """Reads CSV and TSV tables, JSON and Parquet row by row; each error message names the row."""
 
 import codecs
+import contextlib
 import csv
 import io
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from data import files
 from data.errors import DataError, listed
@@ -15,6 +17,7 @@ TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
 JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 PARQUET = (".parquet",)
 ENDINGS = (*TABLES, *JSON, *PARQUET)
+BLOCK = 2**20  # bytes
 PARQUET_ROWS = 1024  # that are in memory at a time, besides the columns' pages
 LONGEST_FIELD = 2**31 - 1  # bytes; Python's limit is 131,072
 
@@ -112,8 +115,7 @@ def read_table(
         for where, row in read_objects(path):
             yield where, [_field(where, row, wanted, hint, any_case) for wanted in columns]
         return
-    reader = _reader(path, _text(path))
-    try:
+    with _rows(path) as reader:
         names = [name.strip() for name in header or next(reader, [])]
         if not names:
             raise DataError(f"{path}, line 1: empty, expected the names of the columns")
@@ -133,8 +135,6 @@ def read_table(
                     f"{where}: {len(row)} fields, expected {len(names)} as in the header"
                 )
             yield where, ["" if place is None else row[place].strip() for place in places]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
 
 
 def header_of(path: Path) -> list[str]:
@@ -146,12 +146,8 @@ def header_of(path: Path) -> list[str]:
     if has_objects(path.name):
         _, first = next(read_objects(path), ("", None))
         return list(first) if isinstance(first, dict) else []
-    with files.open_bytes(path) as stream:
-        line = _decoded(path, stream.readline())
-    try:
-        return [name.strip() for name in next(_reader(path, line), [])]
-    except csv.Error as error:
-        raise DataError(f"{path}, line 1: not a row ({error})") from error
+    with _rows(path) as reader:
+        return [name.strip() for name in next(reader, [])]
 
 
 def has_field(path: Path, *names: str) -> bool:
@@ -187,26 +183,39 @@ def unread_note(
     return f"files that are not read: {listed(names)}" if names else None
 
 
-def _text(path: Path) -> str:
+@contextlib.contextmanager
+def _rows(path: Path) -> Iterator[Any]:
+    """Opens a table as a reader of `csv`, for `with`; turns what is wrong into a `DataError`."""
     with files.open_bytes(path) as stream:
-        return _decoded(path, stream.read())
-
-
-def _decoded(path: Path, raw: bytes) -> str:
-    try:
+        first = stream.readline()
+        stream.seek(0)
         # Spreadsheets write a byte order mark; with plain utf-8 it would be part of the first name.
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+        lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        csv.field_size_limit(LONGEST_FIELD)  # of the process
+        if path.name.lower().endswith((".tsv", ".tsv.gz")) or b"\t" in first:
+            reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:  # `strict`: an unclosed quote is an error, not one long value
+            reader = csv.reader(lines, strict=True, skipinitialspace=True)
+        try:
+            yield reader
+        except csv.Error as error:
+            raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 at byte {_undecodable(path)}") from error
 
 
-def _reader(path: Path, text: str):
-    lines = io.StringIO(text, newline="")
-    csv.field_size_limit(LONGEST_FIELD)  # of the process
-    if path.name.lower().endswith((".tsv", ".tsv.gz")) or "\t" in text.partition("\n")[0]:
-        return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    # `strict`: an unclosed quote is an error, not one long value
-    return csv.reader(lines, strict=True, skipinitialspace=True)
+def _undecodable(path: Path) -> int:
+    """Returns the place of the first byte of a file that is not UTF-8."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    with files.open_bytes(path) as stream:
+        while block := stream.read(BLOCK):
+            left = len(decoder.getstate()[0])  # bytes of a character that the last block began
+            try:
+                decoder.decode(block, final=len(block) < BLOCK)
+            except UnicodeDecodeError as error:
+                return done - left + error.start
+            done += len(block)
+    return done - len(decoder.getstate()[0])
 
 
 def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> str:

@@ -25,9 +25,10 @@ UNKNOWN_IN_TEXT = "<unk>"  # WikiText's rare words
 # A longer word is one [UNK] in Keras's tokenizer, as in BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
 MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
-# Numbers of lines and words in memory at once.
+# Numbers of lines and words in memory at once, and of a word's repeats in one string.
 LINES_AT_ONCE = 1000
 KNOWN_WORDS = 1_000_000
+REPEATED = 10_000
 
 
 def special_ids(tokenizer) -> list[int]:
@@ -176,7 +177,12 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=fixed, show_progress=False
     )
-    repeated = (" ".join([word] * count) for word, count in sorted(words.items()))
+    # In parts: the trainer keeps the places of all words of a string, and commas are millions.
+    repeated = (
+        " ".join([word] * min(count - start, REPEATED))
+        for word, count in sorted(words.items())
+        for start in range(0, count, REPEATED)
+    )
     with Waiting("learning the vocabulary"):
         tokenizer.train_from_iterator(repeated, trainer)
     pieces = tokenizer.get_vocab()

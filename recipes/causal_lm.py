@@ -36,8 +36,8 @@ from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
 from data.errors import DataError
-from data.kneser_ney import KneserNey
-from data.live_line import live_line
+from data.kneser_ney import KneserNey, counted_note
+from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
@@ -261,6 +261,8 @@ def main(options: Options) -> dict:
             for split in ("valid", "test")
         )
         baseline = baselines(rows, tokenizer.vocabulary_size(), options.n_grams)
+        if "kneser_ney_cross_entropy" in baseline:
+            run.note(counted_note(rows["train"].tokens))
         # The head in chunks, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = decoders.learner(task)
@@ -406,7 +408,8 @@ def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[st
     known, asked = rows["train"], rows["test"]
     if n_grams and isinstance(known, next_tokens.Rows) and known.together:
         # An end ends one document and begins the next; n-grams stay within a document.
-        model = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
+        with Waiting("counting n-grams"):
+            model = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
         log_probabilities = model.log_probabilities(asked.tokens)
         mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
         scores = {"kneser_ney_cross_entropy": float(-mean)} | scores

@@ -222,7 +222,9 @@ def main(options: Options) -> dict:
         valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)
         test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
         baseline = sentences.baselines(splits)
-        if "tfidf_accuracy" not in baseline:
+        if sentences.too_many_classes(len(data.classes)):
+            run.note(f"no TF-IDF baseline: {len(data.classes):,} classes")
+        elif "tfidf_accuracy" not in baseline:
             run.note("no TF-IDF baseline: one class, or no word of two or more letters")
         elif len(labels["train"]) > sentences.MOST_SENTENCES:
             run.note(

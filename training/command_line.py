@@ -389,6 +389,12 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(recipe, f"{where}{error.strerror}")
         status = 2 if where else 1
+    except MemoryError as error:  # of the machine, not of a device
+        about = str(error).split("\n")[0] or "the machine has no more"
+        _print_error(
+            recipe, f"out of memory: {about}\nthe data are too large; --max-examples takes fewer"
+        )
+        status = 1
     except Exception as error:
         # TensorFlow's, which only a recipe imports.
         if type(error).__name__ != "ResourceExhaustedError":

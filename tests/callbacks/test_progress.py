@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import sys
 import types
 
@@ -122,6 +123,36 @@ def test_learning_a_vocabulary_and_tokenising_show_a_line(
         tokenizer = tokenizer or decoders.make_preprocessor("gpt2", merges, 16).tokenizer
         assert any(line.startswith(name) for line in terminal.lines()), name
     assert terminal.getvalue().endswith("\r"), "the lines are removed"
+
+
+def test_elsewhere_what_takes_long_writes_a_line_a_minute(monkeypatch, caplog):
+    caplog.set_level("INFO", "recipes")
+    seconds = iter(range(10**6))
+    monkeypatch.setattr("tqdm.std.time", lambda: float(next(seconds)))  # a second each look
+    for total in (None, 400):
+        with live_line.live_line(what="tokenising train", total=total) as bar:
+            for _ in range(400):
+                bar.update()
+    counted = [
+        line for line in caplog.messages if re.fullmatch("tokenising train: [0-9]+, .*", line)
+    ]
+    shares = [line for line in caplog.messages if re.fullmatch("tokenising train: [0-9]+%.*", line)]
+    assert len(counted) + len(shares) == len(caplog.messages)
+    assert 2 <= len(counted) <= 7 and 2 <= len(shares) <= 7
+    caplog.clear()
+    assert list(live_line.live_line(range(3), "short")) == [0, 1, 2] and not caplog.messages
+    with live_line.quiet(True):
+        assert len(list(live_line.live_line(range(400), "hidden"))) == 400
+    assert not caplog.messages
+
+
+def test_elsewhere_what_waits_writes_its_minutes(monkeypatch, caplog):
+    caplog.set_level("INFO", "recipes")
+    monkeypatch.setattr(live_line, "LOG_SECONDS", 0.01)
+    with live_line.Waiting("learning") as waiting:
+        while len(caplog.messages) < 3:
+            waiting._ended.wait(0.01)
+    assert set(caplog.messages) == {"learning, 00:00"}
 
 
 def test_what_takes_long_counts_its_seconds(terminal, monkeypatch):

@@ -3,6 +3,7 @@ import collections
 import numpy as np
 import pytest
 
+from data import kneser_ney
 from data.kneser_ney import DEFAULT_DISCOUNTS, KneserNey, discounts
 
 SEP = 1
@@ -114,6 +115,19 @@ def test_it_is_the_textbooks_recursion_of_five_tokens_over_the_whole_text(separa
     expected = [reference.log_likelihood(row, separator) for row in test]
     found = KneserNey(train.astype(np.uint16), SIZE, separator=separator).log_probabilities(test)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_of_more_tokens_than_memory_is_for_some_sequences_are_counted(text, as_list, monkeypatch):
+    known = list(text[:-6]) if as_list else text[:-6]
+    assert kneser_ney.counted_note(text) is None
+    monkeypatch.setattr(kneser_ney, "MOST_TOKENS", text[:-6].size // 2 - 1)
+    found = KneserNey(known, SIZE, separator=SEP).log_probabilities(text[-6:])
+    note = kneser_ney.counted_note(text)
+    monkeypatch.undo()
+    some = KneserNey(text[:-6][::3], SIZE, separator=SEP)
+    np.testing.assert_array_equal(found, some.log_probabilities(text[-6:]))
+    assert note.startswith("the n-grams learn from one of 3 training sequences")
 
 
 def test_likelihoods_of_sequences_of_any_length(text):

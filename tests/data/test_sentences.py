@@ -4,6 +4,7 @@ import json
 import keras_nlp
 import numpy as np
 import pytest
+import sklearn.feature_selection
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
@@ -565,3 +566,35 @@ def test_hidden_words_change_from_epoch_to_epoch_and_not_from_run_to_run(inputs)
     first, second, third = (next(batches(inputs, 0.5, start))[0] for start in (0, 1, 0))
     ids = [np.sort(x["token_ids"], axis=0).tolist() for x in (first, second, third)]
     assert ids[0] == ids[2] != ids[1]
+
+
+def test_with_many_classes_the_tfidf_baseline_keeps_fewer_ngrams_or_is_left_out(monkeypatch):
+    texts = [f"word{n % 10} often word{n}" for n in range(100)]
+    labels = np.arange(100, dtype=np.int32) % 10
+    splits = {"train": (texts, labels), "test": (texts, labels)}
+    kept = []
+    stock = sklearn.feature_selection.SelectKBest
+    monkeypatch.setattr(
+        "sklearn.feature_selection.SelectKBest",
+        lambda score, k: kept.append(k) or stock(score, k=k),
+    )
+    assert baselines(splits)["tfidf_accuracy"] == 1.0
+    monkeypatch.setattr(sentences, "MOST_WEIGHTS", 200)
+    monkeypatch.setattr(sentences, "FEWEST_NGRAMS", 20)
+    assert baselines(splits)["tfidf_accuracy"] == 1.0
+    assert kept[0] > 100 and kept[1] == 20 and not sentences.too_many_classes(10)
+    monkeypatch.setattr(sentences, "FEWEST_NGRAMS", 21)
+    assert list(baselines(splits)) == ["most_frequent_accuracy"] and sentences.too_many_classes(10)
+
+
+def test_many_sentences_are_encoded_in_blocks(monkeypatch):
+    tokenizer = keras_nlp.models.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, 8)
+    texts = ["a " * (1 + n % 5) + "\t" + "a b" for n in range(17)]
+    whole = sentences.encode(texts, preprocessor)
+    monkeypatch.setattr(sentences, "SENTENCES_AT_ONCE", 5)
+    parts = sentences.encode(texts, preprocessor)
+    assert list(parts) == list(whole)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array)
+        assert parts[name].dtype == np.int32 and array.shape == (17, 8)

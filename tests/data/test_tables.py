@@ -1,4 +1,5 @@
 import gzip
+import tracemalloc
 
 import pyarrow
 import pytest
@@ -110,4 +111,29 @@ def test_damaged_parquet(tmp_path):
         assert "\n" not in str(caught.value)
     path.unlink()
     with pytest.raises(DataError, match="cannot be read"):
+        list(read_table(path, ["text"]))
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv"])
+def test_a_table_is_not_held_in_memory(tmp_path, ending):
+    separator = "\t" if ending == "tsv" else ","
+    line = f"a line of text with an \U0001f600{separator}1\n"
+    raw = (f"text{separator}label\n" + line * 50_000).encode()
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    tracemalloc.start()
+    count = sum(1 for _ in read_table(path, ["text"], ["label"]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 50_000 and peak < len(raw) / 4
+
+
+@pytest.mark.parametrize("place", [30, 2**20 - 2, 2**20, 2**20 + 1, 3 * 2**20])
+def test_a_byte_that_is_not_utf_8_is_found_where_it_is(tmp_path, place):
+    """Also behind and within characters at the ends of the blocks that are read."""
+    path = tmp_path / "a.csv"
+    begin = b"text\n" + b"a" * (place % 2 + 1)
+    path.write_bytes(begin + "\u00e9".encode() * ((place - len(begin)) // 2) + b"\xff\n")
+    at = path.read_bytes().index(b"\xff")
+    with pytest.raises(DataError, match=f"not UTF-8 at byte {at}$"):
         list(read_table(path, ["text"]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -80,6 +81,16 @@ def test_out_of_memory_names_what_to_change(as_command):
     status, _, errors = as_command(main=main)
     assert status == 1
     assert errors.startswith("tiny_recipe: out of memory: OOM when allocating\n  pass a smaller")
+
+
+def test_out_of_memory_for_the_data(as_command):
+    def main(options):
+        np.empty((2**30, 2**20))
+
+    status, _, errors = as_command(main=main)
+    assert status == 1
+    assert errors.startswith("tiny_recipe: out of memory: Unable to allocate 8.00 PiB")
+    assert errors.endswith("  the data are too large; --max-examples takes fewer\n")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("x")])
