@@ -49,6 +49,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         leave_gradients_reduced,
         drop_out_by_place,
         normalise_unmasked_together,
+        keep_penalties_apart,
     ]
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         patches += [distribute_data]
@@ -124,6 +125,44 @@ def leave_losses_unscaled() -> Iterator[None]:
         _replaced(loss_module, "unscale_loss_for_distribution", make),
     ):
         yield
+
+
+@contextlib.contextmanager
+def keep_penalties_apart() -> Iterator[None]:
+    """Gives each replica its own penalties of `add_loss()` and `activity_regularizer`.
+
+    Breaks: a layer has one list for them, and the replicas are traced in threads of one process,
+    which take turns wherever they add something up (batch normalization, the weights of a mask): a
+    replica then reads, or clears, the penalty of another one. Does: keeps what a thread other than
+    the main one adds for that thread.
+    """
+
+    class OfThread:
+        """Stands for `layer._losses`."""
+
+        def __get__(self, layer, kind=None):
+            if layer is None:
+                return self
+            if "_losses" not in layer.__dict__:
+                raise AttributeError("_losses")  # the layer is being constructed
+            if threading.current_thread() is threading.main_thread():
+                return layer.__dict__["_losses"]
+            if not hasattr(own, "penalties"):
+                own.penalties = weakref.WeakKeyDictionary()
+            return own.penalties.setdefault(layer, [])
+
+        def __set__(self, layer, value):
+            layer.__dict__["_losses"] = value
+
+    own, was = threading.local(), vars(keras.layers.Layer).get("_losses")
+    keras.layers.Layer._losses = OfThread()
+    try:
+        yield
+    finally:
+        if was is None:
+            del keras.layers.Layer._losses
+        else:
+            keras.layers.Layer._losses = was
 
 
 def weigh_each_value() -> contextlib.AbstractContextManager:

@@ -972,3 +972,40 @@ def test_batch_normalisation_over_several_replicas_is_refused_under_xla(monkeypa
     monkeypatch.setattr(keras.Sequential, "distribute_strategy", strategy)
     with pytest.raises(DistributionError, match="--jit on: XLA cannot compile batch_norm"):
         install(model, jit_compile=True)
+
+
+# --- Penalties of layers ---
+
+
+def penalised_runs(kind):
+    """A penalty in front of what replicas add up, or behind it, on one replica and on two."""
+
+    class Sparse(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.abs(inputs)))
+            return inputs
+
+    def build():
+        if kind == "mask":
+            inputs = keras.Input((5,), dtype="int32")
+            hidden = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
+            hidden = keras.layers.Dense(8, activity_regularizer="l2")(hidden)
+        else:
+            inputs = keras.Input((5,))
+            hidden = keras.layers.BatchNormalization()(inputs)
+            hidden = keras.layers.Dense(8, activity_regularizer="l2")(Sparse()(hidden))
+            hidden = keras.layers.BatchNormalization()(hidden)
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x, y, weights = padded_sequences(per_value=False)
+    if kind != "mask":
+        x, y = x.astype("float64"), y[:, 0]
+    data = replicas.dataset((x, y, weights), 6)
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+@pytest.mark.parametrize("kind", ["mask", "batch normalization"])
+def test_each_replica_has_its_own_penalties(kind):
+    assert_same(forked.run(penalised_runs, kind))
