@@ -22,6 +22,8 @@ from keras.src.backend.tensorflow import random as tf_random
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.layers.regularization import spatial_dropout
+from keras.src.layers.rnn import dropout_rnn_cell
 from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
@@ -30,6 +32,13 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from distribution.errors import DistributionError
+
+# Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
+DROPOUT = (
+    keras.layers.Dropout,
+    dropout_rnn_cell.DropoutRNNCell,
+    spatial_dropout.BaseSpatialDropout,
+)
 
 
 @contextlib.contextmanager
@@ -733,6 +742,39 @@ def mask_of(output) -> tf.Tensor | None:
     return backend.get_keras_mask(output)
 
 
+def masks_of_labels(model: keras.Model, y, y_pred) -> list:
+    """Returns for each output which of its labels count; None where all do.
+
+    Breaks: a loss with `ignore_class` divides by the labels that count on one replica, in one
+    batch. Does: makes them weights, which `distribution.step` divides by their global mean; see
+    `prepare_losses`.
+
+    Args:
+        model: compiled and built.
+        y: labels, structured like the outputs.
+        y_pred: the outputs.
+    """
+    masks = [None] * len(keras.tree.flatten(y_pred))
+    places = keras.tree.pack_sequence_as(y_pred, list(range(len(masks))))
+    for entry in _losses_with_ignored(model):
+        place, labels, outputs = places, y, y_pred
+        for name in entry.path:
+            place, labels, outputs = place[name], labels[name], outputs[name]
+        labels = tf.convert_to_tensor(labels)
+        if len(labels.shape) == len(outputs.shape):
+            labels = tf.squeeze(labels, axis=entry.loss._fn_kwargs.get("axis", -1))
+        masks[place] = labels != tf.cast(entry.loss._fn_kwargs["ignore_class"], labels.dtype)
+    return masks
+
+
+def _losses_with_ignored(model: keras.Model) -> list:
+    compiled = model._compile_loss
+    if compiled is None or not compiled.built:
+        return []
+    kwargs = ((e, getattr(e.loss, "_fn_kwargs", {})) for e in compiled._flat_losses)
+    return [entry for entry, values in kwargs if values.get("ignore_class") is not None]
+
+
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """Returns the metric `loss`.
 
@@ -765,6 +807,13 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
     several = replicas > 1 or batches_per_update > 1
     prepared = []
     for entry in compiled._flat_losses:
+        if isinstance(entry.loss, keras.losses.Loss):
+            call = entry.loss.call
+            while isinstance(call, functools.partial) and call.func in (_values_of, _without_mask):
+                (call,) = call.args  # a loss that another model has, too
+            entry.loss.call = functools.partial(_values_of, call, name=entry.name, several=several)
+        if getattr(entry.loss, "_fn_kwargs", {}).get("ignore_class") is not None:
+            entry.loss.call = functools.partial(_without_mask, entry.loss.call)
         if entry.loss.reduction == "mean_with_sample_weight":
             entry.loss.reduction = "sum_over_batch_size"
         elif entry.loss.reduction == "sum" and several:
@@ -793,6 +842,32 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
         _add_up_outputs(model, losses)
 
 
+class OneNumberError(DistributionError):
+    """A loss has one number for a batch, so its padding would count."""
+
+
+def _values_of(call: Callable, y_true, y_pred, name: str, several: bool):
+    """Calls a loss, and checks that it can be averaged over the batches of this step.
+
+    Raises:
+        OneNumberError: it returns one number where there are several parts of a batch, or padding.
+    """
+    values = tf.convert_to_tensor(call(y_true, y_pred))
+    is_padded = getattr(_outputs, "totals", None) is not None and not _outputs.is_unpadded
+    if values.shape.rank == 0 and (several or is_padded):
+        raise OneNumberError(
+            f"loss {name} returns one number for a batch, of which each replica, and each "
+            "accumulated batch, has a part: return one for each example, for instance "
+            "keras.ops.mean(..., axis=-1), or train on one replica without --accumulate-steps"
+        )
+    return values
+
+
+def _without_mask(call: Callable, y_true, y_pred):
+    """Calls a loss with `ignore_class`; the labels that count are weights: `masks_of_labels`."""
+    return tf.identity(call(y_true, y_pred))
+
+
 def _mixes_examples(loss) -> bool:
     """Tells whether one of Keras's losses has no value for each example.
 
@@ -811,7 +886,7 @@ _outputs = threading.local()
 
 
 @contextlib.contextmanager
-def outputs_count(totals, batches: int = 1) -> Iterator[list]:
+def outputs_count(totals, batches: int = 1, is_unpadded: bool = False) -> Iterator[list]:
     """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
 
     Breaks: the logs of several losses count each batch by its number of examples, so a padded last
@@ -821,11 +896,13 @@ def outputs_count(totals, batches: int = 1) -> Iterator[list]:
         totals: the sum of each output's weights, structured like the weights; None for Keras's
             numbers.
         batches: batches of an update in training, whose mean is applied; 1 in an evaluation.
+        is_unpadded: whether the padding was removed from the batch.
 
     Yields:
         A list that gets the loss of each output, times its `loss_weights`; of several outputs.
     """
     _outputs.totals, _outputs.losses, _outputs.batches = totals, [], batches
+    _outputs.is_unpadded = is_unpadded
     try:
         yield _outputs.losses
     finally:
@@ -900,16 +977,21 @@ def padding_left_out(sample_weight) -> Iterator[None]:
     Breaks: `compile(metrics=...)` counts each example of a batch, also the padding of the last
     one. Does: passes a weight of 1 or 0 per example to metrics prepared by `prepare_metrics`.
     """
+    _evaluated.present = rows_with_weight(sample_weight)
+    try:
+        yield
+    finally:
+        _evaluated.present = None
+
+
+def rows_with_weight(sample_weight) -> tf.Tensor | None:
+    """Returns whether each example has a weight that is not 0; None where there are no weights."""
     present = None
     for leaf in keras.tree.flatten(sample_weight):
         if leaf is not None:
             rows = tf.reduce_any(tf.reshape(leaf != 0, [tf.shape(leaf)[0], -1]), axis=1)
             present = rows if present is None else present | rows
-    _evaluated.present = present
-    try:
-        yield
-    finally:
-        _evaluated.present = None
+    return present
 
 
 def prepare_metrics(model: keras.Model) -> None:
@@ -918,24 +1000,77 @@ def prepare_metrics(model: keras.Model) -> None:
     Lacks: no public name for the metrics of names, lists and dicts.
     """
     compiled = model._compile_metrics
-    if compiled is not None and compiled.built:
-        compiled._flat_metrics = [
-            m and _OfExamples(m.metrics, m.output_name) for m in compiled._flat_metrics
-        ]
+    if compiled is None or not compiled.built:
+        return
+    compiled._flat_metrics = [
+        m and _OfExamples(m.metrics, m.output_name) for m in compiled._flat_metrics
+    ]
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    for found in (*compiled._flat_metrics, *compiled._flat_weighted_metrics):
+        for metric in found.metrics if found else ():
+            if _is_own_function(metric):
+                metric._fn = functools.partial(_value_of_metric, metric._fn, metric.name)
+
+
+def has_own_metrics(model: keras.Model) -> bool:
+    """Tells whether a metric of `compile()` is not one of Keras: it may take a batch as a whole.
+
+    A class among the `weighted_metrics` is trusted to use the weights. Lacks: no public name for
+    the metrics of names, lists and dicts.
+    """
+    compiled = model._compile_metrics
+    if compiled is None or not compiled.built:
+        return False
+    unweighted = [m for each in compiled._flat_metrics if each for m in each.metrics]
+    weighted = [m for each in compiled._flat_weighted_metrics if each for m in each.metrics]
+    return any(map(_is_own_class, unweighted)) or any(map(_is_own_function, unweighted + weighted))
+
+
+def _is_own_class(metric: keras.metrics.Metric) -> bool:
+    return not type(metric).__module__.startswith("keras.")
+
+
+def _is_own_function(metric: keras.metrics.Metric) -> bool:
+    function = getattr(metric, "_fn", None)
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return function is not None and not module.startswith("keras.")
+
+
+def _value_of_metric(function: Callable, name: str, y_true, y_pred, **kwargs):
+    """Calls a metric's function on several replicas.
+
+    Raises:
+        DistributionError: it returns one number for a part of a batch.
+    """
+    values = tf.convert_to_tensor(function(y_true, y_pred, **kwargs))
+    if values.shape.rank == 0:
+        raise DistributionError(
+            f"metric {name} returns one number for a batch, of which each replica has a part: "
+            "return one for each example, or write a keras.metrics.Metric that adds up"
+        )
+    return values
 
 
 class _OfExamples(compile_utils.MetricsList):
-    """The metrics of one output, which weigh examples by 1 or 0."""
+    """The metrics of one output, without padding: examples weigh 1 or 0, or are left out."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         present = getattr(_evaluated, "present", None)
-        if present is not None:
-            sample_weight = tf.cast(present, keras.config.floatx())
-            mask = backend.get_keras_mask(y_pred)
-            if mask is not None:
-                rows = tf.reshape(sample_weight, [-1] + [1] * (len(mask.shape) - 1))
-                sample_weight = tf.broadcast_to(rows, tf.shape(mask))
-        super().update_state(y_true, y_pred, sample_weight=sample_weight)
+        if present is None:
+            super().update_state(y_true, y_pred, sample_weight=sample_weight)
+            return
+        weights = tf.cast(present, keras.config.floatx())
+        mask = backend.get_keras_mask(y_pred)
+        if mask is not None:
+            rows = tf.reshape(weights, [-1] + [1] * (len(mask.shape) - 1))
+            weights = tf.broadcast_to(rows, tf.shape(mask))
+        for metric in self.metrics:
+            if _is_own_class(metric):  # it may ignore the weights
+                parts = (tf.boolean_mask(each, present) for each in (y_true, y_pred))
+                metric.update_state(*parts)
+            else:
+                metric.update_state(y_true, y_pred, sample_weight=weights)
 
 
 def is_deterministic() -> bool:
@@ -988,9 +1123,9 @@ def global_seed(create: bool = False) -> list[keras.Variable]:
 def not_for_xla(model: keras.Model) -> list[str]:
     """Returns the names of a model's layers that XLA cannot compile in this process.
 
-    With several replicas layers that sum over them: batch normalization, and layers whose mask
-    decides which values count. Max pooling where operations are deterministic. Lacks: no public API
-    reports any of it.
+    With several replicas what sums over them: batch normalization, and layers whose mask, or losses
+    whose `ignore_class`, decides which values count. Max pooling where operations are
+    deterministic. Lacks: no public API reports any of it.
     """
     several = model.distribute_strategy.num_replicas_in_sync > 1
     names = []
@@ -1002,6 +1137,8 @@ def not_for_xla(model: keras.Model) -> list[str]:
     if several and getattr(model, "outputs", None):  # not of a subclass of keras.Model
         masked = [output for output in model.outputs if mask_of(output) is not None]
         names += [output._keras_history.operation.name for output in masked]
+    if several:
+        names += [f"the ignore_class of {entry.name}" for entry in _losses_with_ignored(model)]
     return names
 
 

@@ -7,7 +7,8 @@ the weights. In reading order:
    values count, and replicas with more weight count less. This step divides the weights of a batch
    by their mean over the *global* batch (`mean_one`). Keras's own average of each replica, averaged
    over the replicas, is then the weighted mean over the global batch. A mask of Keras
-   (`Embedding(mask_zero=True)`) is a weight of zero.
+   (`Embedding(mask_zero=True)`) is a weight of zero, and so is a label that a loss ignores
+   (`ignore_class=`).
 2. **Forward and backward**, on each replica, by the model's own `compute_loss()`.
 3. **Reduce** the gradients over the replicas. Keras does it last: it clips each replica's own
    gradient, looks for overflows on replica 0 only, and never adds up the gradients of a row that a
@@ -198,6 +199,11 @@ class Step:
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
         self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
+        if keras_compat.has_own_metrics(model):  # padding is left out, which XLA cannot compile
+            one_device = self.replicas == 1
+            self._evaluate_batch = (
+                self.evaluate_without_padding if one_device else self.evaluate_batch
+            )
         for optimizer in inner_optimizers(model.optimizer):
             if self._in_parts and optimizer is not None:
                 optimizer.jit_compile = True  # keras_compat.update_together
@@ -261,17 +267,22 @@ class Step:
         # Dense: adds the gradients of embedding rows that a batch looks up several times.
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
-    def loss(self, x, y, y_pred, sample_weight, sums, training: bool) -> tuple:
+    def loss(
+        self, x, y, y_pred, sample_weight, sums, training: bool, is_unpadded: bool = False
+    ) -> tuple:
         """Returns a replica's loss, the sum of all weights of the global batch, and losses.
 
         These are the losses of several outputs, which evaluation counts one by one.
         """
         masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
+        of_labels = keras_compat.masks_of_labels(self.model, y, y_pred)
+        masks = [_both(mask, other) for mask, other in zip(masks, of_labels, strict=True)]
         if any(mask is not None for mask in masks):
             if self.replicas > 1 and self.jit_compile:
                 raise DistributionError(
-                    "--jit: a mask of the model decides which values count, so replicas add up in "
-                    "the middle of what XLA would compile; pass --jit off"
+                    "--jit: a mask of the model, or ignore_class of a loss, decides which values "
+                    "count, so replicas add up in the middle of what XLA would compile; pass --jit "
+                    "off"
                 )
             weights = [_times_mask(w, m) for w, m in _per_output(sample_weight, masks)]
             sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
@@ -288,7 +299,8 @@ class Step:
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
         batches = self.batches_per_update if training else 1
-        with keras_compat.outputs_count(None if training else totals, batches) as losses:
+        counted = None if training else totals
+        with keras_compat.outputs_count(counted, batches, is_unpadded) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
@@ -333,11 +345,13 @@ class Step:
         )
         return self.model.get_metrics_result()
 
-    def evaluate_batch(self, data, sums) -> dict:
+    def evaluate_batch(self, data, sums, is_unpadded: bool = False) -> dict:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = keras_compat.call(self.model, x, training=False)
-        loss, weight, of_outputs = self.loss(x, y, y_pred, sample_weight, sums, training=False)
+        loss, weight, of_outputs = self.loss(
+            x, y, y_pred, sample_weight, sums, training=False, is_unpadded=is_unpadded
+        )
         # A batch counts by its weight: the padded last one counts less. Each of several outputs
         # counts by its own weights; what is left of the loss, such as penalties, by all of them.
         rest = tf.cast(loss, self.floatx)
@@ -345,7 +359,7 @@ class Step:
             rest -= tf.reduce_sum(tf.cast(value, self.floatx))
         tracker = keras_compat.loss_tracker(self.model)
         tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
-        with keras_compat.padding_left_out(sample_weight):
+        with keras_compat.padding_left_out(None if is_unpadded else sample_weight):
             self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
         return self.model.get_metrics_result()
 
@@ -428,7 +442,23 @@ class Step:
 
     def evaluate(self, data) -> dict:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
-        return self._evaluate_batch(data, self.sums_of_weights(data))
+        sums = self.sums_of_weights(data)
+        try:
+            return self._evaluate_batch(data, sums)
+        except keras_compat.OneNumberError:
+            if self.replicas > 1:
+                raise
+        # A loss that takes a batch as a whole.
+        self._evaluate_batch = self.evaluate_without_padding
+        return self.evaluate_without_padding(data, sums)
+
+    def evaluate_without_padding(self, data, sums) -> dict:
+        """Adds the examples of a batch that have a weight; XLA cannot compile it."""
+        _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        present = keras_compat.rows_with_weight(sample_weight)
+        if present is not None:
+            data = keras.tree.map_structure(lambda rows: tf.boolean_mask(rows, present), data)
+        return self.evaluate_batch(data, sums, is_unpadded=True)
 
     def _logs(self, values: dict) -> dict:
         """Averages the results of the replicas; every worker gets the same numbers."""
@@ -474,6 +504,13 @@ def _local(value: tf.Tensor) -> tf.Variable:
 def _ones(x, dtype) -> tf.Tensor:
     """Returns a weight of one for each example."""
     return tf.ones(tf.shape(keras.tree.flatten(x)[0])[:1], dtype)
+
+
+def _both(mask, other):
+    """Returns where two masks of one shape are true; either may be None."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return tf.cast(mask, tf.bool) & other
 
 
 def _per_output(sample_weight, masks: list) -> list[tuple]:

@@ -13,7 +13,8 @@ from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import files
-from distribution import step, strategies
+from data.errors import listed
+from distribution import keras_compat, step, strategies
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
 from training.plan import Plan
@@ -186,6 +187,25 @@ def require_one_rate(model: keras.Model) -> None:
             "--reduce-on-plateau: a MultiOptimizer has several learning rates; use one optimizer, "
             "or give each of them a schedule of keras.optimizers.schedules"
         )
+
+
+def random_layers_note(model: keras.Model) -> str | None:
+    """Returns a line that names layers whose draws depend on the number of replicas, or None.
+
+    Dropout is not among them, see `keras_compat.drop_out_by_place`.
+    """
+    names = [
+        layer.name
+        for layer in keras_compat.layers_of(model)
+        if not isinstance(layer, keras_compat.DROPOUT)
+        and any(isinstance(each, keras.random.SeedGenerator) for each in vars(layer).values())
+    ]
+    if not names:
+        return None
+    return (
+        f"{listed(names)}: each replica draws the same random numbers for its own examples, so the "
+        "results depend on the number of replicas (dropout does not)"
+    )
 
 
 def require_single_numbers(model: keras.Model) -> None:

@@ -440,6 +440,8 @@ class Run:
             updates_per_execution=options.steps_per_execution,
             jit_compile=bool(jit),
         )
+        if plan.replicas > 1:
+            self.note(checks.random_layers_note(model))
         if self.strategy_name == "parameter_server":
             several = options.steps_per_execution > 1
             parameter_server.use_coordinator(

@@ -1009,3 +1009,153 @@ def penalised_runs(kind):
 @pytest.mark.parametrize("kind", ["mask", "batch normalization"])
 def test_each_replica_has_its_own_penalties(kind):
     assert_same(forked.run(penalised_runs, kind))
+
+
+# --- Losses and metrics of the user's own ---
+
+
+def unlabelled_runs(_=None):
+    """A loss that ignores a class, on one replica, two, and in two batches of an update."""
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(12, 6, 4))
+    y = x.argmax(-1) + 1
+    y[np.arange(6) >= numbers.integers(0, 7, (12, 1))] = 0
+    weights = np.where(np.arange(12) < 10, numbers.integers(1, 4, 12), 0).astype("float64")
+
+    def build():
+        model = keras.Sequential([keras.Input((6, 4)), keras.layers.Dense(5)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        model.compile(keras.optimizers.SGD(0.5), loss)
+        return model
+
+    def row(model):
+        logits = keras.ops.convert_to_numpy(model(x))
+        log_sum = np.log(np.exp(logits).sum(-1))
+        nats = log_sum - np.take_along_axis(logits, y[..., None], -1)[..., 0]
+        counted = (y > 0) * weights[:, None]
+        return float((counted * nats).sum() / counted.sum())
+
+    data = replicas.dataset((x, y, weights), 12)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    found = []
+    for count, size, options in ((1, 12, {}), (2, 12, {}), (1, 6, {"batches_per_update": 2})):
+        parts = replicas.dataset((x, y, weights), size)
+        found.append(replicas.fit(count, build, parts, evaluated=parts, **options))
+    keras.utils.set_random_seed(0)
+    model = build()
+    before = row(model)
+    ends = np.cumsum([v.numpy().size for v in model.trainable_variables])[:-1]
+    parts = np.split(np.array(found[0]["weights"]), ends)
+    for variable, part in zip(model.trainable_variables, parts, strict=True):
+        variable.assign(part.reshape(variable.shape))
+    assert len(data) == 1
+    return found, before, row(model)
+
+
+def test_a_label_that_a_loss_ignores_is_a_weight_of_zero():
+    found, before, after = forked.run(unlabelled_runs)
+    assert_same(found[:2])
+    assert found[0]["losses"][0] == pytest.approx(before, rel=1e-12)
+    for each in found:
+        assert each["evaluated"]["loss"] == pytest.approx(after, rel=1e-12)
+
+
+def test_replicas_that_add_up_ignored_labels_are_not_compiled():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=0, name="near"))
+    keras_compat.build(model, replicas.dataset((np.ones((4, 4)), np.ones(4)), 4))
+    assert keras_compat.not_for_xla(model) == []
+    model._distribute_strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    assert keras_compat.not_for_xla(model) == ["the ignore_class of near"]
+
+
+def mean_of_batch(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+class Near(keras.metrics.Metric):
+    """The share of near answers, which ignores weights."""
+
+    def __init__(self):
+        super().__init__(name="near")
+        self.hits = self.add_weight(name="hits", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        near = keras.ops.cast(keras.ops.abs(y_true - y_pred) < 1, self.dtype)
+        self.hits.assign_add(keras.ops.sum(near))
+        self.count.assign_add(keras.ops.cast(keras.ops.size(y_true), self.dtype))
+
+    def result(self):
+        return self.hits / self.count
+
+
+def padded_rows():
+    """Ten examples, and two that pad, whose error is large."""
+    numbers = np.random.default_rng(3)
+    x, y = numbers.normal(size=(12, 3)), numbers.normal(size=(12, 1))
+    y[10:] = 50
+    return x, y, (np.arange(12) < 10).astype("float64")
+
+
+def whole_batch_model(loss="mse", metrics=()):
+    def build():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=list(metrics()) if metrics else None)
+        return model
+
+    return build
+
+
+def padded_evaluations(count, jit_compile):
+    """Trains on the examples alone, and evaluates them with and without padding."""
+    keras.config.set_floatx("float64")
+    x, y, weights = padded_rows()
+    found = []
+    for loss, metrics in (
+        (mean_of_batch, lambda: [mean_of_batch]),
+        (keras.losses.Dice(), lambda: []),
+        ("mse", lambda: [Near(), mean_of_batch]),
+        ("mse", lambda: [Near()]),
+    ):
+        if count > 1 and (loss != "mse" or mean_of_batch in metrics()):
+            continue  # refused, see below
+        build = whole_batch_model(loss, metrics)
+        train = replicas.dataset((x[:10], y[:10]), 10)
+        for evaluated in (
+            replicas.dataset((x, y, weights), 6),
+            tf.data.Dataset.from_tensor_slices((x[:10], y[:10])).batch(6),
+        ):
+            result = replicas.fit(count, build, train, evaluated=evaluated, jit_compile=jit_compile)
+            found.append(result["evaluated"])
+    return found
+
+
+@pytest.mark.parametrize(("count", "jit_compile"), [(1, False), (1, True), (2, False)])
+def test_padding_counts_in_no_loss_or_metric_of_a_whole_batch(count, jit_compile):
+    found = forked.run(padded_evaluations, count, jit_compile)
+    assert len(found) == (8 if count == 1 else 2)
+    for padded, plain in zip(found[::2], found[1::2], strict=True):
+        assert padded == pytest.approx(plain, rel=1e-9)
+
+
+def refused_on_two(what):
+    x, y, weights = padded_rows()
+    loss, metrics, options = {
+        "loss": (mean_of_batch, lambda: [], {}),
+        "metric": ("mse", lambda: [mean_of_batch], {}),
+        "accumulation": (mean_of_batch, lambda: [], {"batches_per_update": 2}),
+    }[what]
+    data = replicas.dataset((x, y, weights), 6)
+    count = 1 if options else 2
+    try:
+        replicas.fit(count, whole_batch_model(loss, metrics), data, evaluated=data, **options)
+    except DistributionError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("what", ["loss", "metric", "accumulation"])
+def test_one_number_for_a_part_of_a_batch_is_refused(what):
+    said = forked.run(refused_on_two, what)
+    assert "mean_of_batch returns one number for a batch" in said and "\n" not in said

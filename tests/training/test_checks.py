@@ -512,3 +512,23 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(accumulate_steps=2), one, long) is True
         assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
         assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
+
+
+def test_layers_whose_draws_depend_on_the_replicas_are_named():
+    """Not those that drop out, alone or in a cell."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            layers.LSTM(2, dropout=0.1, recurrent_dropout=0.1, return_sequences=True),
+            layers.Bidirectional(layers.GRU(2, dropout=0.1, return_sequences=True)),
+            layers.SpatialDropout1D(0.1),
+            layers.Dropout(0.1),
+        ]
+    )
+    assert checks.random_layers_note(model) is None
+    model.add(layers.GaussianNoise(0.1, name="noise"))
+    model.add(layers.Flatten())
+    model.add(layers.AlphaDropout(0.1, name="alpha"))
+    note = checks.random_layers_note(model)
+    assert note.startswith("noise, alpha: each replica draws the same random numbers")
