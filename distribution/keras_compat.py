@@ -60,9 +60,8 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         normalise_unmasked_together,
         keep_penalties_apart,
     ]
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        patches += [distribute_data]
-    if isinstance(strategy, parameter_server):
+    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if isinstance(strategy, (*mirrored, parameter_server)):
         patches += [distribute_data]
     if isinstance(strategy, shared_weights):
         patches += [share_states, add_in_place]
@@ -347,7 +346,8 @@ def distribute_data() -> contextlib.AbstractContextManager:
     """Makes each of several workers compute only its part of a global batch.
 
     Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
-    each global batch on every worker, and which ParameterServerStrategy refuses
+    each global batch on every worker, copies the arrays and the mapped files that the pipeline
+    reads into memory, on one worker too, and which ParameterServerStrategy refuses
     (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
     returns the part of one worker, this worker uses it; beside parameter servers the coordinator
     iterates over the dataset itself.

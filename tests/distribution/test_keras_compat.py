@@ -1,7 +1,9 @@
 """Patches of Keras: in force within `patch_keras_for`, gone afterwards."""
 
 import contextlib
+import re
 import types
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
-from distribution import keras_compat, strategies
-from tests.support import forked
+from data import batches, sequences
+from distribution import keras_compat, step, strategies
+from tests.support import forked, replicas
 
 PATCHED = [
     (keras_compat.tf_trainer.TFEpochIterator, "__init__"),
@@ -62,7 +65,7 @@ def stand_in(kind):
     ("strategy", "expected"),
     [
         (tf.distribute.get_strategy(), OWN_COPIES),
-        (stand_in(tf.distribute.MirroredStrategy), OWN_COPIES),
+        (stand_in(tf.distribute.MirroredStrategy), OWN_COPIES | {"TFEpochIterator.__init__"}),
         (
             stand_in(tf.distribute.MultiWorkerMirroredStrategy),
             OWN_COPIES | {"TFEpochIterator.__init__"},
@@ -285,3 +288,37 @@ def test_muon_decays_weights_that_all_replicas_share():
     shared = forked.run(decayed, "central_storage", 2)
     for ours, theirs in zip(shared, one, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def memory_of_a_mapped_file(folder):
+    """Trains two replicas on a few rows of a file of 256 MB; returns the memory that it took."""
+
+    def in_memory():
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) // 1024
+
+    path = folder / "rows.bin"
+    with open(path, "wb") as file:
+        file.truncate(2**28)  # holes, which read as zeros
+    table = sequences.as_tensor(sequences.mapped(path, np.dtype(np.int32), 64))
+
+    def make_batch(indices, epoch):
+        rows = tf.cast(tf.gather(table, indices), "float32")
+        return rows, rows[:, :1]
+
+    data = batches.training_batches(2**20, 8, 0, make_batch)
+    strategy = replicas.strategy_of(2)
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        keras_compat.build(model, data)
+        step.install(model)
+        before = in_memory()
+        model.fit(data, steps_per_epoch=3, shuffle=False, verbose=0)
+    return in_memory() - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_replicas_read_a_mapped_file_without_a_copy(tmp_path):
+    assert forked.run(memory_of_a_mapped_file, tmp_path) < 128
