@@ -13,7 +13,7 @@ from callbacks.errors import BadLoss
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import files
-from data.errors import listed
+from data.errors import first_line, listed
 from distribution import keras_compat, step, strategies
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
@@ -310,6 +310,38 @@ def require_compiled(model: keras.Model, train_data) -> None:
         raise RunError("\n".join(problems))
 
 
+def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
+    """Builds the optimizers of a `train_step` that the model overrides, by tracing it once.
+
+    Keras builds those besides `model.optimizer` in the first step of `fit()`. That is too late to
+    restore a checkpoint: Keras skips their state. Tracing computes nothing.
+
+    Args:
+        model: compiled and built, under its strategy's scope.
+        train_data: the training data.
+
+    Raises:
+        RunError: the step cannot be traced; it works with `compile(run_eagerly=True)` alone.
+    """
+    strategy = model.distribute_strategy
+    # On several replicas such a model is rejected later.
+    if "train_step" not in keras_compat.own_steps(model) or strategy.num_replicas_in_sync > 1:
+        return
+    with strategy.scope():
+        step_of_batch = tf.function(
+            lambda batch: strategy.run(model.train_step, (batch,)), autograph=False
+        )
+        try:
+            step_of_batch.get_concrete_function(train_data.element_spec)
+        except Exception as error:  # any that the step raises
+            if not model.run_eagerly:
+                raise
+            raise RunError(
+                f"{type(model).__name__}.train_step() works with run_eagerly=True alone "
+                f"({first_line(error)}); a run traces it, to build its optimizers"
+            ) from error
+
+
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Rejects parts of a compiled model that were created outside of the strategy's scope.
 
@@ -402,8 +434,24 @@ def _require_same_optimizer(info: CheckpointInfo, model: keras.Model, now: dict)
     )
 
 
+def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers of the training: those of `compile()`, then others that are built.
+
+    The others are attributes of the model or of its layers, or in lists and dicts that are.
+    """
+    found = {id(each): each for each in step.inner_optimizers(model.optimizer)}
+    for layer in keras_compat.layers_of(model):
+        for value in vars(layer).values():
+            parts = value.values() if isinstance(value, dict) else value
+            for part in parts if isinstance(value, dict | list | tuple) else [value]:
+                is_other = isinstance(part, keras.optimizers.Optimizer) and part.built
+                if is_other and part is not model.optimizer:
+                    found[id(part)] = part
+    return list(found.values())
+
+
 def _optimizer_variables(model: keras.Model) -> list:
-    return [v for each in step.inner_optimizers(model.optimizer) for v in each.variables]
+    return [variable for each in _optimizers(model) for variable in each.variables]
 
 
 def require_same(
@@ -430,7 +478,7 @@ def require_same(
     """
     weights = [list(weight.shape) for weight in model.weights]
     optimizer = {
-        "name": ", ".join(type(e).__name__ for e in step.inner_optimizers(model.optimizer)),
+        "name": ", ".join(type(each).__name__ for each in _optimizers(model)),
         "variables": [list(variable.shape) for variable in _optimizer_variables(model)],
     }
     if info is None:

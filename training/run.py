@@ -427,6 +427,7 @@ class Run:
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
+        checks.build_own_step(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
         fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
         checks.require_single_numbers(model)

@@ -95,6 +95,26 @@ def compiled_outside(folder):
     ]
 
 
+@keras.saving.register_keras_serializable("tests")
+class OwnStep(keras.Sequential):
+    """A model whose step needs NumPy."""
+
+    def train_step(self, data):
+        return super().train_step(data) | {"batch": float(data[0].numpy().sum())}
+
+
+class TestOwnStep:
+    def test_one_that_cannot_be_traced(self, tmp_path):
+        def build(options):
+            return OwnStep(tiny_recipe.build_model(options).layers)
+
+        said = refused(tmp_path, arguments=lambda: {"run_eagerly": True}, parts={"build": build})
+        assert said.startswith("OwnStep.train_step() works with run_eagerly=True alone (")
+        assert len(said.splitlines()) == 1
+        with pytest.raises(AttributeError, match="numpy"):  # Keras's own error, as in fit()
+            tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "other"), build=build)
+
+
 class TestMetrics:
     def test_one_of_several_values(self, tmp_path):
         def one_hot(x, y, **batches):

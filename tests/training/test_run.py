@@ -92,6 +92,34 @@ def files_below(folder):
     }
 
 
+@keras.saving.register_keras_serializable("tests")
+class TwoOptimizers(keras.Model):
+    """Trains each of its layers with its own optimizer, like a GAN of keras.io."""
+
+    def __init__(self, **named):
+        super().__init__(**named)
+        self.hidden, self.out = keras.layers.Dense(4), keras.layers.Dense(2)
+
+    def compile(self, rate):
+        super().compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        self.hidden_optimizer = keras.optimizers.Adam(rate)
+        self.others = {"out": keras.optimizers.Adam(rate)}
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for optimizer, part in (self.hidden_optimizer, self.hidden), (self.others["out"], self.out):
+            count = len(part.trainable_variables)
+            optimizer.apply(gradients[:count], part.trainable_variables)
+            gradients = gradients[count:]
+        return {"loss": loss}
+
+
 EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
 
 
@@ -316,6 +344,29 @@ class TestResume:
         assert resumed["weights_sha256"] == unbroken["weights_sha256"]
         rates = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
         assert rates == pytest.approx([0.01] * 9)
+
+    def test_optimizers_of_the_model_resume_identically(self, tmp_path):
+        def train(folder, extra=()):
+            return tiny_recipe.main(
+                tiny_recipe.Options(run_dir=folder),
+                arguments=lambda options, rate: {"rate": rate},
+                build=lambda options: TwoOptimizers(),
+                extra=extra,
+            )
+
+        class Stop(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 5:
+                    raise KeyboardInterrupt
+
+        unbroken = train(tmp_path / "unbroken")
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", extra=[Stop()])
+        resumed = train(tmp_path / "run")
+        assert resumed["resumed_from_step"] == 4
+        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+        fingerprint = newest(tmp_path / "run").state["fingerprint"]["optimizer"]
+        assert fingerprint["name"] == "RMSprop, Adam, Adam"
 
     def test_it_keeps_what_auto_meant(self, stopped):
         folder, seen = stopped(6), []
