@@ -166,6 +166,7 @@ class Run:
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
+        self._was_prepared = False
         self._perplexity_of: str | None = None
         self.metadata: dict
         self.evaluation_callbacks: list[keras.callbacks.Callback]
@@ -412,11 +413,20 @@ class Run:
             RunError: the data are not a dataset, are empty or ragged, or begin differently each
                 time; the model is not compiled, was created outside of the strategy's scope, has a
                 metric of several values, cannot be saved, or has changed since the checkpoint, as
-                may its optimizer; or a callback has state that no checkpoint keeps.
+                may its optimizer; a callback has state that no checkpoint keeps; or the run was
+                prepared before.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, or the recipe ignores `--dataset`.
         """
+        if self._was_prepared:
+            raise RunError(
+                "run.prepare() was called a second time: a run is one training, and its second "
+                "phase would replace the checkpoints of the first; make two runs, and start the "
+                "second from the model of the first: --init-from or --preset, or "
+                "keras.saving.load_model() of its model/model.keras"
+            )
+        self._was_prepared = True
         self._perplexity_of = perplexity_of
         self._refuse_ignored_dataset()
         if self.trained is not None:

@@ -19,6 +19,7 @@ from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.stopping import StopAtStep, StopEvaluation
+from data import arrays
 from distribution import strategies
 from machine import device
 from tests.support import damaged, processes, tiny_recipe
@@ -394,6 +395,19 @@ class TestResume:
         load_run(copied, trust_module="tests.support.tiny_recipe")  # whole
         assert_as_unbroken(copied, finished)
         assert processes.results(copied)["resumed_from_step"] == 18
+
+
+def test_a_second_training_in_one_run_is_refused(tmp_path):
+    """Its checkpoints would replace those of the first."""
+
+    def again(run, model):
+        data = arrays.evaluation_data(*tiny_recipe.splits()["valid"], batch_size=8)
+        run.prepare(model, data, validation=data, test=data)
+
+    with pytest.raises(RunError, match="called a second time: .* make two runs") as caught:
+        start(tmp_path / "run", inside=again)
+    assert "keras.saving.load_model()" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 class TestFolder:
