@@ -33,7 +33,8 @@ def training_data(
     ```
 
     Args:
-        x: An array of shape (examples, ...), or several in a dict, list or tuple.
+        x: An array of shape (examples, ...), or several in a dict, list or tuple; a list becomes
+            a tuple.
         y: An array of shape (examples, ...), or several. A regression with one output needs a
             column, (examples, 1), the shape of the model's output.
         sample_weight: Weights of the examples, (examples,), or of their time steps,
@@ -138,10 +139,12 @@ def _gather(
     x: Arrays, y: Arrays, sample_weight: Arrays | None, change: Callable | None = None
 ) -> Callable:
     floatx = keras.config.floatx()
-    tables = tf.nest.map_structure(_table, (x, y))
+    tables = tf.nest.map_structure(_table, (_no_list(x), _no_list(y)))
     weights = None
     if sample_weight is not None:
-        weights = tf.nest.map_structure(lambda w: _table(np.asarray(w, floatx)), sample_weight)
+        weights = tf.nest.map_structure(
+            lambda w: _table(np.asarray(w, floatx)), _no_list(sample_weight)
+        )
 
     def make_batch(indices: tf.Tensor, epoch: tf.Tensor) -> tuple:
         def rows(table: tf.Tensor) -> tf.Tensor:
@@ -156,6 +159,11 @@ def _gather(
         return inputs, answers, tf.nest.map_structure(rows, weights)
 
     return make_batch
+
+
+def _no_list(arrays: Arrays) -> Arrays:
+    """Returns a tuple instead of a list, which tf.data would stack into one tensor."""
+    return tuple(arrays) if isinstance(arrays, list) else arrays
 
 
 def _table(array: np.ndarray) -> tf.Tensor:

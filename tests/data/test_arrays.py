@@ -43,6 +43,24 @@ class TestTraining:
                 assert value.dtype == tf.int32, "booleans, too"
 
 
+    def test_a_list_stands_for_a_tuple(self):
+        """A list would become one tensor, of all arrays, or fail where their shapes differ."""
+        wide = np.concatenate([PIXELS, PIXELS], axis=1)
+        for data in (
+            arrays.training_data([PIXELS, wide], [LABELS, COLUMN], seed=1, batch_size=5),
+            arrays.evaluation_data([PIXELS, wide], [LABELS, COLUMN], batch_size=5),
+            arrays.training_data(
+                PIXELS, [LABELS, COLUMN], [np.ones(11), np.ones((11, 1))], seed=1, batch_size=5
+            ),
+        ):
+            for x, (labels, column), *_ in data.take(2):
+                rows = labels.numpy()
+                np.testing.assert_array_equal(column, COLUMN[rows])
+                if isinstance(x, tuple):
+                    np.testing.assert_array_equal(x[0], PIXELS[rows])
+                    np.testing.assert_array_equal(x[1], wide[rows])
+
+
 class TestWeights:
     """Of the examples, of their time steps, of outputs: they stay with their examples."""
 
@@ -102,6 +120,7 @@ def test_float64_numbers_lose_nothing():
     [
         (PIXELS[:10], LABELS, r"different lengths: .10, 11."),
         (INPUTS | {"token_ids": LABELS[:4]}, LABELS, r"different lengths: .*11, 4, 11"),
+        ([PIXELS, PIXELS[:9]], LABELS, r"^arrays of different lengths: .11, 9, 11.; expected one"),
         (PIXELS, np.array(["a"] * 11), "an array of <U1"),
         (PIXELS, np.full(11, 2**31), "integers that int32 does not hold"),
         (tf.ragged.constant([[1], [2, 3]]), LABELS[:2], "a RaggedTensor; expected .*mask_zero"),
