@@ -286,7 +286,7 @@ def stateful(
 
 
 def require_compiled(model: keras.Model, train_data) -> None:
-    """Rejects a model without `compile()`, and data that are not a dataset or have ragged rows.
+    """Rejects a model without `compile()` or `call()`; data that are ragged or not a dataset.
 
     Raises:
         RunError: one line per problem, with the remedy.
@@ -294,6 +294,12 @@ def require_compiled(model: keras.Model, train_data) -> None:
     problems = []
     if not model.compiled:
         problems.append("run.prepare() takes a compiled model: call model.compile() before")
+    if type(model).call is keras.Model.call:
+        problems.append(
+            f"{type(model).__name__} has no call(), which builds and evaluates a model: write one "
+            "that takes the inputs of train_data (of a GAN for instance: return "
+            "self.discriminator(inputs))"
+        )
     if not isinstance(train_data, tf.data.Dataset):
         problems.append(
             f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "
@@ -321,7 +327,7 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
         train_data: the training data.
 
     Raises:
-        RunError: the step cannot be traced; it works with `compile(run_eagerly=True)` alone.
+        RunError: the step returns no loss, or works with `compile(run_eagerly=True)` alone.
     """
     strategy = model.distribute_strategy
     # On several replicas such a model is rejected later.
@@ -332,7 +338,7 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
             lambda batch: strategy.run(model.train_step, (batch,)), autograph=False
         )
         try:
-            step_of_batch.get_concrete_function(train_data.element_spec)
+            traced = step_of_batch.get_concrete_function(train_data.element_spec)
         except Exception as error:  # any that the step raises
             if not model.run_eagerly:
                 raise
@@ -340,6 +346,12 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
                 f"{type(model).__name__}.train_step() works with run_eagerly=True alone "
                 f"({first_line(error)}); a run traces it, to build its optimizers"
             ) from error
+    names = list(traced.structured_outputs or {})
+    if "loss" not in names:
+        raise RunError(
+            f"{type(model).__name__}.train_step() returns {', '.join(names) or 'nothing'}: add "
+            "'loss', the number that the run logs, and that ends it where it is not finite"
+        )
 
 
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

@@ -42,7 +42,6 @@ class TestTraining:
                 np.testing.assert_array_equal(value, INPUTS[name][y.numpy()])
                 assert value.dtype == tf.int32, "booleans, too"
 
-
     def test_a_list_stands_for_a_tuple(self):
         """A list would become one tensor, of all arrays, or fail where their shapes differ."""
         wide = np.concatenate([PIXELS, PIXELS], axis=1)

@@ -114,6 +114,24 @@ class TestOwnStep:
         with pytest.raises(AttributeError, match="numpy"):  # Keras's own error, as in fit()
             tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "other"), build=build)
 
+    def test_one_that_returns_no_loss(self, tmp_path):
+        class OtherNames(keras.Sequential):
+            def train_step(self, data):
+                loss = super().train_step(data)["loss"]
+                return {"d_loss": loss, "g_loss": 2 * loss}
+
+        parts = {"build": lambda options: OtherNames(tiny_recipe.build_model(options).layers)}
+        said = refused(tmp_path, parts=parts)
+        assert said.startswith("OtherNames.train_step() returns d_loss, g_loss: add 'loss'")
+        assert len(said.splitlines()) == 1
+
+    def test_a_model_without_call(self, tmp_path):
+        class Parts(keras.Model):
+            pass
+
+        said = refused(tmp_path, parts={"build": lambda options: Parts()})
+        assert said.startswith("Parts has no call()") and len(said.splitlines()) == 1
+
 
 class TestMetrics:
     def test_one_of_several_values(self, tmp_path):
