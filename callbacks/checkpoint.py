@@ -142,7 +142,7 @@ def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> No
         with files.atomic(target) as temporary:
             temporary.mkdir()
             save_weights(temporary / WEIGHTS)
-            (temporary / STATE).write_text(json.dumps(state))
+            (temporary / STATE).write_text(json.dumps(state, default=files.json_value))
             files.write_checksums(temporary)
 
 

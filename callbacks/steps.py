@@ -62,7 +62,10 @@ class StepCallback(keras.callbacks.Callback):
         return every is not None and self.step // every > self._previous // every
 
     def get_state(self) -> dict:
-        """Returns the state to store in a checkpoint; JSON values."""
+        """Returns the state to store in a checkpoint: JSON values.
+
+        Numbers and arrays of NumPy are stored as numbers and lists.
+        """
         return {}
 
     def set_state(self, state: dict) -> None:

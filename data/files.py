@@ -45,6 +45,15 @@ def expand(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def json_value(value):
+    """Converts numbers and arrays of NumPy, and tensors of one number: `json.dumps(default=...)`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    return value.tolist() if hasattr(value, "tolist") else float(value)
+
+
 @contextlib.contextmanager
 def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
     """Opens a file for `with`, unpacks `.gz`, and turns every read error into a `DataError`.

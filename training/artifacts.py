@@ -109,7 +109,8 @@ def save_model(
                     model.backbone.save_lora_weights(str(temporary / ADAPTER))
             else:
                 model.save(temporary / KERAS_FILE)
-            (temporary / METADATA).write_text(json.dumps(metadata, ensure_ascii=False), "utf-8")
+            text = json.dumps(metadata, ensure_ascii=False, default=files.json_value)
+            (temporary / METADATA).write_text(text, "utf-8")
             if card:
                 (temporary / "README.md").write_text(card, encoding="utf-8")
             files.write_checksums(temporary)

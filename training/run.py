@@ -620,7 +620,8 @@ class Run:
             test: metrics of the test split.
             baseline: metrics of simpler models on the test split.
             metadata: values that the model's inputs and outputs need, JSON, for instance the names
-                of the classes; stored in `model/`, covered by its checksums.
+                of the classes; numbers and arrays of NumPy become numbers and lists. Stored in
+                `model/`, covered by its checksums.
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
             example_input: an input for the `predict` command that is printed, if the one of the
                 recipe's options does not suit these data.

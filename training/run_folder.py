@@ -188,7 +188,7 @@ class RunFolder:
         Raises:
             RunError: the values of the run in the folder differ, or it has no steps left.
         """
-        facts = json.loads(json.dumps(facts))
+        facts = json.loads(json.dumps(facts, default=files.json_value))
         if self.checkpoint is not None:
             free = {"total_steps", "epochs"} if self._extends else set()
             different = [
@@ -245,7 +245,7 @@ class RunFolder:
             CannotSave: it cannot be written.
         """
         # JSON has no NaN and no infinity: such numbers become text.
-        content = json.loads(json.dumps(content, default=float), parse_constant=str)
+        content = json.loads(json.dumps(content, default=files.json_value), parse_constant=str)
         with saving(self.path / name), files.atomic(self.path / name) as temporary:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 

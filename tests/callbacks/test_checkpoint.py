@@ -270,6 +270,18 @@ class TestRestore:
         assert begun == [3]
         assert MetricStates.of(other).read() == MetricStates.of(model).read()
 
+    def test_a_state_of_numpy_comes_back_as_numbers_and_lists(self, tmp_path):
+        class Sums(Counter):
+            def get_state(self):
+                return {"count": np.int64(3), "sums": np.array([0.25, 2], np.float32)}
+
+        model = new_model()
+        train(model, 1)
+        checkpoint = Checkpoint(tmp_path, every=1, stateful_callbacks={"Sums": Sums()})
+        checkpoint.count_steps(5, 10, 1).set_model(model)
+        checkpoint.save()
+        assert newest(tmp_path).state["callbacks"]["Sums"] == {"count": 3, "sums": [0.25, 2.0]}
+
     def test_an_epochs_metrics_are_those_from_before_the_validation(self, tmp_path, monkeypatch):
         monkeypatch.setattr(module.keras_compat, "start_in_mid_epoch", lambda batch: None)
         model = new_model()

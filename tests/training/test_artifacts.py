@@ -1,5 +1,6 @@
 """Tests a finished run's files: model, checksums, versions."""
 
+import json
 import types
 
 import keras
@@ -90,6 +91,17 @@ def test_a_model_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     before, after = {name for _, name in order[:renamed]}, order[renamed + 1 :]
     assert before >= {"model.keras", "README.md", "SHA256SUMS"}
     assert after == [("sync", tmp_path.name)]
+
+
+def test_metadata_of_numpy_are_stored_as_numbers_and_lists(tmp_path):
+    classes = np.array(["a", "b"], dtype=object)  # as pandas has them
+    metadata = {"mean": np.float32(0.5), "scales": np.eye(2), "count": np.int64(3), "of": classes}
+    artifacts.save_model(small_model(), tmp_path / "model", metadata=metadata)
+    stored = json.loads((tmp_path / "model" / artifacts.METADATA).read_text())
+    assert stored == {"mean": 0.5, "scales": [[1, 0], [0, 1]], "count": 3, "of": ["a", "b"]}
+    assert isinstance(stored["count"], int)
+    with pytest.raises(TypeError):
+        artifacts.save_model(small_model(), tmp_path / "other", metadata={"of": {"a", "b"}})
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])

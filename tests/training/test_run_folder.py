@@ -183,6 +183,15 @@ class TestOtherRuns:
         with pytest.raises(RunError, match="cannot resume, these options changed"):
             opened(seed=6)
 
+    def test_values_of_numpy_are_stored_as_numbers_and_lists(self, opened):
+        folder = opened()
+        folder.keep_facts(FACTS | {"seen": np.int64(3), "classes": np.array(["a", "b"])})
+        stored = json.loads((folder.path / "options.json").read_text())["resolved"]
+        assert (stored["seen"], stored["classes"]) == (3, ["a", "b"])
+        folder.write_json("results.json", {"errors": np.array([0.5, np.nan])})
+        stored = json.loads((folder.path / "results.json").read_text())
+        assert stored == {"errors": [0.5, "NaN"]}
+
     def test_a_second_process_is_refused_and_harms_nothing(self, opened, tmp_path):
         first = opened()
         second = RunFolder(first.path, "tiny_recipe", options(), is_chief=True)
