@@ -24,7 +24,7 @@ VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
 
 def weights_sha256(model: keras.Model) -> str:
-    """Computes a checksum of the trained weights: dtypes, shapes and bytes, in order."""
+    """Computes a checksum of the trainable weights: dtypes, shapes and bytes, in order."""
     digest = hashlib.sha256()
     for variable in model.trainable_variables:
         value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))

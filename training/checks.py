@@ -255,8 +255,8 @@ def stateful(
         info: the checkpoint that the run resumes from, or None.
 
     Raises:
-        RunError: a callback has state that no checkpoint keeps, two have the same name, or one
-            whose state the checkpoint holds is missing.
+        RunError: a callback of Keras has state that no checkpoint keeps, two have the same name, or
+            one whose state the checkpoint holds is missing.
     """
     callbacks = dict(ours)
     for callback in extra:

@@ -413,8 +413,8 @@ class Run:
             RunError: the data are not a dataset, are empty or ragged, or begin differently each
                 time; the model is not compiled, was created outside of the strategy's scope, has a
                 metric of several values, cannot be saved, or has changed since the checkpoint, as
-                may its optimizer; a callback has state that no checkpoint keeps; or the run was
-                prepared before.
+                may its optimizer; a callback of Keras has state that no checkpoint keeps; or the
+                run was prepared before.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, or the recipe ignores `--dataset`.
