@@ -15,6 +15,7 @@ import numpy as np
 from callbacks.errors import saving
 from data import files
 from data.errors import DataError, first_line
+from training import checks
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -161,13 +162,17 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
             files.remove(trial)
 
 
-def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> keras.Model:
+def load_model(
+    folder: Path, dtype: str | None, module: types.ModuleType, trained_in: str | None = None
+) -> keras.Model:
     """Loads the model that `save_model` wrote, uncompiled.
 
     Args:
         folder: a run's `model` folder.
         dtype: a dtype policy; None for the training's, or, for a preset, Keras's present one.
         module: the recipe, whose layers may be in the model.
+        trained_in: the dtype policy of the training, which layers that are created by a layer of
+            the recipe take from Keras; None for Keras's present one.
 
     Raises:
         RunError: it cannot be loaded.
@@ -182,8 +187,12 @@ def load_model(folder: Path, dtype: str | None, module: types.ModuleType) -> ker
                 kind = getattr(keras_nlp.models, name)
                 dtype = dtype or keras.config.dtype_policy().name
                 return kind.from_preset(str(folder), compile=False, dtype=dtype)
-            model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
-            return model if dtype is None else _with_dtype(model, dtype)
+            with checks.precision(trained_in or keras.config.dtype_policy().name):
+                model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
+            if dtype is None:
+                return model
+            with checks.precision(dtype):
+                return _with_dtype(model, dtype)
     except Exception as error:  # any that a damaged archive, JSON or weights raise
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 

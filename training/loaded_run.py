@@ -65,7 +65,7 @@ class LoadedRun:
         """
         policy = dtype or keras.config.dtype_policy().name
         if policy not in self._models:
-            model = artifacts.load_model(self.model_dir, dtype, self.module)
+            model = artifacts.load_model(self.model_dir, dtype, self.module, self.options.precision)
             if self.weights is not None:
                 artifacts.load_weights(model, self.weights)
             self._models[policy] = model

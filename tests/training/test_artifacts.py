@@ -123,6 +123,37 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
             np.testing.assert_array_equal(ours, theirs)
 
 
+class Decoder(keras.layers.Layer):
+    """A layer that creates others, as on keras.io; they take Keras's present policy."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.embedding, self.dense = keras.layers.Embedding(9, 4), keras.layers.Dense(4)
+
+    def call(self, inputs):
+        return keras.ops.sum(self.embedding(inputs) + self.dense(self.embedding(inputs)), axis=1)
+
+
+@pytest.mark.parametrize("trained_in", ["float64", "mixed_bfloat16"])
+def test_layers_of_a_layer_are_loaded_in_the_precision_of_the_training(trained_in, tmp_path):
+    recipe = types.ModuleType("recipe")
+    recipe.Decoder = Decoder
+    tokens = np.array([[1, 2, 3], [4, 5, 6]])
+    with checks.precision(trained_in):
+        inputs = keras.Input((3,), dtype="int32")
+        trained = keras.Model(inputs, Decoder()(inputs))
+        artifacts.save_model(trained, tmp_path / "model", metadata={})
+        expected = keras.ops.convert_to_numpy(keras.ops.cast(trained(tokens), "float64"))
+    for dtype, tolerance in ((None, 1e-2), ("float32", 1e-2)):
+        model = artifacts.load_model(tmp_path / "model", dtype, recipe, trained_in)
+        found = model(tokens)
+        assert keras.backend.standardize_dtype(found.dtype) == (
+            dtype or trained_in.removeprefix("mixed_")
+        )
+        found = keras.ops.convert_to_numpy(keras.ops.cast(found, "float64"))
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
 def test_a_policy_is_replaced_and_no_other_text():
     words = ["float32", "int32", "mixed_float16"]
     model = keras.Sequential(
