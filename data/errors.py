@@ -12,8 +12,12 @@ class DataError(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, to quote in ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    """Returns the first line of an error's message that tells something, to quote in ours."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    node = next((n for n, line in enumerate(lines) if line.startswith("[[{{node")), 0)
+    if node:  # TensorFlow's: what was wrong, behind where in the code
+        return lines[node - 1][:200]
+    return (lines or [type(error).__name__])[0][:200]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+TEXTS = ("a", "b", "a text of more words", "")
 # Largest difference that another order of summation explains, relative to the largest output where
 # that is above 1.
 TOLERANCE = 1e-3
@@ -30,9 +32,9 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
         seed: seed of the random numbers.
 
     Returns:
-        Arrays: floats from a standard normal distribution, integers 0 and 1, or token ids from the
-        vocabulary of a KerasNLP task. Free dimensions have size 2 (batch) or 8. In the first
-        column integers are 1, since it may be a mask.
+        Arrays: floats from a standard normal distribution, integers 0 and 1, token ids from the
+        vocabulary of a KerasNLP task; tensors where one of them has texts. Free dimensions have
+        size 2 (batch) or 8. In the first column integers are 1, since it may be a mask.
     """
     rng = np.random.default_rng(seed)
     vocabulary_size = getattr(getattr(model, "backbone", None), "vocabulary_size", 2)
@@ -40,6 +42,8 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
     def make(tensor):
         shape = [size or 8 for size in tensor.shape]
         shape[0] = tensor.shape[0] or 2
+        if tensor.dtype == "string":
+            return tf.constant(rng.choice(TEXTS, shape))
         if keras.backend.is_float_dtype(tensor.dtype):
             return rng.standard_normal(shape).astype(tensor.dtype)
         highest = vocabulary_size if tensor.name.split(":")[0] == "token_ids" else 2
@@ -48,7 +52,10 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
             values[:, 0] = 1
         return values.astype(tensor.dtype)
 
-    return keras.tree.map_structure(make, symbolic_inputs(model))
+    inputs = keras.tree.map_structure(make, symbolic_inputs(model))
+    if any(map(tf.is_tensor, keras.tree.flatten(inputs))):  # Keras does not take both
+        inputs = keras.tree.map_structure(tf.convert_to_tensor, inputs)
+    return inputs
 
 
 def require_equal(exported: Sequence, expected: Any) -> float:

@@ -100,7 +100,7 @@ def main(options: Options) -> Path:
     except Differs as error:
         raise RunError(f"--to {options.to}: {error}; nothing is kept") from error
     except Exception as error:  # whatever a writer or the program of a format raises
-        if options.to not in LACKING_OPERATIONS:
+        if options.to not in LACKING_OPERATIONS and (is_bert or is_causal):
             raise
         raise RunError(
             f"--to {options.to}: {type(model).__name__} cannot be written or run in this format "

@@ -6,7 +6,9 @@ import inspect
 import json
 import re
 import sys
+import tempfile
 import types
+import zipfile
 from pathlib import Path
 
 import keras
@@ -19,6 +21,7 @@ from training import checks
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
+CONFIG = "config.json"  # of the archive
 ADAPTER = "adapter.lora.h5"
 METADATA = "recipe.json"  # stored with the model, covered by its checksums
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
@@ -187,12 +190,11 @@ def load_model(
                 kind = getattr(keras_nlp.models, name)
                 dtype = dtype or keras.config.dtype_policy().name
                 return kind.from_preset(str(folder), compile=False, dtype=dtype)
-            with checks.precision(trained_in or keras.config.dtype_policy().name):
-                model = keras.saving.load_model(folder / KERAS_FILE, compile=False)
-            if dtype is None:
-                return model
-            with checks.precision(dtype):
-                return _with_dtype(model, dtype)
+            policy = dtype or trained_in or keras.config.dtype_policy().name
+            with checks.precision(policy):
+                if dtype is None:
+                    return keras.saving.load_model(folder / KERAS_FILE, compile=False)
+                return _load_with_dtype(folder / KERAS_FILE, dtype)
     except Exception as error:  # any that a damaged archive, JSON or weights raise
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 
@@ -215,10 +217,18 @@ def load_weights(model: keras.Model, path: Path) -> None:
         ) from error
 
 
-def _with_dtype(model: keras.Model, dtype: str) -> keras.Model:
-    copy = type(model).from_config(_renamed(model.get_config(), dtype))
-    copy.set_weights(model.get_weights())
-    return copy
+def _load_with_dtype(path: Path, dtype: str) -> keras.Model:
+    """Loads a `.keras` archive with another policy; vocabularies are among its other members."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w") as target:
+            for member in source.infolist():
+                content = source.read(member)
+                if member.filename == CONFIG:
+                    config = _renamed(json.loads(content), dtype)
+                    content = json.dumps(config).encode()
+                target.writestr(member, content)
+        return keras.saving.load_model(copy, compile=False)
 
 
 def _renamed(config, dtype: str):

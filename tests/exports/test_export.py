@@ -60,6 +60,20 @@ def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
         keras_formats.compare(model, tmp_path / name, name)
 
 
+def test_texts_and_numbers_as_inputs_are_compared_too(tmp_path):
+    """What a model looks up in a vocabulary is part of the SavedModel."""
+    word, number = keras.Input((1,), dtype="string"), keras.Input((1,))
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(4, 2)(lookup(word)))
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()([hidden, number]))
+    model = keras.Model({"word": word, "number": number}, outputs)
+    keras_formats.write(model, tmp_path / "saved", "saved_model")
+    assert keras_formats.compare(model, tmp_path / "saved", "saved_model") < 1e-6
+    model.layers[-1].bias.assign([1.0])
+    with pytest.raises(Differs):
+        keras_formats.compare(model, tmp_path / "saved", "saved_model")
+
+
 @pytest.mark.parametrize("name", FORMATS[1:])
 def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     model = masked_lm().model

@@ -7,6 +7,7 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from data.errors import DataError
 from tests.support import syncs, tiny_presets
@@ -154,20 +155,33 @@ def test_layers_of_a_layer_are_loaded_in_the_precision_of_the_training(trained_i
         np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
-def test_a_policy_is_replaced_and_no_other_text():
+@pytest.mark.parametrize("learned", [False, True], ids=["named words", "adapted"])
+def test_a_policy_is_replaced_and_no_other_text(learned, tmp_path):
+    """The words that a layer has learned are in the archive alone, not in its configuration."""
     words = ["float32", "int32", "mixed_float16"]
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="string"),
-            keras.layers.StringLookup(vocabulary=words),
-            keras.layers.Embedding(4, 2),
-            keras.layers.Dense(1),
-        ]
-    )
-    copy = artifacts._with_dtype(model, "float64")
-    assert copy.layers[0].get_vocabulary()[1:] == words
-    assert copy.layers[0].compute_dtype == model.layers[0].compute_dtype
-    assert [layer.compute_dtype for layer in copy.layers[1:]] == ["float64"] * 2
+    lookup = keras.layers.StringLookup(vocabulary=None if learned else words)
+    if learned:
+        lookup.adapt([[word] for index, word in enumerate(words) for _ in range(3 - index)])
+    scale = keras.layers.Normalization()
+    scale.adapt(np.array([[1.0], [3.0]]))
+    texts, number = keras.Input((2,), dtype="string"), keras.Input((1,))
+    hidden = keras.layers.Embedding(4, 2)(lookup(texts))
+    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(hidden)) + scale(number)
+    model = keras.Model([texts, number], outputs)
+    artifacts.save_model(model, tmp_path / "model", metadata={})
+    copy = artifacts.load_model(tmp_path / "model", "float64", types.ModuleType("recipe"))
+    kinds = {type(layer).__name__: layer for layer in copy.layers}
+    assert kinds["StringLookup"].get_vocabulary()[1:] == words
+    assert kinds["StringLookup"].compute_dtype == lookup.compute_dtype
+    for name in ("Embedding", "Dense", "Normalization"):
+        assert kinds[name].compute_dtype == "float64"
+    inputs = [
+        tf.constant([["float32", "other"], ["int32", "x"]]),
+        tf.constant([[1.0], [2.0]]),
+    ]
+    found, expected = copy(inputs), model(inputs)
+    assert found.dtype == tf.float64
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
