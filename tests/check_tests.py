@@ -21,6 +21,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -83,6 +84,12 @@ def read_breaks(patterns: list[str] = ()) -> list[Break]:
     return [b for b in breaks if not patterns or any(p in b.name or p in b.file for p in patterns)]
 
 
+@functools.cache
+def parsed(content: bytes) -> ast.Module:
+    """Returns the tree of a file, which nothing changes; many breaks are in the same one."""
+    return ast.parse(content)
+
+
 def find_function(tree: ast.Module, qualified: str) -> ast.AST:
     """Returns the node of a function or class, found by its qualified name."""
     node: ast.AST = tree
@@ -128,7 +135,7 @@ def broken_source(broken: Break, root: Path = ROOT) -> str:
     """
     try:
         content = (root / broken.file).read_bytes()
-        node = find_code(find_function(ast.parse(content), broken.function), broken.old)
+        node = find_code(find_function(parsed(content), broken.function), broken.old)
         lines = content.splitlines(keepends=True)
         begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
@@ -150,7 +157,7 @@ def mismatches(breaks: list[Break]) -> list[str]:
         try:
             broken_source(broken)
             file, *names = broken.test.split("::")
-            body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+            body = parsed((ROOT / file).read_bytes()).body
             for name in names:
                 named = [n for n in body if getattr(n, "name", None) == name.partition("[")[0]]
                 if not named:

@@ -131,6 +131,7 @@ def test_a_family_without_a_start_token_has_no_perplexity_of_words(tiny_text, tm
     assert any("perplexity_per_word" in note for note in results["notes"])
 
 
+@pytest.mark.long
 def test_adapters_alone_are_trained_and_saved_merged(data, tmp_path, monkeypatch):
     """And a run of them that is stopped resumes identically, from a checkpoint without the rest."""
     causal_presets.make_task("GPT2").save_to_preset(str(tmp_path / "preset"))

@@ -350,7 +350,8 @@ class TestEnthalpies:
             assert outputs["celsius"][row, 0] == pytest.approx(celsius, abs=1e-3)
         np.testing.assert_array_equal(outputs["celsius"], np.array(model(inputs)))
 
-    @pytest.mark.parametrize("members", [1, pytest.param(2, marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("members", [1, 2])
     def test_a_run(self, members, measured, tmp_path, handed):
         options = TINY | dict(dataset=str(measured), keep_best="val_celsius_mae", max_examples=48)
         options["members"] = members

@@ -38,6 +38,7 @@ def test_several_steps_in_one_execution_train_the_same(train):
     assert [record["step"] for record in processes.records(three, "step")] == list(range(3, 19, 3))
 
 
+@pytest.mark.long
 def test_several_steps_in_one_execution_of_two_replicas(train):
     one = train(precision="float64")
     split = {"strategy": "mirrored", "replicas": 2, "jit": "on"}
