@@ -20,12 +20,11 @@ import re
 import sys
 import traceback
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data import files, glue, tables
+from data import files, glue, live_line, tables
 from data.errors import DataError, listed
-from data.live_line import live_line
 from distribution.errors import DistributionError
 from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
@@ -111,26 +110,25 @@ def main(options: Options, **more) -> list[list[dict]]:
         inputs = read_columns(options.file, options.text_column, options.second_text_column)
     elif options.file is not None:
         inputs = read_inputs(options.file)
-    asked, found = [text for text in inputs if text], []
+    asked = [text for text in inputs if text]
     # Of all inputs: in some texts it is a part of the text.
     typed = options.text_column is None
     if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
-    with live_line(what="predicting", total=len(asked)) as bar:
-        for start in range(0, len(asked), AT_ONCE):
-            part = asked[start : start + AT_ONCE]
-            found += _answers(run, part, options.more | more)
-            bar.update(len(part))
-    # An empty line or field has no answer, and keeps its place.
-    left = iter(found)
-    answers = [next(left) if text else [] for text in inputs]
+    found, answers = _in_parts(run, asked, options.more | more), []
+    for text in inputs:
+        # An empty line or field has no answer, and keeps its place.
+        answers.append(next(found) if text else [])
+        if not options.json:
+            lines = [text if isinstance(text, str) else glue.PAIR.join(text)]
+            for answer in answers[-1]:
+                values = (format_value(name, value) for name, value in answer.items())
+                lines.append("  " + "  ".join(values))
+            with live_line.paused():
+                print("\n".join(lines), flush=True)  # a process that is killed loses no more
+    next(found, None)  # removes the live line
     if options.json:
         print(json.dumps(answers, ensure_ascii=False))
-        return answers
-    for text, answers_to_it in zip(inputs, answers, strict=True):
-        print(text if isinstance(text, str) else glue.PAIR.join(text))
-        for answer in answers_to_it:
-            print("  " + "  ".join(format_value(name, value) for name, value in answer.items()))
     return answers
 
 
@@ -197,6 +195,15 @@ def _require_lines(path: Path) -> None:
             f"--file {path}: a table; name the column of the inputs with --text-column (it has "
             f"{listed(fields)}); where each line is an input, give the file another ending"
         )
+
+
+def _in_parts(run, asked: Sequence[str | tuple[str, ...]], more: dict) -> Iterator[list[dict]]:
+    """Yields the answers to each input; asks for `AT_ONCE` of them at a time."""
+    with live_line.live_line(what="predicting", total=len(asked)) as bar:
+        for start in range(0, len(asked), AT_ONCE):
+            part = asked[start : start + AT_ONCE]
+            yield from _answers(run, part, more)
+            bar.update(len(part))
 
 
 def _answers(run, inputs: Sequence[str | tuple[str, ...]], more: dict) -> list[list[dict]]:

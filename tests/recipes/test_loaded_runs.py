@@ -19,7 +19,7 @@ from data.errors import DataError
 from data.images import load_images
 from data.word_pieces import special_ids
 from models import bert, init_from, presets
-from recipes import bert_mlm, evaluate, export, predict
+from recipes import bert_mlm, evaluate, export, predict, text_classification
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
 from training.errors import RunError
@@ -473,6 +473,24 @@ class TestPredict:
         table = write(tmp_path / "a.csv", b"review\none ||| another\n")
         options = predict.Options(run_dir=folder, file=table, text_column="review")
         assert len(predict.main(options)) == 1
+
+    def test_what_is_answered_is_printed_before_the_rest_is_asked(
+        self, runs, command_line, monkeypatch
+    ):
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        stock, calls = text_classification.predict, []
+
+        def fails_later(run, texts, **more):
+            calls.append(texts)
+            if len(calls) > 1:
+                raise DataError("no more")
+            return stock(run, texts, **more)
+
+        monkeypatch.setattr(text_classification, "predict", fails_later)
+        folder, _ = runs["text_classification"]
+        status, out, err = command_line(predict, folder, "one", "two", "three")
+        assert status == 2 and err == "predict: no more\n"
+        assert [line for line in out.split("\n") if line[:1].strip()] == ["one", "two"]
 
     def test_inputs_of_a_file_are_those_of_the_command(
         self, runs, command_line, tmp_path, monkeypatch
