@@ -144,7 +144,13 @@ def plain_duplex(sequence: str, sodium: float, strand_concentration: float) -> M
 
 
 def load_melting(
-    dataset: str, cache_dir: Path, *, seed: int, count: int, fold: int = 9
+    dataset: str,
+    cache_dir: Path,
+    *,
+    seed: int,
+    count: int,
+    fold: int = 9,
+    test_file: Path | None = None,
 ) -> dict[str, list[Molecule]]:
     """Loads measured molecules, or draws duplexes and computes their temperatures.
 
@@ -159,6 +165,7 @@ def load_melting(
         fold: 0 to 9, the tenth of the sequences that is the test split where the tables do not
             name one; in a single file the tenth after it is the validation split. No sequence is
             in two splits.
+        test_file: a table, all of which is the test split instead.
 
     Returns:
         Molecules by split: "train", "valid" and "test".
@@ -166,8 +173,16 @@ def load_melting(
     Raises:
         DataError: a file is missing or not what it should be, or its temperatures are in kelvin.
     """
-    if dataset == FORMULA:
-        return _draw(seed, count)
+    splits = _draw(seed, count) if dataset == FORMULA else _load(dataset, cache_dir, fold)
+    if test_file is not None:
+        splits["test"] = [molecule for molecule, _ in _read_table(test_file.expanduser())]
+    empty = [split for split, molecules in splits.items() if not molecules]
+    if empty:
+        raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
+    return splits
+
+
+def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]:
     path = Path(dataset).expanduser()
     splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
     if dataset == NNN:
@@ -189,9 +204,6 @@ def load_melting(
             valid = (fold + 1) % 10
             by_hash = {fold: "test", valid: "valid"}.get(_tenth(molecule), "train")
             splits[split or by_hash].append(molecule)
-    empty = [split for split, molecules in splits.items() if not molecules]
-    if empty:
-        raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
     return splits
 
 

@@ -121,7 +121,7 @@ def _holds_text(path: Path) -> bool:
     return TEXT in names and names.isdisjoint({*PROMPT, MESSAGES})
 
 
-def load_prompts(dataset: str) -> Prompts:
+def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
     """Loads prompts and responses.
 
     A prompt may also be called `instruction` or `question`, and a response `completion`, `output`
@@ -136,6 +136,7 @@ def load_prompts(dataset: str) -> Prompts:
             folder with such files that begin with train, valid (or val or dev) and test, each in
             one file or in shards (train-00000-of-00002.jsonl). A split that a folder lacks is
             cut from training in the same way. Prompts without a response are left out.
+        test_file: A file, all of which is the test split instead.
 
     Raises:
         DataError: A file cannot be read, an example is not what it should be, a split is empty, or
@@ -155,6 +156,8 @@ def load_prompts(dataset: str) -> Prompts:
             drawn = installed_docs.split_of(known)
             is_cut = split == "" or (split == "train" and drawn in missing)
             splits[drawn if is_cut else split].append(pair)
+    if test_file is not None:
+        splits["test"] = [p for p in _read(files.expand(test_file), unread) if p[1].strip()]
     empty = [split for split, pairs in splits.items() if not pairs]
     if empty:
         raise DataError(

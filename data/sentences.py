@@ -126,6 +126,7 @@ def load_sentences(
     text_column: str | None = None,
     second_text_column: str | None = None,
     label_column: str | None = None,
+    test_file: Path | None = None,
 ) -> Sentences:
     """Loads sentences, or pairs of sentences, and labels.
 
@@ -158,6 +159,7 @@ def load_sentences(
         text_column: The column of the sentences, or of the first ones; None for the names above.
         second_text_column: The column of the second sentences.
         label_column: The column of the labels.
+        test_file: A file of the same columns, all of which is the test split instead.
 
     Returns:
         The sentences. The same call gives the same ones in the same order.
@@ -175,19 +177,25 @@ def load_sentences(
             "no dataset was named: the task is which of the installed packages a paragraph of a "
             "docstring belongs to, with the packages' names removed"
         )
-        return _numbered(INSTALLED_DOCS, rows, [note] if dataset == "auto" else [])
-    path = files.expand(dataset)
-    if path.is_dir():
-        return _load_folder(dataset, path, (text_column, second_text_column, label_column))
-    if path.is_file():
-        columns = _columns(path, text_column, second_text_column, label_column)
-        notes: list[str] = []
-        rows, more = _split(dataset, _read([path], columns, notes))
-        return _numbered(dataset, rows, notes + more, columns)
-    raise DataError(
-        f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder with "
-        "train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
-    )
+        name, notes = INSTALLED_DOCS, [note] if dataset == "auto" else []
+        columns = glue.Columns()
+    else:
+        name, path = dataset, files.expand(dataset)
+        named = (text_column, second_text_column, label_column)
+        if path.is_dir():
+            rows, notes, columns = _load_folder(name, path, named)
+        elif path.is_file():
+            columns, notes = _columns(path, *named), []
+            rows, more = _split(name, _read([path], columns, notes))
+            notes += more
+        else:
+            raise DataError(
+                f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder "
+                "with train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
+            )
+    if test_file is not None:
+        rows["test"] = _read([files.expand(test_file)], columns, notes)
+    return _numbered(name, rows, notes, columns)
 
 
 def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
@@ -202,7 +210,8 @@ def _columns(path: Path, text: str | None, second: str | None, label: str | None
 
 def _load_folder(
     name: str, folder: Path, named: tuple[str | None, str | None, str | None]
-) -> Sentences:
+) -> tuple[dict[str, list[Row]], list[str], glue.Columns]:
+    """Returns the rows of a folder by split, notes about them, and their columns."""
     paths = {split: glue.files_of(folder, split) for split in SPLITS}
     if not paths["train"]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
@@ -232,7 +241,7 @@ def _load_folder(
     if cut:
         made, more = _split(name, rows["train"], held_out=cut)
         rows, notes = rows | made, notes + more
-    return _numbered(name, rows, notes, columns)
+    return rows, notes, columns
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:

@@ -133,7 +133,12 @@ WIKITEXT = {
 
 
 def load_text(
-    dataset: str, cache_dir: Path, *, contiguous: bool = False, text_column: str | None = None
+    dataset: str,
+    cache_dir: Path,
+    *,
+    contiguous: bool = False,
+    text_column: str | None = None,
+    test_file: Path | None = None,
 ) -> Text:
     """Loads a text and its three splits.
 
@@ -149,6 +154,7 @@ def load_text(
         contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
             two parts of 5, instead of by hashes, since its lines follow one another.
         text_column: The column of tables, or the field of JSON; None for `text`.
+        test_file: A file, all of which is the test split instead.
 
     Returns:
         The text; no split is empty.
@@ -158,6 +164,9 @@ def load_text(
             or not UTF-8, or a split is missing.
     """
     text = _load(dataset, cache_dir, contiguous, text_column or TEXT)
+    if test_file is not None:
+        test = Lines([(files.expand(test_file), None)], column=text_column or TEXT)
+        text = _not_empty(dataclasses.replace(text, splits={**text.splits, "test": test}))
     if text_column is None or any(map(_has_columns, text.splits.values())):
         return text
     unused = f"--text-column {text_column}: {dataset} has no columns"

@@ -143,7 +143,9 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Text, its word pieces, and fixed-length sequences by split.
-        text = load_text(run.dataset, run.cache_dir, text_column=options.text_column)
+        text = load_text(
+            run.dataset, run.cache_dir, text_column=options.text_column, test_file=run.test_file
+        )
         preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
         if preset is not None:

@@ -187,7 +187,7 @@ def main(options: Options) -> dict:
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data: Text | prompts.Prompts
         if options.text_column is None and prompts.find_files(run.dataset):
-            data = prompts.load_prompts(run.dataset)
+            data = prompts.load_prompts(run.dataset, test_file=run.test_file)
         else:
             # Rows of context need lines that follow one another, in each split.
             contiguous = options.context == "row"
@@ -196,6 +196,7 @@ def main(options: Options) -> dict:
                 run.cache_dir,
                 contiguous=contiguous,
                 text_column=options.text_column,
+                test_file=run.test_file,
             )
         if isinstance(data, prompts.Prompts) and options.context == "row":
             raise OptionsError("--context row: prompts do not follow one another; leave it out")

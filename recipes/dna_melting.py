@@ -275,6 +275,7 @@ def main(options: Options) -> dict:
             seed=options.seed,
             count=options.oligos,
             fold=options.fold,
+            test_file=run.test_file,
         )
         run.note(melting.unread_note(run.dataset))
         kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)

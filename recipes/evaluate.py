@@ -3,12 +3,14 @@
     python -m recipes.evaluate RUN_DIR
     python -m recipes.evaluate RUN_DIR --dataset my_text.txt
     python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --json
+    python -m recipes.evaluate RUN_DIR --test-file new.csv
     python -m recipes.evaluate RUN_DIR --on blimp:FOLDER
 
 RUN_DIR is the folder of a finished run. Calls the recipe's `main` with the run's options and
 weights, and no steps. The run's own dataset, the default, reproduces the numbers of its
 `results.json`; for another dataset the test split is evaluated, and the baseline comes from its
-training split.
+training split. All of `--test-file` is the test split, whose columns are named as those of the
+dataset.
 
 `--on blimp:FOLDER` scores the minimal pairs of all `*.jsonl` files of the folder, which have the
 fields `sentence_good` and `sentence_bad` of BLiMP (arXiv 1912.00582). The accuracy is the share of
@@ -51,6 +53,11 @@ class Options(RunOptions):
     label_column: str | None = option(
         None, "Column of the labels in --dataset (default: the run's)."
     )
+    test_file: Path | None = option(
+        None,
+        "Evaluate on all of this file, instead of a test split; baselines learn from the training "
+        "split of the dataset.",
+    )
     on: str | None = option(None, "Evaluate on minimal pairs, blimp:FOLDER, instead of a dataset.")
     png: Path | None = option(
         None, "Plot minimal pairs by phenomenon into this file (.png, .pdf or .svg)."
@@ -70,6 +77,10 @@ class Options(RunOptions):
             problems.append(f"--on {self.on[:80]}: must be blimp:FOLDER")
         if self.on is not None and self.dataset is not None:
             problems.append("--on and --dataset: pass only one of them")
+        if self.on is not None and self.test_file is not None:
+            problems.append("--on and --test-file: pass only one of them")
+        if self.test_file is not None and not files.expand(self.test_file).is_file():
+            problems.append(f"--test-file {self.test_file}: no such file")
         if self.png is not None and self.on is None:
             problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
@@ -95,6 +106,7 @@ def main(options: Options) -> dict:
             dataset=options.dataset,
             batch_size=options.batch_size,
             cache_dir=options.cache_dir,
+            test_file=options.test_file,
             **columns_of(options, run),
         )
     if options.json:
@@ -104,6 +116,8 @@ def main(options: Options) -> dict:
         print(note)
     print(f"{'run':24} {results['run_dir']}, {results['steps']:,} steps")
     part = "minimal pairs" if options.on is not None else "test split"
+    if options.test_file is not None:
+        part = f"test file {options.test_file}"
     print(f"{'data':24} {results['dataset'] or 'the recipe has no --dataset'}, {part}")
     if options.on is not None:
         columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]

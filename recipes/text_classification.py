@@ -174,6 +174,7 @@ def main(options: Options) -> dict:
             text_column=options.text_column,
             second_text_column=options.second_text_column,
             label_column=options.label_column,
+            test_file=run.test_file,
         )
         if run.metadata:  # evaluates a trained run: in the order of its classes
             data = data.with_classes(run.metadata["classes"])

@@ -247,7 +247,13 @@ def top_k(probabilities: np.ndarray, names: Sequence[str], k: int = 3) -> list[d
 
 
 def evaluate(
-    trained: LoadedRun, *, dataset: str | None, batch_size: int, cache_dir=None, **data_options
+    trained: LoadedRun,
+    *,
+    dataset: str | None,
+    batch_size: int,
+    cache_dir=None,
+    test_file: Path | None = None,
+    **data_options,
 ) -> dict:
     """Evaluates a run's model on the test split of its dataset, or of another one.
 
@@ -256,6 +262,7 @@ def evaluate(
         dataset: a value of the recipe's `--dataset`; None for the run's own.
         batch_size: examples per batch.
         cache_dir: folder of downloads and tokens; None for the default.
+        test_file: a file, all of which is the test split instead.
         **data_options: values of the recipe's options that describe the data, instead of the run's.
 
     Returns:
@@ -275,6 +282,7 @@ def evaluate(
         **data_options,
     )
     options.trained = trained
+    options.test_file = test_file
     return trained.module.main(options)
 
 

@@ -162,7 +162,7 @@ class Run:
         self.cache_dir = options.cache_dir or default_cache_dir()
         self._begun = time.perf_counter()
         self._notes: list[str] = []
-        self._dataset_was_read = False
+        self._dataset_was_read = self._test_file_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
@@ -244,6 +244,15 @@ class Run:
         if self.trained is not None:
             return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
+
+    @property
+    def test_file(self) -> Path | None:
+        """Returns the file of `recipes.evaluate --test-file`; None, also in training, for none.
+
+        All of it is the test split, instead of that of the dataset.
+        """
+        self._test_file_was_read = True
+        return getattr(self.options, "test_file", None)
 
     @property
     def resumes(self) -> bool:
@@ -430,6 +439,11 @@ class Run:
         self._perplexity_of = perplexity_of
         self._refuse_ignored_dataset()
         if self.trained is not None:
+            if getattr(self.options, "test_file", None) and not self._test_file_was_read:
+                raise OptionsError(
+                    "--test-file: this recipe ignores it; a recipe loads run.test_file as its test "
+                    "split"
+                )
             return self._take_weights(model, saves or model, test)
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)

@@ -284,6 +284,17 @@ def test_all_shards_of_a_split_are_read(tmp_path, ending):
         prompts.load_prompts(str(tmp_path))
 
 
+def test_all_of_a_file_is_the_test_split(tmp_path):
+    write_prompts(tmp_path / "a.jsonl", range(200))
+    write_prompts(tmp_path / "new.jsonl", range(200, 203))
+    splits = prompts.load_prompts(str(tmp_path / "a.jsonl")).splits
+    changed = prompts.load_prompts(
+        str(tmp_path / "a.jsonl"), test_file=tmp_path / "new.jsonl"
+    ).splits
+    assert changed["test"] == [(f"say {n}", "it") for n in range(200, 203)]
+    assert [changed[name] for name in ("train", "valid")] == [splits["train"], splits["valid"]]
+
+
 def test_a_chat_in_parquet(tmp_path):
     chats = [
         [{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": "good day"}]

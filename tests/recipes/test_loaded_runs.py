@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import types
+from pathlib import Path
 
 import keras
 import keras_nlp
@@ -17,6 +18,7 @@ from PIL import Image
 from data import files, melting, minimal_pairs
 from data.errors import DataError
 from data.images import load_images
+from data.text import load_text
 from data.word_pieces import special_ids
 from models import bert, init_from, presets
 from recipes import bert_mlm, evaluate, export, predict, text_classification
@@ -136,6 +138,41 @@ class TestEvaluate:
         assert status == 0 and found["dataset"] == str(other)
         # The model keeps the scale of its own training data: 30 degrees above are 30 degrees off.
         assert found["test"]["rmse"] > 20 > results["test"]["rmse"]
+
+    def test_all_of_a_file_is_the_test_split(self, runs, data, tmp_path):
+        """Baselines learn from the run's own training split, so nothing else changes."""
+        folder, results = runs["text_classification"]
+        found = evaluated(folder, test_file=data / "sentences" / "test.tsv")
+        assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+        assert found["baseline"] == results["baseline"]
+        few = (data / "sentences" / "test.tsv").read_text().splitlines()[:3]
+        (tmp_path / "few.tsv").write_text("\n".join(few))
+        found = evaluated(folder, test_file=tmp_path / "few.tsv")
+        assert found["test"]["accuracy"] in (0.0, 0.5, 1.0)
+
+        folder, results = runs["bert_mlm"]
+        lines = load_text(load_run(folder).options.dataset, tmp_path).splits["test"]
+        (tmp_path / "test.txt").write_text("\n".join(lines))
+        found = evaluated(folder, test_file=tmp_path / "test.txt")
+        assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+
+        folder, results = runs["dna_melting"]
+        table = load_run(folder).options.dataset
+        found = evaluated(folder, test_file=Path(table))
+        count = len(Path(table).read_text().split()) - 1
+        assert sum(row["molecules"] for row in found["test_by_dataset"].values()) == count
+        assert sum(row["molecules"] for row in results["test_by_dataset"].values()) < count
+
+    def test_a_test_file_that_cannot_be_used(self, runs, tmp_path, command_line):
+        table = write(tmp_path / "new.csv", b"sentence,label\na,strange\n")
+        for recipe, file, said in (
+            ("mnist", table, "--test-file: this recipe ignores it"),
+            ("text_classification", table, "the label 'strange' is in the test split"),
+            ("text_classification", tmp_path / "none", "no such file"),
+        ):
+            words = (runs[recipe][0], "--test-file", file)
+            status, _, err = command_line(evaluate, *words)
+            assert status == 2 and said in err and err.count("\n") == 1
 
     def test_another_text_is_cut_into_the_runs_own_word_pieces(self, runs, data, tmp_path):
         text = (data / "text.txt").read_text()
