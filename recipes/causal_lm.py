@@ -118,7 +118,7 @@ class Options(FineTuningOptions):
     )
     n_grams: bool = option(
         True,
-        "Compare with Kneser-Ney n-grams of the training text, which take about 100 bytes of "
+        "Compare with Kneser-Ney n-grams of the training text, which take about 120 bytes of "
         "memory per token.",
         resume="free",
     )
