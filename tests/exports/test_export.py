@@ -61,7 +61,7 @@ def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
 
 
 def test_texts_and_numbers_as_inputs_are_compared_too(tmp_path):
-    """What a model looks up in a vocabulary is part of the SavedModel."""
+    """The SavedModel contains the vocabulary of a `StringLookup`."""
     word, number = keras.Input((1,), dtype="string"), keras.Input((1,))
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
     hidden = keras.layers.Flatten()(keras.layers.Embedding(4, 2)(lookup(word)))

@@ -308,6 +308,22 @@ class TestCheckpoints:
         assert (guessed == y).mean() == pytest.approx(max(accuracies))
 
 
+def require_the_same_after_a_stop(train, folder):
+    """Trains without a break, and with one at the sixth step of the run in `folder / "run"`."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                raise KeyboardInterrupt
+
+    unbroken = train(folder / "unbroken")
+    with pytest.raises(KeyboardInterrupt):
+        train(folder / "run", extra=[Stop()])
+    resumed = train(folder / "run")
+    assert resumed["resumed_from_step"] == 4
+    assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+
+
 class TestResume:
     def test_a_signal_saves_and_the_same_command_resumes(self, stopped, finished):
         folder = stopped(6, **EVALUATIONS)
@@ -332,17 +348,7 @@ class TestResume:
             options = tiny_recipe.Options(run_dir=folder)
             return tiny_recipe.main(options, arguments=arguments, build=build, extra=extra)
 
-        class Stop(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 5:
-                    raise KeyboardInterrupt
-
-        unbroken = train(tmp_path / "unbroken")
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "run", extra=[Stop()])
-        resumed = train(tmp_path / "run")
-        assert resumed["resumed_from_step"] == 4
-        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+        require_the_same_after_a_stop(train, tmp_path)
         rates = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
         assert rates == pytest.approx([0.01] * 9)
 
@@ -355,17 +361,7 @@ class TestResume:
                 extra=extra,
             )
 
-        class Stop(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 5:
-                    raise KeyboardInterrupt
-
-        unbroken = train(tmp_path / "unbroken")
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "run", extra=[Stop()])
-        resumed = train(tmp_path / "run")
-        assert resumed["resumed_from_step"] == 4
-        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+        require_the_same_after_a_stop(train, tmp_path)
         fingerprint = newest(tmp_path / "run").state["fingerprint"]["optimizer"]
         assert fingerprint["name"] == "RMSprop, Adam, Adam"
 
