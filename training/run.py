@@ -363,7 +363,8 @@ class Run:
         assert self.trained is not None
         facts, resolved = self._facts, self.trained.resolved
         sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
-        if facts.get("dataset") == resolved.get("dataset") and sums:
+        own_test = getattr(self.options, "test_file", None) is None
+        if facts.get("dataset") == resolved.get("dataset") and sums and own_test:
             self.note(f"{self.options.dataset}: not the data that the run was trained on")
         batch = self.options.global_batch_size or 1
         self.options.global_batch_size = min(batch, examples)

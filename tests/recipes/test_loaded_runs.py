@@ -149,6 +149,7 @@ class TestEvaluate:
         (tmp_path / "few.tsv").write_text("\n".join(few))
         found = evaluated(folder, test_file=tmp_path / "few.tsv")
         assert found["test"]["accuracy"] in (0.0, 0.5, 1.0)
+        assert not [note for note in found["notes"] if "not the data" in note]
 
         folder, results = runs["bert_mlm"]
         lines = load_text(load_run(folder).options.dataset, tmp_path).splits["test"]
