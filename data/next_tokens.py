@@ -6,7 +6,6 @@ at the start. A model predicts every token of a document except the first, so al
 """
 
 import dataclasses
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +54,7 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[list[int]]:
     lines, separator = iter(lines), separators(tokenizer)
     while block := [line.strip() for line in itertools.islice(lines, LINES_AT_ONCE)]:
         encoded = tokenizer(["" if separator.fullmatch(line) else line for line in block])
-        for ids in encoded.to_list() if hasattr(encoded, "to_list") else encoded:
+        for ids in word_pieces.as_lists(encoded):
             yield [int(token) for token in ids]
 
 
@@ -239,12 +238,10 @@ def rows_once(
         DataError: A split has no tokens.
     """
     ends = Ends.of(tokenizer)
-    vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
-    # Another class, or other scores (SentencePiece), find the same tokens by other rules.
-    rules = (type(tokenizer).__name__, getattr(tokenizer, "proto", None))
-    made_from = (text.sha256, "next tokens 2", length, vocabulary, rules, ends, together)
-    key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
-    target = Path(cache_dir) / "sequences" / key
+    rules = word_pieces.rules_of(tokenizer)
+    target = sequences.place(
+        cache_dir, (text.sha256, "next tokens 2", length, rules, ends, together)
+    )
     dtype = sequences.dtype_of(tokenizer.vocabulary_size())
 
     def build(folder: Path) -> None:

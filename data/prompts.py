@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import files, installed_docs, tables
+from data import files, installed_docs, sequences, tables, word_pieces
 from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
@@ -304,10 +304,16 @@ class PromptRows:
         cut: How many examples were longer than a row: cut off, or left out if the prompt fills it.
     """
 
-    def __init__(self, tokens, next_tokens, documents, loss, cut: int = 0):
+    NAMES = ("tokens", "next_tokens", "documents", "loss", "cut")
+
+    def __init__(self, tokens, next_tokens, documents, loss, cut=0):
         self.tokens, self.next_tokens = tokens, next_tokens
         self.documents, self.loss = documents, loss
-        self.cut = cut
+        self.cut = int(cut)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the attributes as arrays, from which the same rows can be made."""
+        return {name: np.asarray(getattr(self, name)) for name in self.NAMES}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -327,6 +333,37 @@ class PromptRows:
     def labels(self) -> Iterator[np.ndarray]:
         """Yields the tokens that are predicted, integers of shape (tokens,)."""
         yield self.next_tokens[self.loss == 1]
+
+
+def rows_once(
+    prompts: Prompts, tokenizer, cache_dir: Path, *, template: str, length: int, together: bool
+) -> dict[str, PromptRows]:
+    """Makes the rows of each split, or takes them from the cache; see `make_rows`.
+
+    Args:
+        prompts: Prompts and responses by split.
+        tokenizer: As of `make_rows`.
+        cache_dir: The cache; rows are stored in its folder `sequences`.
+        template: As of `make_rows`.
+        length: As of `make_rows`.
+        together: As of `make_rows`.
+    """
+
+    def make() -> dict[str, np.ndarray]:
+        arrays: dict[str, np.ndarray] = {}
+        for split, pairs in prompts.splits.items():
+            rows = make_rows(pairs, tokenizer, template=template, length=length, together=together)
+            arrays |= {f"{split}-{name}": array for name, array in rows.arrays().items()}
+        return arrays
+
+    rules = word_pieces.rules_of(tokenizer)
+    arrays = sequences.arrays_once(
+        cache_dir, (prompts.sha256, "prompts 1", template, length, together, rules), make
+    )
+    return {
+        split: PromptRows(**{name: arrays[f"{split}-{name}"] for name in PromptRows.NAMES})
+        for split in prompts.splits
+    }
 
 
 def make_rows(
@@ -349,8 +386,7 @@ def make_rows(
     """
     encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
     examples, cut = [], 0
-    for prompt, response in live_line(pairs, "tokenising"):
-        ids, predicted = encode.example(prompt, response)
+    for ids, predicted in encode.examples(live_line(pairs, "tokenising")):
         cut += len(ids) > length + 1
         if any(predicted[: length + 1]):
             examples.append((ids[: length + 1], predicted[: length + 1]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from data import batches, files, glue, installed_docs
+from data import batches, files, glue, installed_docs, sequences, word_pieces
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
@@ -531,6 +531,31 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
                 blocks.setdefault(name, []).append(np.asarray(value, np.int32))
             bar.update(len(block))
     return {name: np.concatenate(found) for name, found in blocks.items()}
+
+
+def encode_once(data: Sentences, preprocessor, cache_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Encodes the sentences of each split, or takes their tokens from the cache; see `encode`.
+
+    Args:
+        data: The sentences.
+        preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`.
+        cache_dir: The cache; tokens are stored in its folder `sequences`.
+    """
+
+    def make() -> dict[str, np.ndarray]:
+        return {
+            f"{split}-{name}": array
+            for split, (texts, _) in data.splits.items()
+            for name, array in encode(texts, preprocessor).items()
+        }
+
+    rules = word_pieces.rules_of(preprocessor)
+    made_from = (data.as_text().sha256, data.pairs, "sentences 1", rules)
+    inputs: dict[str, dict[str, np.ndarray]] = {split: {} for split in data.splits}
+    for key, array in sequences.arrays_once(cache_dir, made_from, make).items():
+        split, _, name = key.partition("-")
+        inputs[split][name] = array
+    return inputs
 
 
 def naive_bayes_evidence(

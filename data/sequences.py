@@ -6,10 +6,9 @@ operating system may drop and read again.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import keras_nlp
 import numpy as np
 import tensorflow as tf
 
@@ -93,13 +92,8 @@ def sequences_once(
     Raises:
         DataError: A split has no sequence.
     """
-    names = ("lowercase", "strip_accents", "split_on_cjk", "proto")
-    settings = (type(tokenizer).__name__, *(getattr(tokenizer, name, None) for name in names))
-    vocabulary = word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer))
-    library = keras_nlp.__version__
-    made_from = (text.sha256, text_mode, length, min_line_bytes, vocabulary, settings, library)
-    key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:24]
-    target = Path(cache_dir) / "sequences" / key
+    made_from = (text.sha256, text_mode, length, min_line_bytes, word_pieces.rules_of(tokenizer))
+    target = place(cache_dir, made_from)
     dtype = dtype_of(tokenizer.vocabulary_size())
 
     def build(folder: Path) -> None:
@@ -121,6 +115,42 @@ def sequences_once(
                 "text" + (" or a shorter --sequence-length" if text_mode == "packed" else "")
             )
     return sequences
+
+
+def place(cache_dir: Path, made_from: tuple) -> Path:
+    """Returns the folder in the cache for what is made from these values.
+
+    Args:
+        cache_dir: The cache; sequences are stored in its folder `sequences`.
+        made_from: Everything that the content depends on, of types whose `repr` is the same in
+            every process.
+    """
+    key = hashlib.sha256(repr(made_from).encode(errors="surrogatepass")).hexdigest()[:24]
+    return Path(cache_dir) / "sequences" / key
+
+
+def arrays_once(
+    cache_dir: Path, made_from: tuple, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Makes arrays by name, or takes them from the cache.
+
+    Args:
+        cache_dir: As of `place`.
+        made_from: As of `place`.
+        make: Makes the arrays, none of which is empty.
+
+    Returns:
+        The arrays, mapped from files and copy-on-write, like those of `mapped`.
+    """
+    target = place(cache_dir, made_from)
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        for name, array in make().items():
+            np.save(folder / f"{name}.npy", array)
+
+    files.build_once(target, build, "sequences")
+    return {path.stem: np.load(path, mmap_mode="c") for path in sorted(target.glob("*.npy"))}
 
 
 def dtype_of(vocabulary_size: int) -> np.dtype:

@@ -1,16 +1,22 @@
 """Templates of a prompt and its response: a text that holds both, or the turns of a chat."""
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterable, Iterator
 
 from data.errors import DataError
 from data.next_tokens import Ends, names_in_text
+from data.word_pieces import as_lists
 
 TEXT = "{prompt}\n{response}"
+EXAMPLES_AT_ONCE = 1000  # that are tokenised
 
 
 Turn = tuple[str, str]  # a role, "system", "user" or "assistant", and what it says
 Prompt = str | tuple[Turn, ...]  # the turns of a chat before the response; a text is a user's
+# Of an example: a text that is not tokenised yet, or tokens; and whether it is predicted.
+Part = tuple[str | list[int], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +166,10 @@ class Template:
         """Returns the tokens before the response to a prompt, the document's start included.
 
         Raises:
-            DataError: as `example`.
+            DataError: as `examples`.
         """
-        return self._encoded(prompt)[0]
+        ((ids, _),) = self._tokenised([self._of_prompt(prompt)])
+        return ids
 
     def response(self, text: str) -> list[int]:
         """Returns the tokens of a response with what follows it, and the one that ends it.
@@ -170,39 +177,44 @@ class Template:
         Raises:
             DataError: the response of a chat contains a special token.
         """
-        return [*self._tokens(self._checked(text) + self.after), self.end]
+        ((ids, _),) = self._tokenised([self._of_response(text)])
+        return ids
 
-    def example(self, prompt: Prompt, response: str) -> tuple[list[int], list[bool]]:
-        """Returns the tokens of a prompt with its response, and which of them are predicted.
+    def examples(
+        self, pairs: Iterable[tuple[Prompt, str]]
+    ) -> Iterator[tuple[list[int], list[bool]]]:
+        """Yields the tokens of each prompt with its response, and which of them are predicted.
 
         Those are the response and the assistant's earlier turns, each with the token that ends it.
+
+        Args:
+            pairs: Prompts and responses; reads `EXAMPLES_AT_ONCE` of them at a time.
 
         Raises:
             DataError: a text of a chat contains a special token, or the template is none of a
                 chat and the prompt has several turns.
         """
-        ids, predicted = self._encoded(prompt)
-        said = self.response(response)
-        return ids + said, predicted + [True] * len(said)
+        pairs = iter(pairs)
+        while block := list(itertools.islice(pairs, EXAMPLES_AT_ONCE)):
+            yield from self._tokenised(
+                [
+                    self._of_prompt(prompt) + self._of_response(response)
+                    for prompt, response in block
+                ]
+            )
 
-    def _encoded(self, prompt: Prompt) -> tuple[list[int], list[bool]]:
+    def _of_prompt(self, prompt: Prompt) -> list[Part]:
         turns = (("user", prompt),) if isinstance(prompt, str) else prompt
-        chat, ids = self.chat, list(self.start)
-        predicted = [False] * len(ids)
-
-        def add(text: str) -> None:
-            new = self._with_markers(text)
-            ids.extend(new)
-            predicted.extend([False] * len(new))
-
+        chat = self.chat
+        parts: list[Part] = [(self.start, False)]
         if chat is None:
             if [role for role, _ in turns] != ["user"]:
                 raise DataError(
                     "a system message or several turns need a chat's template: pass --template chat"
                 )
-            add(self.before.replace("{prompt}", self._checked(turns[0][1])))
-            return ids, predicted
-        text = ""  # that is not encoded yet
+            text = self.before.replace("{prompt}", self._checked(turns[0][1]))
+            return parts + self._with_markers(text)
+        text = ""  # before the next response
         opening = chat.turn.partition("{text}")[0].replace("{role}", chat.assistant)
         system = ""
         for role, said in turns:
@@ -210,26 +222,40 @@ class Template:
             if role == "system" and not chat.has_system:
                 system = f"{said}\n\n"
             elif role == "assistant":
-                add(text + opening)
-                response = self.response(said)
-                ids += response
-                predicted += [True] * len(response)
+                parts += self._with_markers(text + opening) + self._of_response(said)
                 text = chat.between
             else:
                 turn = chat.turn.replace("{role}", role).replace("{text}", system + said)
                 text, system = text + turn + chat.between, ""
-        add(text + opening)
-        return ids, predicted
+        return parts + self._with_markers(text + opening)
 
-    def _with_markers(self, text: str) -> list[int]:
+    def _of_response(self, text: str) -> list[Part]:
+        return [(self._checked(text) + self.after, True), ([self.end], True)]
+
+    def _with_markers(self, text: str) -> list[Part]:
         pattern = "|".join(map(re.escape, self.markers))
-        ids: list[int] = []
-        for part in re.split(f"({pattern})", text) if pattern else [text]:
-            ids += [self.markers[part]] if part in self.markers else self._tokens(part)
-        return ids
+        texts = re.split(f"({pattern})", text) if pattern else [text]
+        return [
+            ([self.markers[each]] if each in self.markers else each, False)
+            for each in texts
+            if each
+        ]
 
-    def _tokens(self, text: str) -> list[int]:
-        return [int(token) for token in self.tokenizer(text)] if text else []
+    def _tokenised(self, examples: list[list[Part]]) -> Iterator[tuple[list[int], list[bool]]]:
+        """Yields the tokens of each example, and which are predicted; calls the tokenizer once."""
+        parts = itertools.chain.from_iterable(examples)
+        texts = list(dict.fromkeys(part for part, _ in parts if isinstance(part, str) and part))
+        ids_of: dict[str, list[int]] = {"": []}
+        if texts:
+            ids_of |= zip(texts, as_lists(self.tokenizer(texts)), strict=True)
+        for example in examples:
+            ids: list[int] = []
+            predicted: list[bool] = []
+            for part, is_predicted in example:
+                new = ids_of[part] if isinstance(part, str) else part
+                ids += map(int, new)
+                predicted += [is_predicted] * len(new)
+            yield ids, predicted
 
     def _checked(self, text: str) -> str:
         for name, whose in self.refused.items():

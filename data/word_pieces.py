@@ -9,9 +9,11 @@ import collections
 import dataclasses
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import keras_nlp
 import numpy as np
 
 from data import files
@@ -263,6 +265,29 @@ def vocabulary_sha256(pieces: Sequence[str]) -> str:
     return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
 
+def rules_of(layer) -> str:
+    """Returns everything that determines what a KerasNLP layer makes of a text, for a cache's key.
+
+    Args:
+        layer: A tokenizer, or a preprocessor with one.
+    """
+    tokenizer = getattr(layer, "tokenizer", layer)
+    settings = json.dumps(_settings(layer.get_config()), default=repr)
+    proto = getattr(tokenizer, "proto", None)  # of SentencePiece: the pieces with their scores
+    vocabulary = vocabulary_sha256(vocabulary_of(tokenizer))
+    return repr((type(layer).__name__, settings, vocabulary, proto, keras_nlp.__version__))
+
+
+def _settings(config):
+    """Returns a layer's configuration in one order, without its name and a model's precision."""
+    if isinstance(config, dict):
+        kept = config.keys() - {"name", "dtype"}
+        return {key: _settings(config[key]) for key in sorted(kept)}
+    if isinstance(config, list):  # KerasNLP lists special tokens in the order of a set
+        return sorted((_settings(each) for each in config), key=repr)
+    return config
+
+
 def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Turns lines into token ids with Keras's tokenizer, each distinct word once.
 
@@ -289,7 +314,7 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
             known = dict(unknown)
         new = list(set(itertools.chain(*words_of_lines)) - known.keys())
         if new:
-            known.update(zip(new, _as_lists(tokenizer(new)), strict=True))
+            known.update(zip(new, as_lists(tokenizer(new)), strict=True))
         ids: list[int] = []
         ends = [0]
         for words in words_of_lines:
@@ -304,6 +329,6 @@ def _words(line: str, space: str) -> list[str]:
     return words[:1] + [space + word for word in words[1:]] if space else words
 
 
-def _as_lists(ids) -> list:
-    # Some tokenizers return a ragged tensor.
+def as_lists(ids) -> list:
+    """Returns a KerasNLP tokenizer's ids of several texts as lists; some make a ragged tensor."""
     return ids.to_list() if hasattr(ids, "to_list") else ids

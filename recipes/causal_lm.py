@@ -346,16 +346,14 @@ def make_rows(
         pairs = dict(data.splits)
         drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
         pairs["train"] = [pairs["train"][index] for index in drawn]
-        return {
-            split: prompts.make_rows(
-                examples,
-                tokenizer,
-                template=template,
-                length=options.sequence_length,
-                together=together,
-            )
-            for split, examples in pairs.items()
-        }
+        return prompts.rows_once(
+            dataclasses.replace(data, splits=pairs),
+            tokenizer,
+            cache_dir,
+            template=template,
+            length=options.sequence_length,
+            together=together,
+        )
     length = options.sequence_length
     rows = next_tokens.rows_once(
         data, tokenizer, cache_dir, length=length, together=together, context=options.context

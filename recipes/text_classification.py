@@ -185,9 +185,7 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         data = dataclasses.replace(data, splits=splits)
         run.note(data.note, sentences.repeated_note(splits))
-        inputs = {
-            name: sentences.encode(texts, preprocessor) for name, (texts, _) in splits.items()
-        }
+        inputs = sentences.encode_once(data, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         run.note(*token_notes(data.name, inputs["train"]["token_ids"], tokenizer))
         base_learning_rate = 5e-5 if preset else 5e-4

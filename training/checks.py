@@ -518,3 +518,33 @@ def require_same(
             "whole run; pass **plan.batches to the pipeline, whose first_batch is the next one"
         )
     return {"optimizer": optimizer} | before
+
+
+def suitable_inputs(part: keras.Model, inputs):
+    """Returns inputs that a part of a model takes, for a comparison of what it answers.
+
+    Args:
+        part: For instance one tower of two, or the generator beside a discriminator.
+        inputs: Of the whole model, tensors of shape (1, ...).
+
+    Returns:
+        `inputs` if the part takes such ones, or its layers do not say what it takes; otherwise
+        ones of its shapes, with unknown sizes of one.
+    """
+    wanted = keras.tree.flatten(getattr(part, "input", None))
+    given = keras.tree.flatten(inputs)
+    if not wanted or any(tensor.dtype == "string" for tensor in wanted):
+        return inputs
+    if len(wanted) == len(given) and all(map(_fits, wanted, given)):
+        return inputs
+    return keras.tree.map_structure(
+        lambda tensor: keras.ops.ones([size or 1 for size in tensor.shape], tensor.dtype),
+        part.input,
+    )
+
+
+def _fits(wanted, given) -> bool:
+    sizes = zip(wanted.shape, given.shape, strict=False)
+    return len(wanted.shape) == len(given.shape) and all(
+        size is None or size == found for size, found in sizes
+    )

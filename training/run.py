@@ -34,7 +34,7 @@ from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.files import default_cache_dir
 from distribution import keras_compat, parameter_server, step, strategies
 from distribution.errors import DistributionError
@@ -534,12 +534,21 @@ class Run:
             built.set_weights(weights)
             # One example: of a whole batch, all logits of a language model may exceed the memory.
             inputs = keras.tree.map_structure(lambda rows: rows[:1], next(iter(test))[0])
+            if built is not model:
+                inputs = checks.suitable_inputs(built, inputs)
             same = same_outputs(built(inputs), stored(inputs))
         if not same:
             raise RunError(
                 f"{self.trained.folder}: from {self.dataset} the recipe builds another model than "
                 "the trained one; store the values that build_model() derives from the data with "
                 "run.finish(metadata=...), and read them from run.metadata"
+            )
+        saved = {id(weight) for weight in built.weights}
+        missing = [weight.path for weight in model.weights if id(weight) not in saved]
+        if missing:
+            self.note(
+                f"metrics that depend on {listed(missing)} are not the run's: these weights of the "
+                "trained model are not in the saved one (run.prepare(saves=...))"
             )
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 

@@ -22,6 +22,9 @@ class Letters:
             return list(map(self, text))
         return list(text.replace("<|end|>", "\0").encode())
 
+    def get_config(self):
+        return {}
+
     def get_vocabulary(self):
         return list("abc")
 

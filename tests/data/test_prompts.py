@@ -9,6 +9,7 @@ from data import prompts
 from data.errors import DataError
 from data.next_tokens import Ends
 from data.text import load_text
+from tests.support.chat_presets import make_tokenizer
 from tests.support.parquet_file import write_parquet
 
 PAIRS = [("ab", "cd"), ("a", "b"), ("abcdefgh", "xyz"), ("q", "rs")]
@@ -20,8 +21,8 @@ class Letters:
     def __init__(self, ends):
         self.start_token_id, self.end_token_id = ends.start, ends.end
 
-    def __call__(self, text):
-        return list(text.encode())
+    def __call__(self, texts):
+        return [list(text.encode()) for text in texts]
 
 
 @pytest.mark.parametrize("ends", [Ends(0, 0), Ends(1, 0), Ends(None, 0)])
@@ -63,6 +64,34 @@ def test_a_prompt_without_room_for_its_response_is_left_out():
         prompts.make_rows(
             pairs[:1], tokenizer, template="{prompt}>{response}", length=8, together=True
         )
+
+
+def test_rows_come_from_the_cache_as_they_were_made(tmp_path, monkeypatch):
+    tokenizer = make_tokenizer("GPT2")
+    splits = {"train": PAIRS * 9, "valid": PAIRS[1:], "test": PAIRS[::-1]}
+    settings = dict(template="{prompt}>{response}", length=9, together=True)
+    known = prompts.Prompts("some", splits)
+    made = prompts.rows_once(known, tokenizer, tmp_path, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(prompts, "make_rows")
+        # In another process Keras numbers the layers anew, and lists special tokens differently.
+        cached = prompts.rows_once(known, make_tokenizer("GPT2"), tmp_path, **settings)
+    for split, pairs in splits.items():
+        rows = prompts.make_rows(pairs, tokenizer, **settings)
+        assert rows.cut and cached[split].cut == made[split].cut == rows.cut
+        for name, array in rows.arrays().items():
+            np.testing.assert_array_equal(cached[split].arrays()[name], array)
+            assert cached[split].arrays()[name].dtype == array.dtype
+    others = [
+        (prompts.Prompts("some", splits | {"test": PAIRS}), settings),
+        (known, settings | {"template": "{prompt}:{response}"}),
+        (known, settings | {"length": 8}),
+        (known, settings | {"together": False}),
+    ]
+    for data, changed in others:
+        count = len(list((tmp_path / "sequences").iterdir()))
+        prompts.rows_once(data, tokenizer, tmp_path, **changed)
+        assert len(list((tmp_path / "sequences").iterdir())) > count
 
 
 def test_tokenising_shows_its_progress(monkeypatch):

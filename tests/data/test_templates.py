@@ -74,17 +74,19 @@ def test_turns_of_a_chat_follow_one_another_and_all_responses_are_predicted(fami
     tokenizer = make_tokenizer(family)
     name = CHAT_OF.get(family, "gemma")
     template = templates.Template(name, tokenizer)
-    ids, predicted = template.example(TURNS, "four")
+    one_turn = (("user", "What?"),)
+    (ids, predicted), of_chat, of_text = template.examples(
+        [(TURNS, "four"), (one_turn, "It is."), ("What?", "It is.")]
+    )
     assert pieces(tokenizer, ids) == PUBLISHED_TURNS[name]
     end = templates.CHATS[name].end
     said = [token for token, is_said in zip(ids, predicted, strict=True) if is_said]
     assert pieces(tokenizer, said) == f"It is.{end}four{end}"
     assert template.prompt(TURNS) + template.response("four") == ids
-    one_turn = template.example((("user", "What?"),), "It is.")
-    assert one_turn == template.example("What?", "It is.")
+    assert of_chat == of_text
     text = templates.Template("{prompt} {response}", tokenizer)
     with pytest.raises(DataError, match="need a chat's template: pass --template chat"):
-        text.example(TURNS, "four")
+        list(text.examples([(TURNS, "four")]))
 
 
 def test_the_loss_is_on_the_response_and_the_end_of_its_turn():
@@ -119,6 +121,20 @@ def test_auto_takes_the_turns_of_presets_that_are_named_for_it(preset, named):
     assert ("--template chat" if not named else "the turns of chatml") in line
     # A new Llama has Llama 3's special tokens, which it has not learned.
     assert templates.choose("auto", None, tokenizer) == (templates.TEXT, None)
+
+
+@pytest.mark.parametrize("family", [*CHAT_OF, "Gemma", "GPT2"])
+def test_many_examples_are_tokenised_like_each_alone(family, monkeypatch):
+    monkeypatch.setattr(templates, "EXAMPLES_AT_ONCE", 2)
+    tokenizer = make_tokenizer(family)
+    name = templates.find_chat(tokenizer) or templates.TEXT
+    template = templates.Template(name, tokenizer)
+    pairs = [("What?", "It is."), ("What?", "four"), ("It  is two.\n", " What"), ("What?", "")]
+    found = list(template.examples(pairs))
+    for (prompt, response), (ids, predicted) in zip(pairs, found, strict=True):
+        before, after = template.prompt(prompt), template.response(response)
+        assert ids == before + after
+        assert predicted == [False] * len(before) + [True] * len(after)
 
 
 def test_tokenizers_without_turns():

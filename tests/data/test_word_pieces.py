@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras_nlp
 import numpy as np
 import pytest
 
@@ -195,3 +196,18 @@ class TestLongWords:
             assert bool(set(word) & set("".join(pieces[5:]))) == known
             settings = [*word_pieces.SPECIAL_TOKENS, *"abб", "##a", "##b", "##б"]
             assert (tokens_of([word], make_tokenizer(settings)) == [[1]]) != known
+
+
+def test_rules_are_the_same_in_each_process_and_differ_with_the_tokens():
+    gpt2 = keras_nlp.models.GPT2Tokenizer
+    pieces = {piece: n for n, piece in enumerate(["<|endoftext|>", "a", "b", "c", "ab", "bc"])}
+
+    def rules(merges=("a b", "b c"), names=("<|endoftext|>", "c"), **settings):
+        tokenizer = gpt2(pieces, list(merges), unsplittable_tokens=list(names), **settings)
+        return word_pieces.rules_of(tokenizer)
+
+    # Special tokens have the order of a set, and each new layer another name.
+    assert rules() == rules(names=("c", "<|endoftext|>")) == rules(name="another")
+    different = [rules(), rules(merges=("b c", "a b")), rules(names=("<|endoftext|>",))]
+    different.append(rules(add_prefix_space=True))
+    assert len(set(different)) == 4

@@ -11,7 +11,7 @@ import pytest
 
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
-from data import batches
+from data import batches, files
 from models import decoders
 from recipes import causal_lm, evaluate
 from tests.support import causal_presets, plain_keras
@@ -69,7 +69,8 @@ def train_plainly(preset, options):
         tokenizer = models.CausalLMPreprocessor.from_preset(preset).tokenizer
         together = decoders.can_share_rows(task)
         prompts = causal_lm.prompts.load_prompts(options.dataset)
-        rows = causal_lm.make_rows(options, prompts, tokenizer, together, None)["train"]
+        cache_dir = files.default_cache_dir()
+        rows = causal_lm.make_rows(options, prompts, tokenizer, together, cache_dir)["train"]
         plain_keras.compile_plainly(task)
         order = batches.training_batches(len(rows), 4, 0, lambda indices, epoch: indices)
         for indices in order.take(plain_keras.STEPS):

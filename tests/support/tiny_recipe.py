@@ -97,6 +97,7 @@ def main(
     inside=None,
     build=build_model,
     pipeline=arrays.training_data,
+    saved_part=lambda model: model,
 ) -> dict:
     """Trains, tests and saves.
 
@@ -108,6 +109,7 @@ def main(
         inside: called with the run and the model before `fit()`.
         build: returns the model for the options.
         pipeline: returns the training batches, like `arrays.training_data`.
+        saved_part: returns the model to save, of the one that is trained.
     """
     with start_run(NAME, options) as run:
         if run.finished:
@@ -127,14 +129,20 @@ def main(
         with run.strategy.scope():
             model = build(options)
             model.compile(**arguments(options, plan.learning_rate))
+        saved = saved_part(model)
         fit_options = run.prepare(
-            model, train_data, validation=valid_data, test=test_data, extra=list(extra)
+            model,
+            train_data,
+            validation=valid_data,
+            test=test_data,
+            extra=list(extra),
+            saves=saved,
         )
         if inside is not None:
             inside(run, model)
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        return run.finish(model, test=test, baseline={"accuracy": 0.5})
+        return run.finish(saved, test=test, baseline={"accuracy": 0.5})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tests.support import damaged, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
-from training.loaded_run import evaluate, load_run
+from training.loaded_run import evaluate, load_run, same_outputs
 from training.run import start_run
 from training.signals import Signals
 
@@ -765,3 +765,54 @@ def test_what_is_drawn_while_data_are_loaded_does_not_reach_the_weights(tmp_path
         monkeypatch.setattr(tiny_recipe, "splits", load)
         shas.append(start(tmp_path / name, max_steps=1)["weights_sha256"])
     assert shas[0] == shas[1]
+
+
+def a_part(model):
+    """Returns the hidden layer of the tiny recipe's model, a model with the same inputs."""
+    return keras.Model(model.inputs, model.layers[0].output, name="hidden")
+
+
+def the_end(model):
+    """Returns the last layer of the tiny recipe's model, whose inputs are others."""
+    hidden = keras.Input((8,))
+    return keras.Model(hidden, model.layers[-1](hidden), name="answers")
+
+
+class TestEvaluationOfASavedPart:
+    @pytest.fixture
+    def evaluated(self, tmp_path, monkeypatch):
+        def evaluated(saved_part):
+            stock = tiny_recipe.main
+
+            def main(options):
+                return stock(options, saved_part=saved_part)
+
+            main(tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1))
+            monkeypatch.setattr(tiny_recipe, "main", main)
+            return evaluate(
+                load_run(tmp_path / "run", trust_module=tiny_recipe.__name__),
+                dataset=None,
+                batch_size=32,
+            )
+
+        return evaluated
+
+    def test_weights_that_were_not_saved_are_named(self, evaluated):
+        (note,) = [note for note in evaluated(a_part)["notes"] if "saves=" in note]
+        assert "weights of the trained model are not in the saved one" in note
+        assert "dense" in note and "kernel" in note and "bias" in note
+
+    def test_a_part_with_other_inputs_is_compared_too(self, evaluated, monkeypatch):
+        compared = []
+
+        def same(ours, theirs):
+            compared.append(keras.ops.convert_to_numpy(ours))
+            return same_outputs(ours, theirs)
+
+        monkeypatch.setattr(run_module, "same_outputs", same)
+        evaluated(the_end)
+        (answers,) = compared
+        assert answers.shape == (1, 2) and answers.any()
+
+    def test_the_whole_model_has_no_note(self, evaluated):
+        assert evaluated(lambda model: model)["notes"] == []
