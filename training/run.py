@@ -181,7 +181,8 @@ class Run:
         # Copied, so that re-running a notebook cell creates a new folder.
         run_dir = options.run_dir or self._new_folder()
         self.options = dataclasses.replace(options, run_dir=run_dir)
-        self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief)
+        is_made = options.run_dir is None and self.workers == 1 and run_dir.exists()
+        self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief, is_new=is_made)
         # Callbacks of fit(); prepare() creates the others.
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
@@ -203,9 +204,14 @@ class Run:
         # Its digits, not its seconds: workers may have other time zones.
         now = str(self.agreement.broadcast_from_chief(int(time.strftime("%Y%m%d%H%M%S"))))
         folder = Path("runs") / self.recipe / f"{now[:8]}-{now[8:]}"
-        if self.workers == 1 and folder.exists():  # another run began in the same second
-            time.sleep(1)
-            return self._new_folder()
+        if self.workers == 1:
+            try:
+                folder.mkdir(parents=True)  # at once: several runs may begin in the same second
+            except FileExistsError:
+                time.sleep(1)
+                return self._new_folder()
+            except OSError:  # open() says why
+                pass
         return folder
 
     def open(self) -> None:

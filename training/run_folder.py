@@ -29,6 +29,7 @@ class RunFolder:
         recipe: the recipe's name.
         options: the options of this start.
         is_chief: whether this process locks the folder and writes the shared files.
+        is_new: whether the folder was just made for this run.
 
     Attributes:
         checkpoint: the checkpoint that this run resumes from, or None.
@@ -36,7 +37,14 @@ class RunFolder:
         facts: resolved values of the earlier part (dataset, global batch ...), or empty.
     """
 
-    def __init__(self, path: Path, recipe: str, options: SharedOptions, is_chief: bool):
+    def __init__(
+        self,
+        path: Path,
+        recipe: str,
+        options: SharedOptions,
+        is_chief: bool,
+        is_new: bool = False,
+    ):
         self.path = path
         self.recipe = recipe
         self.options = options
@@ -47,7 +55,7 @@ class RunFolder:
         self._finished_at: int | None = None  # steps of the results that are there
         self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
-        self._is_new = False
+        self._is_new = is_new
         self._options_before: str | None = None  # the options.json that keep_facts() replaced
 
     def open(self) -> None:
@@ -60,7 +68,7 @@ class RunFolder:
         """
         try:
             self._require_run_to_extend()
-            self._is_new = not self.path.exists()
+            self._is_new = self._is_new or not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             for problem in not_a_run(self.path):
                 raise RunError(problem)

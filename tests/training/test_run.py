@@ -778,6 +778,26 @@ def the_end(model):
     return keras.Model(hidden, model.layers[-1](hidden), name="answers")
 
 
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    """As those of a loop in a shell, which get no --run-dir."""
+    seconds = iter(["20260101000000"] * 3 + ["20260101000001"] * 2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: next(seconds))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    strategy = strategies.make_strategy("none", None)
+    runs = [run_module.Run("tiny", tiny_recipe.Options(), strategy) for _ in range(2)]
+    assert [run.folder.path.name for run in runs] == ["20260101-000000", "20260101-000001"]
+    for run in runs:
+        run.open()
+        assert list(run.folder.path.iterdir())
+        run.folder.discard()
+        run.folder.close()
+    # One that is refused before it trains leaves nothing behind.
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_dir()] == [
+        tmp_path / "runs/tiny"
+    ]
+
+
 class TestEvaluationOfASavedPart:
     @pytest.fixture
     def evaluated(self, tmp_path, monkeypatch):
