@@ -97,9 +97,10 @@ def read_run(folder: Path) -> dict:
     settings = options["shown"] | {name: resolved[name] for name in PLANNED if name in resolved}
     settings |= {name: results.get(name) for name in ("strategy", "replicas", "learning_rate")}
     settings.pop("seed", None)
+    data = f" on {results['dataset']}" if results.get("dataset") else ""
     return results | {
         "folder": folder,
-        "table": f"{results['recipe']} on {results.get('dataset')}",
+        "table": results["recipe"] + data,
         "settings": settings,
         "checksums": {name: resolved[name] for name in resolved if name.endswith("_sha256")},
     }

@@ -70,6 +70,10 @@ class TestRows:
             *("0.1000", "1,234", "-", "600", "1,200"),
         ]
 
+    def test_a_recipe_that_names_no_data_is_called_by_its_name(self, run):
+        (row,) = rows(run("a", results={"dataset": None}))
+        assert row["table"] == "mnist"
+
     def test_seeds_become_a_mean_and_a_deviation(self, run):
         values = [0.90, 0.92, 0.97]
         folders = [
