@@ -617,7 +617,7 @@ def enable_lora(backbone, rank: int) -> None:
         backbone.enable_lora(rank, target_layer_names=names)
 
 
-def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[str, float]) -> None:
+def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[int, float]) -> None:
     """Multiplies the learning rate and the weight decay of some variables.
 
     Breaks: a Keras optimizer has one rate for all variables (keras-team/keras#21741, open). Does:
@@ -625,7 +625,7 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[st
 
     Args:
         optimizer: not yet built; changed in place. Its `weight_decay` is None afterwards.
-        factors: by the path of the variable; any other keeps the rate.
+        factors: by the `id()` of the variable; any other keeps the rate.
     """
     base, weight_decay = type(optimizer), optimizer.weight_decay
     by_index: list[float] = []
@@ -633,7 +633,7 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[st
     class ScaledRates(base):  # type: ignore[misc,valid-type]
         def build(self, variables):
             super().build(variables)
-            by_index[:] = [factors.get(variable.path, 1.0) for variable in variables]
+            by_index[:] = [factors.get(id(variable), 1.0) for variable in variables]
 
         def update_step(self, gradient, variable, learning_rate):
             factor = by_index[self._get_variable_index(variable)]
@@ -670,7 +670,7 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
             for index, variable in enumerate(variables):
                 if _is_of_heads(variable):
                     heads_first = variable.shape[1] == width != variable.shape[0]
-                    is_output = "output" in variable.path
+                    is_output = "output" in variable.path or "o_proj" in variable.path
                     orders[index] = (0, 1, 2) if is_output or heads_first else (1, 0, 2)
 
         def _apply_weight_decay(self, variables):
@@ -679,7 +679,7 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
         def _should_use_adamw(self, variable):
             if _is_of_heads(variable):
                 return False
-            return variable.name == "bias" or super()._should_use_adamw(variable)
+            return "bias" in variable.name or super()._should_use_adamw(variable)
 
         def _muon_update_step(self, gradient, variable, lr, m):
             order = orders.get(self._get_variable_index(variable))
@@ -698,7 +698,9 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
 
 
 def _is_of_heads(variable) -> bool:
-    return len(variable.shape) == 3 and variable.name == "kernel" and "attention" in variable.path
+    # The path of SmolLM3's output projection is o_proj/kernel.
+    is_of_attention = "attention" in variable.path or "o_proj" in variable.path
+    return len(variable.shape) == 3 and variable.name == "kernel" and is_of_attention
 
 
 def _change_class(optimizer, changed: type) -> None:

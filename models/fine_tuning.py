@@ -131,7 +131,7 @@ def attach(model: keras.Model, options) -> None:
 # --- Learning rates by layer ---
 
 
-def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
+def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
     """Returns the factor of each weight's learning rate.
 
     Weights outside the backbone and after its last layer (head, pooler) have factor 1, the last
@@ -143,32 +143,40 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
         decay: in (0, 1].
 
     Returns:
-        Factors by the path of the variable.
+        Factors by the `id()` of the variable: paths are not unique (KerasHub's SmolLM3).
 
     Raises:
         DataError: the backbone's layers are not numbered.
     """
     backbone = model.backbone
-    numbered = re.compile(r"(.+)_(\d+)")
-    matches = [numbered.fullmatch(layer.name) for layer in backbone.layers if layer.weights]
-    kinds = Counter(match[1] for match in matches if match)
+    names = [layer.name for layer in backbone.layers if layer.weights]
+    names = [name for name in names if re.search(r"_\d+$", name)]
+    kinds = Counter(map(_kind, names))
     if not kinds:
         raise DataError(
             f"--layer-decay {decay}: {type(backbone).__name__} has no numbered layers; leave it out"
         )
     kind = kinds.most_common(1)[0][0]
-    numbers = sorted(int(match[2]) for match in matches if match and match[1] == kind)
-    factors: dict[str, float] = {}
+    numbers = sorted(_numbers(name) for name in names if _kind(name) == kind)
+    factors: dict[int, float] = {}
     seen = 0  # numbered layers so far, in the order of the computation
     for layer in backbone.layers:
-        match = numbered.fullmatch(layer.name)
-        if match and match[1] == kind and layer.weights:
-            seen = numbers.index(int(match[2])) + 1
+        if _kind(layer.name) == kind and layer.weights:
+            seen = numbers.index(_numbers(layer.name)) + 1
             depth = seen
         else:
             depth = 0 if seen == 0 else len(numbers) + 1
-        factors |= {weight.path: decay ** (len(numbers) + 1 - depth) for weight in layer.weights}
+        factors |= {id(weight): decay ** (len(numbers) + 1 - depth) for weight in layer.weights}
     return factors
+
+
+def _kind(name: str) -> str:
+    """Returns a layer's name without its numbers: ALBERT's group_0_inner_layer_1 has two."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", name)))
 
 
 # --- The average of the weights ---

@@ -62,8 +62,13 @@ def values(model):
 
 
 class TestLayerDecay:
+    def factors(self, model):
+        """The factors for a decay of one half, by the path of the weight."""
+        found = fine_tuning.layer_factors(model, 0.5)
+        return {w.path: found[id(w)] for w in model.weights if id(w) in found}
+
     def test_factors_by_hand(self):
-        found = fine_tuning.layer_factors(task(), 0.5)
+        found = self.factors(task())
         expected = {"token_embedding": 0.125, "position_embedding": 0.125, "pooled_dense": 1.0}
         expected |= {"embeddings_layer_norm": 0.125, "transformer_layer_0": 0.25}
         expected |= {"transformer_layer_1": 0.5, "segment_embedding": 0.125}
@@ -75,9 +80,32 @@ class TestLayerDecay:
         [("DebertaV3", "disentangled_attention_encoder_layer_1"), ("FNet", "f_net_layer_1")],
     )
     def test_layers_have_other_names_elsewhere(self, kind, last):
-        found = fine_tuning.layer_factors(task(kind), 0.5)
+        found = self.factors(task(kind))
         of_last = {factor for path, factor in found.items() if path.startswith(last)}
         assert of_last == {0.5} and found["token_embedding/embeddings"] == 0.125
+
+    def test_groups_of_layers_are_numbered_in_their_order(self):
+        """ALBERT's layers have the number of their group, too."""
+        found = self.factors(task("Albert", embedding_dim=8, num_groups=2, num_inner_repetitions=2))
+        layers = ("group_0_inner_layer_0", "group_0_inner_layer_1")
+        layers += ("group_1_inner_layer_0", "group_1_inner_layer_1")
+        expected = dict(zip(layers, (0.0625, 0.125, 0.25, 0.5), strict=True))
+        by_layer = {path.split("/")[0]: factor for path, factor in found.items()}
+        assert {name: by_layer[name] for name in layers} == expected
+        assert by_layer["token_embedding"] == 0.03125 and by_layer["pooled_dense"] == 1.0
+
+    def test_weights_of_one_path_have_the_factors_of_their_layers(self):
+        """KerasHub gives the output projections of all of SmolLM3's layers one path."""
+        model = causal_presets.make_task("SmolLM3")
+        layers = [layer for layer in model.backbone.layers if "transformer_layer" in layer.name]
+        outputs = [layer.self_attn.o_proj.kernel for layer in layers]
+        assert len({kernel.path for kernel in outputs}) == 1
+        optimizer = fine_tuning.make_optimizer(options(layer_decay=0.5), 0.01, model)
+        before = [keras.ops.convert_to_numpy(kernel) for kernel in outputs]
+        optimizer.apply([keras.ops.ones_like(kernel) for kernel in outputs], outputs)
+        for kernel, old, expected in zip(outputs, before, (0.0025, 0.005), strict=True):
+            moved = np.abs(keras.ops.convert_to_numpy(kernel) - old)
+            np.testing.assert_allclose(moved, expected, rtol=0.01)
 
     def test_a_step_is_as_long_as_the_layer_is_high(self):
         """Adam's first step is the rate, whatever the gradient."""
@@ -99,7 +127,7 @@ class TestLayerDecay:
         """Without a gradient AdamW takes rate x weight decay of each weight, and none of a bias."""
         high, low, bias = (keras.Variable([1.0], name=name) for name in ("high", "low", "bias"))
         optimizer = fine_tuning.make_optimizer(options(weight_decay=0.1), 0.01)
-        fine_tuning.keras_compat.scale_learning_rates(optimizer, {low.path: 0.5, bias.path: 0.5})
+        fine_tuning.keras_compat.scale_learning_rates(optimizer, {id(low): 0.5, id(bias): 0.5})
         optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
@@ -161,6 +189,30 @@ class TestMuon:
                 size = self.RATE * 0.2 * max(matrix.shape) ** 0.5
                 found = np.linalg.svd(matrix, compute_uv=False) / size
                 assert 0.6 < found.min() and found.max() < 1.3, (kernel.path, found)
+
+    def step_of(self, family, *parts):
+        """What one step takes from the weights of a family whose paths end in one of the parts."""
+        model = causal_presets.make_task(family)
+        optimizer = fine_tuning.make_optimizer(options(optimizer="muon"), self.RATE, model)
+        chosen = [v for v in model.trainable_variables if v.path.endswith(parts)]
+        before = [keras.ops.convert_to_numpy(v) for v in chosen]
+        optimizer.apply([keras.random.normal(v.shape, seed=1) for v in chosen], chosen)
+        assert chosen
+        return [old - keras.ops.convert_to_numpy(v) for v, old in zip(chosen, before, strict=True)]
+
+    def test_heads_of_an_output_whose_path_names_no_attention(self):
+        """SmolLM3's, of shape (heads, width of a head, width)."""
+        for heads in self.step_of("SmolLM3", "o_proj/kernel"):
+            assert heads.shape == (4, 4, 16)
+            for matrix in heads:
+                found = np.linalg.svd(matrix, compute_uv=False) / (self.RATE * 0.2 * 4)
+                assert 0.6 < found.min() and found.max() < 1.3, found
+
+    def test_biases_of_experts_move_by_adam(self):
+        """GPT-OSS has a row for each expert."""
+        for change in self.step_of("GptOss", "down_proj_bias", "gate_up_proj_bias"):
+            assert change.ndim == 2
+            np.testing.assert_allclose(np.abs(change), self.RATE, rtol=0.01)
 
     def test_the_rest_moves_by_adam(self):
         """Adam's first step is the rate."""
