@@ -32,6 +32,7 @@ EXAMPLES = {
 }
 # Encoders that cannot be trained in half precision: RoFormer-v2 counts positions in it.
 NOT_IN_HALF = ("RoformerV2Backbone",)
+HEAD_WEIGHTS = "task.weights.h5"  # the whole task's, as `save_to_preset()` writes them
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
@@ -196,8 +197,8 @@ def load_backbone(preset: str, dropout: float | None = None):
 def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     """Decides whether to keep the head of a classifier's folder or to train a new one.
 
-    The head is kept if it has as many classes as the data, and the same ones where the folder names
-    them, as `model/` of a run does.
+    The head is kept if it has weights and as many classes as the data, and the same ones where the
+    folder names them, as `model/` of a run does.
 
     Args:
         preset: a name, a handle, or a folder.
@@ -211,6 +212,8 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
     if kind is None or not issubclass(kind, keras_nlp.models.TextClassifier):
         return False, None
+    if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
+        return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
     names = _read_json(folder / "recipe.json").get("classes")
     if count == len(classes) and names in (None, list(classes)):

@@ -14,7 +14,7 @@ from data.errors import DataError
 from models import presets
 from recipes import bert_mlm, text_classification
 from tests.conftest import TINY_RUN
-from tests.support import causal_presets
+from tests.support import causal_presets, tiny_presets
 from tests.support.damaged import flip_a_bit
 from training.options import all_problems
 
@@ -232,3 +232,13 @@ class TestWhatCannotBeLoaded:
         model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=20))
         with pytest.raises(DataError, match="its tokenizer has 30 pieces and its model 20"):
             presets.require_vocabulary(model, tokenizer, "a")
+
+
+def test_a_head_without_its_weights_is_not_kept(tmp_path):
+    """KerasHub loads such a folder with a random head."""
+    folder = tmp_path / "preset"
+    tiny_presets.save("Bert", "TextClassifier", folder)
+    assert presets.kept_head(str(folder), ["bad", "good"])[0]
+    (folder / "task.weights.h5").unlink()
+    kept, said = presets.kept_head(str(folder), ["bad", "good"])
+    assert not kept and said == f"a new head: that of {folder} has no weights (task.weights.h5)"
