@@ -210,7 +210,8 @@ class Template:
         if chat is None:
             if [role for role, _ in turns] != ["user"]:
                 raise DataError(
-                    "a system message or several turns need a chat's template: pass --template chat"
+                    "a system message or several turns need a chat's template: train with "
+                    "--template chat"
                 )
             text = self.before.replace("{prompt}", self._checked(turns[0][1]))
             return parts + self._with_markers(text)

@@ -85,7 +85,7 @@ def test_turns_of_a_chat_follow_one_another_and_all_responses_are_predicted(fami
     assert template.prompt(TURNS) + template.response("four") == ids
     assert of_chat == of_text
     text = templates.Template("{prompt} {response}", tokenizer)
-    with pytest.raises(DataError, match="need a chat's template: pass --template chat"):
+    with pytest.raises(DataError, match="need a chat's template: train with --template chat"):
         list(text.examples([(TURNS, "four")]))
 
 
