@@ -137,9 +137,12 @@ def _require_whole_checkpoints(folder: Path, options: SharedOptions) -> None:
     """Refuses a run whose checkpoints hold less than, or other weights than, a whole model."""
     for name in files.NOT_WHOLE_WITH:
         if getattr(options, name, None):
+            remedy = "train with --early-stopping, which puts the best weights into model/"
+            if options.early_stopping is not None:
+                remedy = "leave out --best: --early-stopping put the best weights into model/"
             raise RunError(
                 f"--best: {folder} was trained with {flag(name)}, so its best/ serves to resume "
-                "only; train with --early-stopping, which puts the best weights into model/"
+                f"only; {remedy}"
             )
 
 

@@ -298,6 +298,12 @@ class TestBest:
         flag = f"--{option.replace('_', '-')}"
         with pytest.raises(RunError, match=f"trained with {flag}, so its best/ serves to resume"):
             load_run(with_best, best=True)
+        path = with_best / "options.json"
+        stored = json.loads(path.read_text())
+        stored["options"] |= dict(early_stopping=2, keep_best="val_loss")
+        path.write_text(json.dumps(stored))
+        with pytest.raises(RunError, match="only; leave out --best: .* the best weights"):
+            load_run(with_best, best=True)
 
     def test_its_weights_are_used(self, with_best, runs, tiny_run, capsys):
         run = load_run(with_best, best=True)
