@@ -202,6 +202,7 @@ NAMES_ELSEWHERE = {
     "--torch-compile": "--jit",
     "--optim": "--optimizer",
     "--warmup-ratio": "--warmup-steps",
+    "--init-from": "--preset",  # causal_lm has only this one: a run's model is a preset
     # Nothing here does the same; the options spelled alike do something else.
     **dict.fromkeys(
         (

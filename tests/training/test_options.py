@@ -154,12 +154,15 @@ class TestParse:
             parsed(mnist.Options, f"--dataset {names[0]} {names[1]} {names[2]}")
         assert "; quote a glob, so that the shell" in capsys.readouterr().err
 
-    def test_names_elsewhere_stand_for_options_of_the_recipes(self):
+    def test_names_elsewhere_stand_for_options_of_the_recipes(self, capsys):
         kinds = [recipe.Options for recipe in (bert_mlm, causal_lm, mnist)]
         pages = " ".join(make_parser(kind, "prog", "").format_help() for kind in kinds)
         known = set(re.findall(r"(?<!\S)--[a-z][\w-]*", pages))
         assert set(filter(None, NAMES_ELSEWHERE.values())) <= known
-        assert not set(NAMES_ELSEWHERE) & known
+        assert set(NAMES_ELSEWHERE) & known == {"--init-from"}  # that causal_lm does not have
+        with pytest.raises(SystemExit):
+            parsed(causal_lm.Options, "--init-from runs/causal_lm/first")
+        assert "did you mean --preset?" in capsys.readouterr().err
 
     def test_an_alias_says_which_option_it_is(self):
         line = "--learning-rate 0.1 --batch-size=16"
