@@ -124,14 +124,14 @@ class MaskedSamples(Predictions):
 
 
 class ClassifiedSentences(Predictions):
-    """Writes sentences, their classes and the most likely class, each epoch.
+    """Writes sentences, their classes and the most likely class, or their scores, each epoch.
 
     Args:
         tensorboard: writes the text.
         inputs: the model's inputs for a split, a dict of arrays; the first ten examples are shown.
         sentences: the same sentences as text.
-        labels: their classes, integers of shape (n,).
-        classes: the names of the classes.
+        labels: their classes, integers of shape (n,), or their scores, float of shape (n, 1).
+        classes: the names of the classes; none for scores.
     """
 
     def __init__(
@@ -148,19 +148,31 @@ class ClassifiedSentences(Predictions):
         self.classes = list(map(str, classes))
 
     def show(self, outputs):
-        """Writes a table; correct predictions are bold."""
+        """Writes a table; correct predictions of classes are bold."""
+        rows = self._scores(outputs) if not self.classes else self._classes(outputs)
+        tf.summary.text("sentences", "\n".join(rows))
+
+    def _scores(self, outputs) -> list[str]:
+        numbers = zip(self.sentences, self.labels.ravel(), np.ravel(outputs), strict=True)
+        rows = ["| sentence | score | predicted |", "| --- | --- | --- |"]
+        return rows + [f"| {shortened(text)} | {a:.4g} | {b:.4g} |" for text, a, b in numbers]
+
+    def _classes(self, outputs) -> list[str]:
         shares = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
         rows = ["| sentence | class | predicted |", "| --- | --- | --- |"]
         for sentence, label, share in zip(self.sentences, self.labels, shares, strict=True):
             best = int(np.argmax(share))
             predicted = bold_if(best == label, self.classes[best])
-            if len(sentence) > LONGEST:
-                sentence = sentence[:LONGEST] + " ..."
             rows.append(
-                f"| {escape(sentence)} | {escape(self.classes[label])} "
+                f"| {shortened(sentence)} | {escape(self.classes[label])} "
                 f"| {predicted} {share[best]:.1%} |"
             )
-        tf.summary.text("sentences", "\n".join(rows))
+        return rows
+
+
+def shortened(sentence: str) -> str:
+    """Escapes a sentence for Markdown; cuts a long one."""
+    return escape(sentence[:LONGEST] + " ..." if len(sentence) > LONGEST else sentence)
 
 
 def bold_if(condition: bool, text: str) -> str:

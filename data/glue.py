@@ -23,11 +23,12 @@ class Columns:
     Attributes:
         text: of the sentence, or of the first one of a pair.
         second: of the second sentence; empty for single sentences.
-        label: of the class.
+        label: of the class or the score.
         header: the columns of a file without a header line.
         metrics: metrics of the benchmark besides accuracy and macro F1: "f1" (of the last class) or
             "matthews".
         skips_broken_rows: whether to leave out rows of another length or with an empty field.
+        scores: whether the labels are scores, not classes.
     """
 
     text: tuple[str, ...] = ("sentence", "text")
@@ -36,9 +37,12 @@ class Columns:
     header: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ()
     skips_broken_rows: bool = False
+    scores: bool = False
 
 
 COLA_HEADER = ("source", "label", "star", "sentence")
+
+STS_B = Columns(("sentence1",), ("sentence2",), ("score",), scores=True)
 
 # Tried in this order: the first task whose columns are all in the header.
 TASKS = {
@@ -94,13 +98,10 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
 
     Returns:
         The task's columns; those of a single sentence if no task is recognised.
-
-    Raises:
-        DataError: it is STS-B, whose labels are not classes.
     """
     header = tables.header_of(path)
     if label in (None, "score") and {"sentence1", "sentence2", "score"} <= set(header):
-        raise DataError(f"{path}: STS-B has scores, not classes; this recipe takes classes alone")
+        return STS_B
     *pairs, single = TASKS.values()
     for columns in (*pairs, *PAIRS, single):
         if label is not None:
@@ -117,7 +118,8 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
 def has_labels(paths: Sequence[Path], columns: Columns, known: Collection[str] = ()) -> bool:
     """Tells whether a split has labels.
 
-    GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row.
+    GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row, or
+    -1.0.
 
     Args:
         paths: of the test split, a file or its shards.
@@ -139,4 +141,5 @@ def has_labels(paths: Sequence[Path], columns: Columns, known: Collection[str] =
         )
     )
     first = next(labels, None)  # None where the file has no rows, which its reader reports
-    return first != "-1" or any(label != "-1" for label in labels)
+    unlabelled = ("-1", "-1.0")
+    return first not in unlabelled or any(label not in unlabelled for label in labels)

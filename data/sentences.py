@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -47,8 +48,11 @@ SENTENCES_AT_ONCE = 1000  # that are encoded: KerasNLP holds some 10 KB for each
 # A label; of a file of numbers 1.0 is the class 1: a column of pandas with a gap has floats.
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-MISSING = {"nan", "na", "n/a", "none", "null"}  # in a column of numbers: no label
-MOST_FRACTIONS = 20  # different labels that are no integers; more are scores
+SCORE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+# In a column of numbers: no label.
+MISSING = {"nan", "na", "n/a", "none", "null"}
+MISSING |= {sign + name for sign in ("", "+", "-") for name in ("inf", "infinity")}
+MOST_FRACTIONS = 20  # different labels that are not integers; more are scores
 
 Row = tuple[str, str]  # a sentence and its label
 
@@ -59,9 +63,10 @@ class Sentences:
 
     Attributes:
         name: "installed-docs" or a path.
-        splits: "train", "valid" and "test", each a pair of n stripped sentences and their labels,
-            int32 of shape (n,), indices of `classes`. Every split contains every class.
-        classes: The labels of the file, two or more: integers sorted by value, names by letters.
+        splits: "train", "valid" and "test", each a pair of n stripped sentences and their labels:
+            int32 of shape (n,), indices of `classes`; or scores, float64 of shape (n, 1).
+        classes: The labels of the file, two or more: integers sorted by value, names by letters;
+            empty for scores.
         note: One line that names the default dataset, the split without test labels, rows that are
             left out, files that are not read and similar classes; or None.
         metrics: Metrics of the benchmark besides accuracy and macro F1, see `glue.Columns`.
@@ -78,6 +83,16 @@ class Sentences:
         """Returns whether each example has two sentences."""
         return SEPARATOR in self.splits["train"][0][0]
 
+    @property
+    def scores(self) -> bool:
+        """Returns whether the labels are scores, not classes."""
+        return not self.classes
+
+    def mean_and_deviation(self) -> tuple[float, float]:
+        """Returns the mean and the standard deviation of the training split's scores, 1 for 0."""
+        scores = self.splits["train"][1]
+        return float(scores.mean()), float(scores.std()) or 1.0
+
     def as_text(self) -> Text:
         """Returns the sentences without their labels, for instance to learn a vocabulary from."""
         lines = {
@@ -89,9 +104,19 @@ class Sentences:
     def with_classes(self, classes: Sequence[str]) -> "Sentences":
         """Returns the same sentences, labels numbered by the order of `classes`.
 
+        Args:
+            classes: Those that a run has learned; none if it has learned scores.
+
         Raises:
-            DataError: `classes` lacks one of the labels.
+            DataError: `classes` lacks one of the labels, or these are scores, or the reverse.
         """
+        if self.scores != (not classes):
+            kinds = ("classes", "scores")
+            raise DataError(
+                f"{self.name}: has {kinds[self.scores]}, the run learned {kinds[not classes]}"
+            )
+        if self.scores:
+            return self
         known = set(classes)
         unknown = [name for name in self.classes if name not in known]
         if unknown:
@@ -116,7 +141,13 @@ class Sentences:
     def describe(self) -> str:
         """Describes the sentences in one line."""
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in self.splits.items())
-        return f"{self.name}: {counts}; {len(self.classes):,} classes: {_shown(self.classes)}"
+        if not self.scores:
+            return f"{self.name}: {counts}; {len(self.classes):,} classes: {_shown(self.classes)}"
+        scores, (mean, deviation) = self.splits["train"][1], self.mean_and_deviation()
+        return (
+            f"{self.name}: {counts}; scores from {scores.min():g} to {scores.max():g}, mean "
+            f"{mean:.4g} ± {deviation:.4g}"
+        )
 
 
 def load_sentences(
@@ -126,21 +157,22 @@ def load_sentences(
     text_column: str | None = None,
     second_text_column: str | None = None,
     label_column: str | None = None,
+    labels: str = "auto",
     test_file: Path | None = None,
 ) -> Sentences:
-    """Loads sentences, or pairs of sentences, and labels.
+    """Loads sentences, or pairs of sentences, and labels: classes or scores.
 
     A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
-    GLUE's tasks of classes (see `glue.TASKS`). The validation file may be called valid, validation
+    GLUE's tasks (see `glue.TASKS`). The validation file may be called valid, validation
     or val too, and each may be in shards, such as train-00000-of-00002.jsonl. GLUE's test files
     have no labels: then the dev split becomes the test split. For a split that is missing, 10
     percent of the training sentences are cut off, as of a single file.
 
     A single file is a CSV, a TSV if its header contains a tab, JSON or Parquet. Some 80 percent of
-    its different sentences go to the training split and 10 to each of the others (at least one of
-    each class), by a hash of the sentence: the same for every seed of a run, and rows that are
-    added later move no others. All rows of a repeated sentence, also in other case or spacing, go
-    to one split.
+    its different sentences go to the training split and 10 to each of the others (at least one; of
+    each class, if labels are classes), by a hash of the sentence: the same for every seed of a run,
+    and rows that are added later move no others. All rows of a repeated sentence, also in other
+    case or spacing, go to one split.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`; `sentence2`
     beside one of them or `sentence1`, or `text_pair` beside `text`, makes a pair. Other columns are
@@ -159,6 +191,8 @@ def load_sentences(
         text_column: The column of the sentences, or of the first ones; None for the names above.
         second_text_column: The column of the second sentences.
         label_column: The column of the labels.
+        labels: "classes"; "scores", finite numbers; or "auto": scores for STS-B, and where there
+            are more than `MOST_FRACTIONS` different numbers, not all of them integers.
         test_file: A file of the same columns, all of which is the test split instead.
 
     Returns:
@@ -166,9 +200,14 @@ def load_sentences(
 
     Raises:
         DataError: A file or a column is missing, a split has several files, a line is malformed, a
-            split lacks a class, or there is only one class.
+            split lacks a class, there is only one class or score, or a score is not a number.
     """
     if dataset in (INSTALLED_DOCS, "auto"):
+        if labels == "scores":
+            raise DataError(
+                f"--labels scores: the labels of {INSTALLED_DOCS} are names, not numbers"
+            )
+        labels = "classes"
         rows = {
             split: [(_without_names(text), label) for text, label in pairs]
             for split, pairs in installed_docs.load_labelled_docs(cache_dir).items()
@@ -183,10 +222,11 @@ def load_sentences(
         name, path = dataset, files.expand(dataset)
         named = (text_column, second_text_column, label_column)
         if path.is_dir():
-            rows, notes, columns = _load_folder(name, path, named)
+            rows, notes, columns, labels = _load_folder(name, path, named, labels)
         elif path.is_file():
             columns, notes = _columns(path, *named), []
-            rows, more = _split(name, _read([path], columns, notes))
+            every, labels = _read_training([path], columns, notes, labels)
+            rows, more = _split(name, every, by_class=labels == "classes")
             notes += more
         else:
             raise DataError(
@@ -194,7 +234,9 @@ def load_sentences(
                 "with train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
             )
     if test_file is not None:
-        rows["test"] = _read([files.expand(test_file)], columns, notes)
+        rows["test"] = _read([files.expand(test_file)], columns, notes, labels)
+    if labels == "scores":
+        return _scored(name, rows, notes)
     return _numbered(name, rows, notes, columns)
 
 
@@ -209,9 +251,9 @@ def _columns(path: Path, text: str | None, second: str | None, label: str | None
 
 
 def _load_folder(
-    name: str, folder: Path, named: tuple[str | None, str | None, str | None]
-) -> tuple[dict[str, list[Row]], list[str], glue.Columns]:
-    """Returns the rows of a folder by split, notes about them, and their columns."""
+    name: str, folder: Path, named: tuple[str | None, str | None, str | None], labels: str
+) -> tuple[dict[str, list[Row]], list[str], glue.Columns, str]:
+    """Returns the rows of a folder by split, notes, the columns, and "classes" or "scores"."""
     paths = {split: glue.files_of(folder, split) for split in SPLITS}
     if not paths["train"]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
@@ -225,7 +267,8 @@ def _load_folder(
     unread = unread_note(folder, [path for found in paths.values() for path in found], fields)
     if unread is not None:
         notes.append(unread)
-    rows = {"train": _read(paths["train"], columns, notes)}
+    train, labels = _read_training(paths["train"], columns, notes, labels)
+    rows = {"train": train}
     known = {label for _, label in rows["train"]}
     if paths["test"] and not glue.has_labels(paths["test"], columns, known):
         instead = paths["valid"][0].name if paths["valid"] else "part of training"
@@ -237,11 +280,40 @@ def _load_folder(
         notes.append(f"a tenth of the training sentences is the {kind} split")
     for split in ("valid", "test"):
         if paths[split]:
-            rows[split] = _read(paths[split], columns, notes)
+            rows[split] = _read(paths[split], columns, notes, labels)
     if cut:
-        made, more = _split(name, rows["train"], held_out=cut)
+        made, more = _split(name, rows["train"], held_out=cut, by_class=labels == "classes")
         rows, notes = rows | made, notes + more
-    return rows, notes, columns
+    return rows, notes, columns, labels
+
+
+def _read_training(
+    paths: Sequence[Path], columns: glue.Columns, notes: list[str], labels: str
+) -> tuple[list[Row], str]:
+    """Returns the rows of the training split, or of a file without splits, and what labels are.
+
+    Args:
+        paths: A file or its shards.
+        columns: The names of its columns.
+        notes: Gets a line if "auto" chooses scores.
+        labels: "classes", "scores" or "auto".
+
+    Returns:
+        The rows, and "classes" or "scores".
+    """
+    chosen = "scores" if labels == "auto" and columns.scores else labels
+    rows = _read(paths, columns, notes, chosen)
+    different = {label for _, label in rows}
+    if chosen == "auto":
+        fractions = not all(map(INTEGER.fullmatch, different))
+        many = len(different) > MOST_FRACTIONS and all(map(_is_score, different))
+        chosen = "scores" if fractions and many else "classes"
+    if labels == "auto" and chosen == "scores":
+        notes.append(
+            f"labels are scores, {len(different):,} different numbers; with --labels classes each "
+            "is a class"
+        )
+    return rows, chosen
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
@@ -257,11 +329,8 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
         training sentences at most, evenly spaced; omitted if the training sentences have one class,
         too many (see `too_many_classes`), or no word of two or more letters. All from 0 to 1.
     """
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
-    from sklearn.feature_selection import SelectKBest
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import accuracy_score, f1_score
-    from sklearn.pipeline import make_pipeline
 
     sentences, labels = splits["train"]
     test_sentences, test_labels = splits["test"]
@@ -270,29 +339,50 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     scores = {"most_frequent_accuracy": most_frequent_accuracy(counts, test_counts)}
     if too_many_classes(len(counts)):
         return scores
-    counter = CountVectorizer(ngram_range=(1, 2))
     every = math.ceil(len(sentences) / MOST_SENTENCES)
     try:
-        found = counter.fit_transform(live_line(sentences[::every], "counting n-grams"))
-        # Not `max_features`, which keeps others of the equally frequent n-grams on another
-        # processor.
-        most = SelectKBest(
-            lambda counts, _: np.asarray(counts.sum(axis=0)).ravel(),
-            k=min(MOST_NGRAMS, MOST_WEIGHTS // len(counts), found.shape[1]),
-        )
-        weigh = make_pipeline(most, TfidfTransformer(sublinear_tf=True))
-        features = weigh.fit_transform(found, labels[::every])
+        features, transform = tfidf(sentences[::every], MOST_WEIGHTS // len(counts))
         with Waiting("computing the TF-IDF baseline"):
             # L-BFGS, the default, stops early, and where depends on the number of threads.
             model = LogisticRegression(C=10, solver="newton-cg", tol=1e-8)
             model.fit(features, labels[::every])
     except ValueError:  # no word of two or more letters, or one class
         return scores
-    predictions = model.predict(weigh.transform(counter.transform(test_sentences)))
+    predictions = model.predict(transform(test_sentences))
     return scores | {
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),
         "tfidf_macro_f1": float(f1_score(test_labels, predictions, average="macro")),
     }
+
+
+def tfidf(sentences: Sequence[str], most: int = MOST_NGRAMS) -> tuple[Any, Callable]:
+    """Computes TF-IDF of unigrams and bigrams.
+
+    Args:
+        sentences: n training sentences, or pairs joined by `SEPARATOR`.
+        most: Number of n-grams to keep, the most frequent ones; `MOST_NGRAMS` at most.
+
+    Returns:
+        Features, a sparse matrix of shape (n, n-grams) with rows of length one, and a function that
+        computes those of other sentences.
+
+    Raises:
+        ValueError: No sentence has a word of two or more letters.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+    from sklearn.feature_selection import SelectKBest
+    from sklearn.pipeline import make_pipeline
+
+    counter = CountVectorizer(ngram_range=(1, 2))
+    found = counter.fit_transform(live_line(sentences, "counting n-grams"))
+    # Not `max_features`, which keeps others of the equally frequent n-grams on another processor.
+    frequent = SelectKBest(
+        lambda counts, _: np.asarray(counts.sum(axis=0)).ravel(),
+        k=min(MOST_NGRAMS, most, found.shape[1]),
+    )
+    weigh = make_pipeline(frequent, TfidfTransformer(sublinear_tf=True))
+    features = weigh.fit_transform(found, np.zeros(len(sentences)))
+    return features, lambda texts: weigh.transform(counter.transform(texts))
 
 
 def too_many_classes(classes: int) -> bool:
@@ -362,15 +452,8 @@ def _numbered(
         )
     notes = list(notes)
     if not integers and all(NUMBER.fullmatch(label) for label in classes):
-        if len(classes) > MOST_FRACTIONS:
-            raise DataError(
-                f"{name}: {len(classes):,} different numbers as labels, {_shown(classes)}: scores, "
-                "not classes; this recipe takes classes alone"
-            )
         notes.append("labels are numbers: each different one is a class, without an order")
-    several = _with_several_labels([row for split in SPLITS for row in rows[split]])
-    if several:
-        notes.append(f"sentences with several labels: {several:,} (case and spaces ignored)")
+    notes += _several_labels_note(rows)
     cases = collections.Counter(map(str.casefold, classes))
     alike = [name for name in classes if cases[name.casefold()] > 1]
     if alike:
@@ -396,10 +479,34 @@ def _numbered(
     return Sentences(name, splits, classes, "; ".join(notes) or None, metrics)
 
 
-def _with_several_labels(rows: Sequence[Row]) -> int:
-    """Counts the different sentences that have more than one label."""
-    pairs = {(fold(sentence), label) for sentence, label in rows}
-    return sum(count > 1 for count in collections.Counter(text for text, _ in pairs).values())
+def _scored(name: str, rows: dict[str, list[Row]], notes: Sequence[str]) -> Sentences:
+    """Returns sentences whose labels, all of them numbers, are scores."""
+    splits = {
+        split: (
+            [sentence for sentence, _ in rows[split]],
+            np.array([[float(label)] for _, label in rows[split]]),
+        )
+        for split in SPLITS
+    }
+    scores = splits["train"][1]
+    if np.ptp(scores) == 0:
+        raise DataError(
+            f"{name}: all scores of the training split are {scores[0, 0]:g}, expected others too"
+        )
+    notes = [*notes, *_several_labels_note(rows)]
+    if np.ptp(splits["test"][1]) == 0:
+        notes.append("the correlations are 0: all scores of the test split are equal")
+    return Sentences(name, splits, (), "; ".join(notes) or None)
+
+
+def _several_labels_note(rows: dict[str, list[Row]]) -> list[str]:
+    """Returns a line with the number of different sentences that have more than one label."""
+    pairs = {(fold(sentence), label) for split in SPLITS for sentence, label in rows[split]}
+    counts = collections.Counter(text for text, _ in pairs).values()
+    several = sum(count > 1 for count in counts)
+    if not several:
+        return []
+    return [f"sentences with several labels: {several:,} (case and spaces ignored)"]
 
 
 def _shown(labels: Sequence[str]) -> str:
@@ -408,21 +515,29 @@ def _shown(labels: Sequence[str]) -> str:
 
 
 def _split(
-    name: str, rows: list[Row], held_out: tuple[str, ...] = ("test", "valid")
+    name: str,
+    rows: list[Row],
+    held_out: tuple[str, ...] = ("test", "valid"),
+    by_class: bool = True,
 ) -> tuple[dict[str, list[Row]], list[str]]:
     """Splits the rows of one file by hash; each split keeps the order of the file.
 
     A class with too few different sentences for all splits is in training alone; the notes that are
-    returned say so.
+    returned say so. Scores are split without regard to their values.
     """
     class_of: dict[str, str] = {}  # by folded sentence; the first row's label if rows disagree
     for sentence, label in rows:
-        class_of.setdefault(fold(sentence), label)
+        class_of.setdefault(fold(sentence), label if by_class else "")
     sentences_of: dict[str, list[str]] = {}
     for sentence, label in class_of.items():
         sentences_of.setdefault(label, []).append(sentence)
     split_of: dict[str, str] = {}
     rare = {label for label, found in sentences_of.items() if len(found) <= len(held_out)}
+    if rare and not by_class:
+        raise DataError(
+            f"{name}: {len(class_of)} different sentences, expected {len(held_out) + 1} or more, "
+            "one for each split"
+        )
     if len(rare) == len(sentences_of):
         raise DataError(
             f"{name}: too few different sentences: no label has {len(held_out) + 1} or more, one "
@@ -464,8 +579,13 @@ def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
     return numbers
 
 
-def _read(paths: Sequence[Path], columns: glue.Columns, notes: list[str]) -> list[Row]:
-    """Returns the rows of a file or its shards; adds a line to `notes` about those left out."""
+def _read(
+    paths: Sequence[Path], columns: glue.Columns, notes: list[str], kind: str = "classes"
+) -> list[Row]:
+    """Returns the rows of a file or its shards; adds a line to `notes` about those left out.
+
+    If `kind` is "scores", each label must be a finite number.
+    """
     rows, left_out, empty, missing = [], 0, [], []
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
@@ -481,7 +601,9 @@ def _read(paths: Sequence[Path], columns: glue.Columns, notes: list[str]) -> lis
                 continue
             empty.append(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
             continue
-        if label.casefold() in MISSING:
+        if kind == "scores" and not _is_score(label):
+            missing.append(f"{where}: the label is {label[:100]!r}, expected a number")
+        elif label.casefold() in MISSING:
             missing.append(f"{where}: the label is {label!r}, the others are numbers")
         rows.append((SEPARATOR.join(text.replace(SEPARATOR, " ") for text in texts), label))
     _require_none(empty)
@@ -492,11 +614,18 @@ def _read(paths: Sequence[Path], columns: glue.Columns, notes: list[str]) -> lis
         )
     if not rows:
         raise DataError(f"{paths[0]}: no row after the header, expected sentences and their labels")
-    labels = {label for _, label in rows if label.casefold() not in MISSING}
-    if labels and all(map(NUMBER.fullmatch, labels)):
+    if kind == "scores":
         _require_none(missing)
+    labels = {label for _, label in rows if label.casefold() not in MISSING}
+    if labels and all(map(SCORE.fullmatch, labels)):
+        _require_none(missing)
+    if labels and all(map(NUMBER.fullmatch, labels)):
         rows = [(text, re.sub(r"\.0+$|(\.[0-9]*[1-9])0+$", r"\1", label)) for text, label in rows]
     return rows
+
+
+def _is_score(label: str) -> bool:
+    return bool(SCORE.fullmatch(label)) and math.isfinite(float(label))
 
 
 def _require_none(problems: list[str]) -> None:

@@ -71,7 +71,7 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
     Args:
         model: a `BertMaskedLM` or a `BertTextClassifier` with its preprocessor.
         folder: does not exist yet.
-        classes: names in the order of a classifier's logits.
+        classes: names in the order of a classifier's logits; none for scores.
 
     Returns:
         Python that loads it, which `README.md` holds, too.
@@ -200,7 +200,8 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
     """Returns the weights with the names and shapes of `transformers`, float32.
 
     The matrix of the word embeddings, which also computes the logits, is written once. A masked
-    language model's pooler, which `BertForMaskedLM` lacks, is written for users of the encoder.
+    language model's pooler, which `BertForMaskedLM` lacks, is written for users of the encoder. The
+    last layer of a model of scores contains their scale.
     """
     tensors = {}
     for weight in model.weights:
@@ -219,6 +220,11 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
         elif name == "bias":
             value = value.reshape(-1)
         tensors[f"{module}.{PARAMETERS[name]}"] = np.ascontiguousarray(value)
+    scale = getattr(model, "activation", None)
+    if isinstance(scale, keras.layers.Rescaling):
+        tensors["classifier.weight"] *= scale.scale
+        tensors["classifier.bias"] *= scale.scale
+        tensors["classifier.bias"] += scale.offset
     return tensors
 
 
@@ -245,6 +251,9 @@ def config(model: keras.Model, classes: Sequence[str]) -> dict:
     if isinstance(model, keras_nlp.models.BertTextClassifier):
         values["architectures"] = ["BertForSequenceClassification"]
         values["classifier_dropout"] = model.dropout
+        if not classes:
+            values["problem_type"] = "regression"
+            classes = ["score"]
         values["id2label"] = {str(number): name for number, name in enumerate(classes)}
         values["label2id"] = {name: number for number, name in enumerate(classes)}
     return values

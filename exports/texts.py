@@ -26,13 +26,14 @@ def write(
 
     A `BertMaskedLM` returns `fills`, strings, and `scores`, float32, both of shape (batch, masks,
     5), in descending order; "" and 0 where a text has fewer masks. A `BertTextClassifier` returns
-    `classes`, strings, and `probabilities`, float32, both of shape (batch, classes).
+    `classes`, strings, and `probabilities`, float32, both of shape (batch, classes); one of scores
+    returns `scores`, float32 of shape (batch,).
 
     Args:
         model: in float32.
         folder: does not exist yet.
         preset: the model's own preset, for its tokenizer.
-        classes: names in the order of the logits; not read for a `BertMaskedLM`.
+        classes: names in the order of the logits; none for scores; not read for a `BertMaskedLM`.
         pairs: whether a classifier reads two sentences.
 
     Returns:
@@ -83,6 +84,8 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
         "padding_mask": 0 * ids + 1,
     }
     if not is_masked_lm:
+        if "scores" in outputs:
+            return require_equal([outputs["scores"]], model(inputs, training=False)[:, 0])
         probabilities = keras.ops.softmax(model(inputs, training=False))
         return require_equal([outputs["probabilities"]], -np.sort(-np.asarray(probabilities)))
     inputs["mask_positions"] = np.argwhere(ids == tokenizer.mask_token_id)[:, 1:].astype(np.int32)
@@ -129,13 +132,15 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
 
 
 def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str], pairs: bool):
-    names = tf.constant(list(classes))
+    names = tf.constant(list(classes), tf.string)
 
     @tf.function(input_signature=[TEXTS, SECOND_TEXTS] if pairs else [TEXTS])
     def serve(*texts):
         # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
         inputs = model.preprocessor(texts if pairs else texts[0], None)
         inputs = {name: tf.cast(value, tf.int32) for name, value in inputs.items()}
+        if not classes:
+            return {"scores": tf.cast(model(inputs, training=False)[:, 0], tf.float32)}
         best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False)), len(names))
         return {"classes": tf.gather(names, best.indices), "probabilities": best.values}
 

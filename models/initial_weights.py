@@ -126,6 +126,30 @@ def init_naive_bayes(model, evidence: np.ndarray) -> None:
         weight.assign(values[weight.path])
 
 
+def init_scores(model, evidence: np.ndarray, inputs: dict[str, np.ndarray]) -> None:
+    """Initialises a new `BertTextClassifier` of scores as the mean evidence of a sentence's pieces.
+
+    As `init_naive_bayes()`, with one column; the last layer is fitted to the means by least
+    squares, since an offset, which classes would share, is an error of every score.
+
+    Args:
+        model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it, whose activation is
+            a `keras.layers.Rescaling`.
+        evidence: of the pieces, in standard scores, float of shape (vocabulary size, 1).
+        inputs: its inputs for some hundred sentences.
+    """
+    init_naive_bayes(model, evidence)
+    tokens = inputs["padding_mask"] > 0
+    means = (evidence[inputs["token_ids"], 0] * tokens).sum(axis=1) / tokens.sum(axis=1)
+    scores = keras.ops.convert_to_numpy(model(inputs, training=False))[:, 0].astype(np.float64)
+    answers = (scores - model.activation.offset) / model.activation.scale
+    apart, spread = answers - answers.mean(), means - means.mean()
+    slope = float(apart @ spread) / max(float(apart @ apart), 1e-12)
+    kernel, bias = model.output_dense.weights
+    kernel.assign(slope * keras.ops.convert_to_numpy(kernel))
+    bias.assign([means.mean() - slope * answers.mean()])
+
+
 def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.BertBackbone:
     """Returns the backbone with one more layer, in which [CLS] starts as the mean of all tokens.
 

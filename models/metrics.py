@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
+# Smaller variances, relative to the mean of the squares, are rounding.
+EQUAL = 1e-12
+
 
 class ClassCounts(keras.metrics.Metric):
     """Counts labels, predictions and correct predictions by class; a base class.
@@ -126,6 +129,57 @@ class Matthews(ClassCounts):
         of_predictions = total**2 - ops.sum(predicted**2)
         of_labels = total**2 - ops.sum(labelled**2)
         return ops.divide_no_nan(covariance, ops.sqrt(of_predictions * of_labels))
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class Pearson(keras.metrics.Metric):
+    """Computes Pearson's correlation of all predictions with their labels, as GLUE does for STS-B.
+
+    Keras's `PearsonCorrelation` is the mean of the correlations within each example's outputs.
+
+    With the weighted sums n of 1, x of the labels, y of the predictions, and xx, yy, xy of their
+    products: (n xy - x y) / sqrt((n xx - x^2) (n yy - y^2)) (Pearson, 1895); zero where all labels
+    or all predictions are equal. Sums of float32 would lose what sets scores apart whose mean is
+    large, so they are of float64 in any precision.
+    """
+
+    def __init__(self, name: str = "pearson", dtype=None):
+        super().__init__(name=name, dtype="float64")
+        # Keras's variables have the dtype of `floatx`, whatever the metric's.
+        self.sums = self.add_weight((6,), "zeros", dtype=self.dtype, name="sums")
+
+    def get_config(self):
+        """Returns the arguments of the constructor."""
+        return {"name": self.name}
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds a batch.
+
+        Args:
+            y_true: labels, of shape (batch, 1).
+            y_pred: predictions, of shape (batch, 1).
+            sample_weight: weights of shape (batch,), or None for ones.
+        """
+        ops = keras.ops
+        x, y = (ops.reshape(ops.cast(values, self.dtype), (-1,)) for values in (y_true, y_pred))
+        weights = ops.ones_like(x)
+        if sample_weight is not None:
+            weights = ops.reshape(ops.cast(sample_weight, self.dtype), (-1,))
+        products = ops.stack([ops.ones_like(x), x, y, x * x, y * y, x * y])
+        self.sums.assign_add(ops.sum(products * weights, axis=1))
+
+    def result(self):
+        """Returns the correlation, a scalar from -1 to 1."""
+        ops = keras.ops
+        n, x, y, xx, yy, xy = ops.unstack(ops.convert_to_tensor(self.sums.value))
+
+        def spread(total, squares):
+            # Of equal numbers rounding may leave something.
+            found = n * squares - total**2
+            return ops.where(found > EQUAL * n * squares, found, 0.0)
+
+        covariance = n * xy - x * y
+        return ops.divide_no_nan(covariance, ops.sqrt(spread(x, xx) * spread(y, yy)))
 
 
 # By their names in `data.glue.Columns.metrics`.

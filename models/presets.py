@@ -198,11 +198,12 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     """Decides whether to keep the head of a classifier's folder or to train a new one.
 
     The head is kept if it has weights and as many classes as the data, and the same ones where the
-    folder names them, as `model/` of a run does.
+    folder names them, as `model/` of a run does. One for scores is kept only if the folder says
+    that it is.
 
     Args:
         preset: a name, a handle, or a folder.
-        classes: names of the data's classes, in the order of their numbers.
+        classes: names of the data's classes, in the order of their numbers; none for scores.
 
     Returns:
         Whether the head is kept, and a line for the log; None if the folder has no classifier.
@@ -215,7 +216,12 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
-    names = _read_json(folder / "recipe.json").get("classes")
+    metadata = _read_json(folder / "recipe.json")
+    names = metadata.get("classes")
+    if metadata.get("scores") is True:
+        if not classes and count == 1:
+            return True, f"the head of {preset}, for scores, is trained further"
+        return False, f"a new head: that of {preset} is for scores"
     if count == len(classes) and names in (None, list(classes)):
         return True, f"the head of {preset} is trained further; its classes are those of the data"
     other = f"{count} classes" if names is None else f"the classes {', '.join(names)[:80]}"

@@ -251,6 +251,8 @@ def format_value(name: str, value) -> str:
         return f"{value:6.1%}"
     if name == "plus_minus":
         return f"± {value:.1f}"
+    if name == "score":
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
     if name == "piece":
         return f'"{value}"'
     return f"{value:.1f} {name}" if isinstance(value, float) else str(value)

@@ -1,13 +1,15 @@
-"""Classify sentences, or pairs of them: from your own BERT, a preset, or scratch.
+"""Classify or score sentences, or pairs of them: from your own BERT, a preset, or scratch.
 
     python -m recipes.text_classification --dataset folder_with_train_dev_test_tsv
     python -m recipes.text_classification --dataset reviews.csv --init-from runs/bert_mlm/first
+    python -m recipes.text_classification --dataset reviews.csv --label-column stars --labels scores
     python -m recipes.text_classification --strategy mirrored --replicas 2
 
 Reads sentences and labels (without --dataset: paragraphs of the installed packages' docstrings, to
 be classified by package), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
 AdamW, linear warm-up, PolynomialDecay to zero. A new model is initialised as a naive Bayes
-classifier; token dropout masks half of the word pieces, redrawn every epoch.
+classifier; token dropout masks half of the word pieces, redrawn every epoch. Labels may be scores
+instead (STS-B, ratings): the same model with one output, trained on squared errors.
 
 From scratch on the docstrings: test accuracy 89.5 %, macro F1 76.8 % (most frequent class: accuracy
 71.7 %) in 60 to 90 seconds on 2 CPU cores; SST-2 in README.md.
@@ -16,7 +18,7 @@ From scratch on the docstrings: test accuracy 89.5 %, macro F1 76.8 % (most freq
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -24,16 +26,18 @@ import numpy as np
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-from callbacks.predictions import ClassifiedSentences
-from data import arrays, sentences, word_pieces
+from callbacks.predictions import ClassifiedSentences, Predictions
+from callbacks.tensorboard import TensorBoard
+from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets
-from models.initial_weights import add_mean_layer, init_naive_bayes
-from models.metrics import GLUE_METRICS, MacroF1
+from models.initial_weights import add_mean_layer, init_naive_bayes, init_scores
+from models.metrics import GLUE_METRICS, MacroF1, Pearson
 from training.artifacts import data_sha256
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, flag, option
 from training.run import start_run
@@ -60,6 +64,11 @@ class Options(FineTuningOptions):
         "those of GLUE's tasks; none with --text-column).",
     )
     label_column: str | None = option(None, "Column of the labels (default: label).")
+    labels: Literal["auto", "classes", "scores"] = option(
+        "auto",
+        "classes; scores, numbers to predict (a regression); or auto: scores for STS-B and for "
+        "more than 20 different numbers with decimals.",
+    )
     preset: str = option(
         "scratch",
         "scratch, a preset of KerasNLP, hf://owner/model, or a preset's folder.",
@@ -73,14 +82,14 @@ class Options(FineTuningOptions):
     hidden_dim: int = 64
     dropout: float | None = option(
         None,
-        "Dropout in the encoder and before the last layer (default: 0.3 from scratch or from a "
-        "run, otherwise the preset's).",
+        "Dropout in the encoder and before the last layer (default: from scratch or from a run "
+        "0.3, for scores 0.1; otherwise the preset's).",
         within="[0, 1)",
     )
     token_dropout: float | None = option(
         None,
         "Share of a training sentence's tokens to replace by the mask token, redrawn every epoch "
-        "(default: 0.5 from scratch or from a run, otherwise 0).",
+        "(default: 0.5 from scratch or from a run, 0 from a preset or for scores).",
         within="[0, 1)",
     )
     class_weights: Literal["none", "balanced"] = option(
@@ -102,6 +111,8 @@ class Options(FineTuningOptions):
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems() + presets.problems_of_presets(self)
+        if self.labels == "scores" and self.class_weights != "none":
+            problems.append(f"--class-weights {self.class_weights}: not with --labels scores")
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
                 problems.append(
@@ -118,46 +129,53 @@ def build_model(
     evidence: np.ndarray | None = None,
     sample: dict[str, np.ndarray] | None = None,
     keep_head: bool = False,
+    scale: keras.layers.Rescaling | None = None,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
     Args:
         options: sizes and dropout.
-        num_classes: number of classes.
+        num_classes: number of classes; 1 for scores.
         preset: a name, handle or folder of any family with a `TextClassifier`; None for a new
             `BertTextClassifier`.
         evidence: for a new model: its initial logits per word piece, float of shape (word pieces,
-            classes); see `sentences.naive_bayes_evidence`.
-        sample: for a BERT of a run, whose [CLS] is untrained: inputs of several hundred training
-            sentences.
+            classes); see `sentences.naive_bayes_evidence` and `scores.evidence`.
+        sample: for a BERT of a run, whose [CLS] is untrained, and for a new model of scores: inputs
+            of several hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes.
+        scale: of a new head for scores; see `scale_of`.
 
     Returns:
-        A model whose inputs are token ids and whose outputs are logits of shape (batch, classes).
+        A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
+        or scores of shape (batch, 1).
     """
+    head: dict[str, Any] = {"num_classes": num_classes, "activation": scale}
     dropout = options.dropout
     if dropout is None and (preset is None or options.init_from is not None):
-        dropout = 0.3
+        dropout = 0.3 if scale is None else 0.1  # its noise is an error of every score
     if preset is None:
         assert evidence is not None
         options = dataclasses.replace(options, dropout=dropout)
         model = BertTextClassifier(
-            bert.new_backbone(options, len(evidence)), num_classes, dropout=dropout
+            bert.new_backbone(options, len(evidence)), **head, dropout=dropout
         )
-        init_naive_bayes(model, evidence)
+        if scale is None:
+            init_naive_bayes(model, evidence)
+        else:
+            init_scores(model, evidence, sample)
         return model
-    if sample is not None:
+    if options.init_from is not None and sample is not None:
         backbone = presets.load_backbone(preset, dropout)
         presets.require_positions(backbone, preset, options.sequence_length)
         if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
             backbone = add_mean_layer(backbone, sample)
-            return BertTextClassifier(backbone, num_classes, dropout=dropout)
+            return BertTextClassifier(backbone, **head, dropout=dropout)
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
-        **({} if keep_head else {"num_classes": num_classes}),
+        **({} if keep_head else head),
         **({} if dropout is None else {"dropout": dropout}),
     )
 
@@ -174,10 +192,13 @@ def main(options: Options) -> dict:
             text_column=options.text_column,
             second_text_column=options.second_text_column,
             label_column=options.label_column,
+            labels="scores" if run.metadata.get("scores") else options.labels,
             test_file=run.test_file,
         )
+        if data.scores and options.class_weights != "none":
+            raise OptionsError(f"--class-weights {options.class_weights}: {data.name} has scores")
         if run.metadata:  # evaluates a trained run: in the order of its classes
-            data = data.with_classes(run.metadata["classes"])
+            data = data.with_classes(run.metadata.get("classes", ()))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
@@ -188,21 +209,16 @@ def main(options: Options) -> dict:
         inputs = sentences.encode_once(data, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         run.note(*token_notes(data.name, inputs["train"]["token_ids"], tokenizer))
-        base_learning_rate = 5e-5 if preset else 5e-4
-        if options.init_from is not None:
-            base_learning_rate = 1e-3
-        elif options.freeze_backbone or options.lora_rank is not None:
-            base_learning_rate = 5e-4
         fine_tunes = preset is not None and options.init_from is None
         token_dropout = options.token_dropout
         if token_dropout is None:
-            token_dropout = 0.0 if fine_tunes else 0.5
+            token_dropout = 0.0 if fine_tunes or data.scores else 0.5
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
-            base_learning_rate=base_learning_rate,
+            base_learning_rate=default_learning_rate(options, preset),
             batch_size_per_replica=32 if fine_tunes else 64,
             tokens_per_example=float(is_token.sum(axis=1).mean()),
             about={"sentences": data.describe(), "model": preset or "from scratch"},
@@ -220,59 +236,61 @@ def main(options: Options) -> dict:
         batch_size = plan.global_batch_size
         valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)
         test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
-        baseline = sentences.baselines(splits)
-        if sentences.too_many_classes(len(data.classes)):
-            run.note(f"no TF-IDF baseline: {len(data.classes):,} classes")
-        elif "tfidf_accuracy" not in baseline:
-            run.note("no TF-IDF baseline: one class, or no word of two or more letters")
-        elif len(labels["train"]) > sentences.MOST_SENTENCES:
-            run.note(
-                f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
-            )
+        baseline = (scores if data.scores else sentences).baselines(splits)
+        run.note(baseline_note(data, baseline))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            evidence = sample = None
-            keep_head = False
+            evidence = None
+            every = 1 + len(labels["train"]) // 500
+            sample = {name: rows[::every] for name, rows in inputs["train"].items()}
+            keep_head = bool(run.metadata)  # that of the run, with the scale of its scores
+            scale = scale_of(data) if data.scores else None
             if preset is None:
-                evidence = sentences.naive_bayes_evidence(
-                    inputs["train"], labels["train"], tokenizer, len(data.classes)
-                )
+                evidence = evidence_of(data, inputs["train"], tokenizer)
             elif options.init_from is not None and not run.metadata:
-                every = 1 + len(labels["train"]) // 500
-                sample = {name: rows[::every] for name, rows in inputs["train"].items()}
                 run.note(unused_head_note(options.init_from, preset, data.classes))
             elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
                 run.note(about_head)
             model = build_model(
                 options,
-                len(data.classes),
+                len(data.classes) or 1,
                 preset,
                 evidence=evidence,
-                sample=sample,
+                sample=None if run.metadata else sample,
                 keep_head=keep_head,
+                scale=scale,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
             if not run.metadata:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            macro_f1 = MacroF1(len(data.classes))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            metrics = [
+                keras.metrics.SparseCategoricalAccuracy("accuracy"),
+                MacroF1(len(data.classes)),
+                *(GLUE_METRICS[name](len(data.classes)) for name in data.metrics),
+            ]
+            if scale is not None:
+                loss = keras.losses.MeanSquaredError()
+                metrics = [
+                    keras.metrics.MeanAbsoluteError("mae"),
+                    keras.metrics.RootMeanSquaredError("rmse"),
+                    Pearson(),
+                ]
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                loss=loss,
+                loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
-                weighted_metrics=[
-                    keras.metrics.SparseCategoricalAccuracy("accuracy"),
-                    macro_f1,
-                    *(GLUE_METRICS[name](len(data.classes)) for name in data.metrics),
-                ],
+                weighted_metrics=metrics,
             )
             if not run.metadata:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
         samples = ClassifiedSentences(
-            run.tensorboard, inputs["valid"], splits["valid"][0], labels["valid"], data.classes
+            run.tensorboard, inputs["valid"], *splits["valid"], data.classes
         )
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[samples]
@@ -282,20 +300,99 @@ def main(options: Options) -> dict:
             class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        example = None
-        if data.pairs:
-            shortest = min(splits["valid"][0], key=len)
-            example = shortest.replace(sentences.SEPARATOR, PAIR)
+        if data.scores:
+            results = score_results(test, model, inputs, labels)
+        else:
+            results = class_results(test, metrics, data.classes)
+        results["metadata"]["pairs"] = data.pairs
         return run.finish(
             model,
-            test={name: test[name] for name in ("accuracy", "macro_f1", *data.metrics)},
             baseline=baseline,
-            metadata={"classes": data.classes, "pairs": data.pairs},
-            test_by_class=macro_f1.by_class(data.classes),
             test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
-            example_input=example,
+            example_input=example_of(data),
+            **results,
         )
+
+
+def class_results(test: dict[str, float], metrics: Sequence, classes: Sequence[str]) -> dict:
+    """Returns arguments of `run.finish()`.
+
+    Args:
+        test: what `evaluate()` returned.
+        metrics: those of the model, among them a `MacroF1`.
+        classes: names of the classes.
+    """
+    (macro_f1,) = (metric for metric in metrics if isinstance(metric, MacroF1))
+    return {
+        "test": {metric.name: test[metric.name] for metric in metrics},
+        "test_by_class": macro_f1.by_class(classes),
+        "metadata": {"classes": classes},
+    }
+
+
+def score_results(
+    test: dict[str, float], model: keras.Model, inputs: dict, labels: dict[str, np.ndarray]
+) -> dict:
+    """Returns arguments of `run.finish()`, with the rank correlations of validation and test.
+
+    No sums over batches give a rank correlation: it is computed from all answers of the model.
+
+    Args:
+        test: what `evaluate()` returned.
+        model: the trained model.
+        inputs: its inputs by split.
+        labels: scores by split.
+    """
+    spearman = {
+        split: scores.measure(
+            labels[split], Predictions(TensorBoard(None), inputs[split], model).outputs()
+        )["spearman"]
+        for split in ("valid", "test")
+    }
+    return {
+        "test": {name: test[name] for name in ("mae", "rmse", "pearson")}
+        | {"spearman": spearman["test"]},
+        "valid_spearman": spearman["valid"],
+        "metadata": {"scores": True},
+    }
+
+
+def example_of(data: sentences.Sentences) -> str | None:
+    """Returns an input for the printed `predict` command; None where the usual one suits."""
+    if not data.pairs:
+        return None
+    return min(data.splits["valid"][0], key=len).replace(sentences.SEPARATOR, PAIR)
+
+
+def scale_of(data: sentences.Sentences) -> keras.layers.Rescaling:
+    """Returns the last step of a new model of scores: from standard scores to the labels' unit.
+
+    The weights learn scores of mean 0 and deviation 1, with the same learning rate in any unit. The
+    head's `activation` is a layer of Keras, so a saved model answers in the unit without this
+    package.
+    """
+    # Keras reads them as float32, whatever the dtype of the layer.
+    mean, deviation = (float(np.float32(value)) for value in data.mean_and_deviation())
+    # In full precision, also under a mixed policy: half precision has steps of 0.06 at 100.
+    return keras.layers.Rescaling(deviation, mean, dtype=keras.config.floatx())
+
+
+def evidence_of(data: sentences.Sentences, inputs: dict, tokenizer) -> np.ndarray:
+    """Returns what word pieces say about the classes or the scores of the training split."""
+    _, labels = data.splits["train"]
+    if data.scores:
+        return scores.evidence(inputs, labels, tokenizer)
+    return sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
+
+
+def default_learning_rate(options: Options, preset: str | None) -> float:
+    """Returns the default peak learning rate for one replica."""
+    if options.init_from is not None:
+        return 1e-3
+    if preset is None or options.freeze_backbone or options.lora_rank is not None:
+        return 5e-4
+    return 5e-5
 
 
 def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):
@@ -315,6 +412,17 @@ def unused_head_note(init_from: Path, preset: str, classes: Sequence[str]) -> st
         return None
     remedy = f"; --preset {preset} keeps its head" if fits else ""
     return f"--init-from {init_from}: takes the encoder alone, with a new head{remedy}"
+
+
+def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str | None:
+    """Returns a note if there is no TF-IDF baseline, or if it learns from a part of the data."""
+    if sentences.too_many_classes(len(data.classes) or 1):
+        return f"no TF-IDF baseline: {len(data.classes):,} classes"
+    if not {"tfidf_accuracy", "ridge_mae"} & set(baseline):
+        return "no TF-IDF baseline: one class, or no word of two or more letters"
+    if len(data.splits["train"][0]) > sentences.MOST_SENTENCES:
+        return f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
+    return None
 
 
 def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]:
@@ -341,13 +449,13 @@ def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]
 def predict(
     run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int = 3
 ) -> list[list[dict]]:
-    """Returns the most likely classes of texts.
+    """Returns the most likely classes of texts, or their scores.
 
     Args:
         run: a finished run of this recipe.
         inputs: texts; long ones are truncated as in training. The two sentences of a pair are
             separated by "|||", or are a tuple.
-        top: number of classes of each answer; 0 for all.
+        top: number of classes of each answer; 0 for all; without effect on scores.
     """
     if run.metadata.get("pairs"):
         texts = [_pair(each) for each in inputs]
@@ -356,6 +464,8 @@ def predict(
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
     model = run.load_model("float32")
     logits = model(sentences.encode(texts, model.preprocessor))
+    if run.metadata.get("scores"):
+        return [[{"score": float(score)}] for score in keras.ops.convert_to_numpy(logits)[:, 0]]
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [top_k(row, run.metadata["classes"], top) for row in probabilities]
 

@@ -14,6 +14,7 @@ BASELINES = {
     "kneser_ney": "Kneser-Ney n-grams",
     "most_frequent": "the most frequent class",
     "tfidf": "TF-IDF with logistic regression",
+    "ridge": "TF-IDF with ridge regression",
     "linear": "the linear fit",
     "mean": "the mean of training",
     "formula": "the formula",

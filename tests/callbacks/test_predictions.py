@@ -87,6 +87,23 @@ def test_classified_sentences(tmp_path):
     assert rows[1] == f"| {'x' * 300} ... | *yes* | no 73.1% |" and len(rows) == 10
 
 
+def test_scored_sentences(tmp_path):
+    numbers = np.array([[0.25], [123456.0]] + [[1.0]] * 20, "float32")
+    texts = ["one | two", "x" * 1000, *["more"] * 20]
+    callback = ClassifiedSentences(TensorBoard(tmp_path), {"x": numbers}, texts, numbers * 2, ())
+    inputs = {"x": keras.Input((1,), name="x")}
+    callback.set_model(keras.Model(inputs, keras.layers.Identity()(inputs["x"])))
+    callback.on_epoch_end(0)
+    ((tag, (_, text)),) = shown(callback).items()
+    rows = html.unescape(text.item().decode()).splitlines()
+    assert tag == "sentences" and rows[0] == "| sentence | score | predicted |"
+    assert rows[2:4] == [
+        "| one | two | 0.5 | 0.25 |",
+        f"| {'x' * 300} ... | 2.469e+05 | 1.235e+05 |",
+    ]
+    assert len(rows) == 12
+
+
 def test_predicted_against_true(tmp_path):
     truth = np.array([[10.0], [20.0], [30.0]])
     callback = RegressionSummaries(TensorBoard(tmp_path), truth, truth, "°C")

@@ -100,12 +100,6 @@ def test_rows_of_qqp_that_are_cut_short_are_left_out(tmp_path):
     assert "train.tsv: 2 of 32 rows left out" in found.note
 
 
-def test_scores_are_no_classes(tmp_path):
-    (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.8\n")
-    with pytest.raises(DataError, match="STS-B has scores, not classes"):
-        sentences.load_sentences(str(tmp_path), tmp_path)
-
-
 def test_columns_can_be_named(tmp_path):
     path = tmp_path / "reviews.csv"
     rows = [f'"x{n}, y",{"bad good".split()[n % 2]},why {n}' for n in range(20)]

@@ -1,11 +1,12 @@
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 from sklearn.metrics import f1_score, matthews_corrcoef, precision_recall_fscore_support
 
 from distribution import keras_compat
-from models.metrics import LastClassF1, MacroF1, Matthews
+from models.metrics import LastClassF1, MacroF1, Matthews, Pearson
 from tests.support import forked
 
 
@@ -81,13 +82,46 @@ def test_examples_of_weight_zero_do_not_count(counted):
     assert expected != pytest.approx(f1_score(labels, predicted, average="macro"))
 
 
-def count_on_two_replicas(labels, logits):
+@pytest.fixture
+def scored():
+    """Scores of a large mean, whose squares float32 could not tell apart."""
+    rng = np.random.default_rng(0)
+    truth = 5000 + rng.normal(size=(50, 1))
+    return truth, (truth + rng.normal(size=(50, 1))).astype("float32")
+
+
+def test_pearson_as_scipy(scored):
+    truth, predicted = scored
+    metric = Pearson()
+    metric.update_state(truth, predicted)
+    metric.reset_state()
+    # The last batch is padded, as an evaluation's.
+    metric.update_state(truth[:32], predicted[:32])
+    padded = (np.concatenate([part[32:], np.zeros((14, 1))]) for part in scored)
+    metric.update_state(*padded, np.array([1.0] * 18 + [0.0] * 14, "float32"))
+    expected = scipy.stats.pearsonr(truth.ravel(), predicted.ravel().astype("float64")).statistic
+    assert float(metric.result()) == pytest.approx(expected, rel=1e-9)
+    assert metric.result().dtype == "float64"
+    config = keras.saving.serialize_keras_object(Pearson("r"))
+    assert keras.saving.deserialize_keras_object(config).name == "r"
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 4999.7])
+def test_pearson_of_equal_predictions_is_zero(value, scored):
+    """Not what rounding leaves of their variance."""
+    for pair in ((scored[0], np.full((50, 1), value)), (np.full((50, 1), value), scored[1])):
+        metric = Pearson()
+        metric.update_state(*pair)
+        assert float(metric.result()) == 0.0
+
+
+def count_on_two_replicas(metric, labels, logits):
     """Each replica counts half of the examples, in one copy of the variables."""
     strategy = tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"
     )
     with keras_compat.patch_keras_for(strategy), strategy.scope():
-        metric = MacroF1(4)
+        metric = metric()
         parts = strategy.experimental_distribute_dataset(
             tf.data.Dataset.from_tensor_slices((labels, logits)).batch(len(labels) // 5)
         )
@@ -101,7 +135,15 @@ def count_on_two_replicas(labels, logits):
         return float(metric.result())
 
 
-def test_replicas_that_share_one_copy_add_up(counted):
+def macro_f1():
+    return MacroF1(4)
+
+
+def test_replicas_that_share_one_copy_add_up(counted, scored):
     labels, logits, predicted = counted
-    found = forked.run(count_on_two_replicas, labels, logits)
+    found = forked.run(count_on_two_replicas, macro_f1, labels, logits)
     assert found == pytest.approx(f1_score(labels, predicted, average="macro"))
+    truth, predicted = scored
+    found = forked.run(count_on_two_replicas, Pearson, truth, predicted)
+    expected = scipy.stats.pearsonr(truth.ravel(), predicted.ravel()).statistic
+    assert found == pytest.approx(expected, rel=1e-5)

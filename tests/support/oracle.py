@@ -18,7 +18,7 @@ import numpy as np
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, melting, sentences, text
+from data import arrays, images, masked_lm, melting, scores, sentences, text
 from data.batches import training_batches
 from models import bert as bert_model
 from models import decoders, fine_tuning
@@ -137,25 +137,47 @@ def causal(options, strategy):
 
 
 def classification(options, strategy):
-    data = sentences.load_sentences(options.dataset, options.cache_dir)
+    data = sentences.load_sentences(options.dataset, options.cache_dir, labels=options.labels)
     texts, labels = data.splits["train"]
     tokenizer = bert_model.make_tokenizer(options, None, data.as_text(), options.cache_dir)
     inputs = sentences.encode(
         texts,
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
     )
+    share = options.token_dropout or (0.0 if data.scores else 0.5)
     dataset = arrays.training_data(
         inputs,
         labels,
         seed=options.seed,
-        change=sentences.hide_word_pieces(0.5, tokenizer, options.seed),
+        change=sentences.hide_word_pieces(share, tokenizer, options.seed) if share else None,
         **batches(options),
     )
+    if data.scores:
+        return scores_(options, strategy, inputs, labels, tokenizer, dataset)
     with strategy.scope():
         evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
         model = text_classification.build_model(options, len(data.classes), evidence=evidence)
         optimizer = adamw(options, model)
     return train(strategy, model, optimizer, dataset, options, CROSS_ENTROPY, options.warmup_steps)
+
+
+def scores_(options, strategy, inputs, labels, tokenizer, dataset):
+    """The squared errors of standard scores."""
+    mean, deviation = (float(np.float32(value)) for value in (labels.mean(), labels.std()))
+    with strategy.scope():
+        model = text_classification.build_model(
+            options,
+            1,
+            evidence=scores.evidence(inputs, labels, tokenizer),
+            sample=inputs,
+            scale=keras.layers.Rescaling(deviation, mean, dtype="float64"),
+        )
+        optimizer = adamw(options, model)
+
+    def squared_error(y, predicted):
+        return tf.square((predicted[:, 0] - y[:, 0]) / deviation)
+
+    return train(strategy, model, optimizer, dataset, options, squared_error, options.warmup_steps)
 
 
 def adamw(options, model, beta_2=0.999):

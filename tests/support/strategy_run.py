@@ -70,6 +70,11 @@ RUNS = {
     ),
     "text": ("text_classification", TINY_SENTENCES),
     "text_together": ("text_classification", TINY_SENTENCES | TOGETHER),
+    "scores": ("text_classification", TINY_SENTENCES | dict(labels="scores")),
+    "scores_together": (
+        "text_classification",
+        TINY_SENTENCES | TOGETHER | dict(labels="scores", token_dropout=0.5),
+    ),
 }
 
 # Plain Keras programs, whose dropout is on. Batches that two and three replicas can share.
