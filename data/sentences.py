@@ -542,6 +542,7 @@ def _split(
         raise DataError(
             f"{name}: too few different sentences: no label has {len(held_out) + 1} or more, one "
             f"for each split; found {_shown(sorted(rare))}"
+            + ("; pass --labels scores to predict numbers" if all(map(_is_score, rare)) else "")
         )
     for label, sentences in sentences_of.items():
         if label in rare:

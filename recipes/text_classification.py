@@ -162,6 +162,7 @@ def build_model(
         if scale is None:
             init_naive_bayes(model, evidence)
         else:
+            assert sample is not None
             init_scores(model, evidence, sample)
         return model
     if options.init_from is not None and sample is not None:

@@ -50,8 +50,10 @@ def test_many_fractions_are_scores_and_few_numbers_are_classes(tmp_path):
     assert len(load(many, labels="classes").classes) == 41
     named = load(few, labels="scores")
     assert named.scores and "labels are scores" not in named.note
-    integers = write(tmp_path / "integers.csv", range(200))
+    integers = write(tmp_path / "integers.csv", [n % 40 for n in range(200)])
     assert not load(integers).scores and load(integers, labels="scores").scores
+    once = write(tmp_path / "once.csv", range(200))
+    assert message(once).endswith("; pass --labels scores to predict numbers")
 
 
 def test_of_scores_one_file_is_split_by_sentences_alone(tmp_path):

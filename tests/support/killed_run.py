@@ -56,6 +56,10 @@ RUNS = {
     "mnist_together": ("mnist", IMAGES | TOGETHER),
     "dna": ("dna_melting", strategy_run.TINY_OLIGOS | SMALL | dict(dropout=0.1)),
     "text": ("text_classification", strategy_run.TINY_SENTENCES | SMALL),
+    "scores": (
+        "text_classification",
+        strategy_run.TINY_SENTENCES | SMALL | dict(labels="scores", validate_every=3),
+    ),
 }
 
 

@@ -136,12 +136,14 @@ def test_a_deterministic_run_on_one_device_that_xla_compiles(recipe, folder, unb
         ("tiny_half", {}),
         ("bert_together", {}),
         ("dna", {}),
+        ("scores", {}),
     ],
     ids=[
         "mirrored x 2",
         "mixed_float16",
         "accumulation, clipping, evaluations in mid-epoch",
         "dna_melting",
+        "scores of text_classification",
     ],
 )
 @pytest.mark.long
