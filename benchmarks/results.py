@@ -27,6 +27,8 @@ SHOWN = {
     "mae": ("MAE", "{:.2f} °C"),
     "rmse": ("RMSE", "{:.2f} °C"),
     "r2": ("R²", "{:.3f}"),
+    "pearson": ("Pearson", "{:.3f}"),
+    "spearman": ("Spearman", "{:.3f}"),
     "unigram_cross_entropy": ("unigram model", "{:.3f}"),
     "kneser_ney_cross_entropy": ("Kneser-Ney n-grams", "{:.3f}"),
     "most_frequent_accuracy": ("most frequent", "{:.1%}"),
@@ -34,6 +36,8 @@ SHOWN = {
     "tfidf_macro_f1": ("TF-IDF macro F1", "{:.1%}"),
     "nearest_neighbour_mae": ("fit on nearest neighbours", "{:.2f} °C"),
     "mean_mae": ("mean", "{:.2f} °C"),
+    "ridge_mae": ("TF-IDF", "{:.2f}"),
+    "ridge_pearson": ("TF-IDF Pearson", "{:.3f}"),
 }
 
 
@@ -71,6 +75,8 @@ def shown(runs: list[dict], which: str) -> str:
     for name, (title, form) in SHOWN.items():
         if name not in runs[0][which]:
             continue
+        if runs[0]["recipe"] != "dna_melting":  # scores of sentences have any unit
+            form = form.removesuffix(" °C")
         values = [run[which][name] for run in runs]
         text = form.format(statistics.mean(values))
         least, most = form.format(min(values)), form.format(max(values))

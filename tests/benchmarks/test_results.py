@@ -50,3 +50,17 @@ def test_a_resumed_run_has_no_time(readme, tmp_path):
     (folder / "results.json").write_text(json.dumps(found | {"resumed_from_step": 300}))
     with pytest.raises(SystemExit, match="was resumed"):
         results.main([folder])
+
+
+def test_errors_have_the_unit_of_their_recipe(readme, tmp_path, capsys):
+    for number, (recipe, baseline) in enumerate(
+        {"dna_melting": {"mean_mae": 9.0}, "text_classification": {"ridge_mae": 2.0}}.items()
+    ):
+        folder = write_run(tmp_path / recipe, number, 0.0)
+        found = json.loads((folder / "results.json").read_text())
+        found |= {"recipe": recipe, "test": {"mae": 1.5}, "baseline": baseline}
+        (folder / "results.json").write_text(json.dumps(found))
+        results.main([folder])
+    melting, scores = readme.read_text().splitlines()[4:6]
+    assert "MAE 1.50 °C | mean 9.00 °C |" in melting
+    assert "MAE 1.50 | TF-IDF 2.00 |" in scores
