@@ -237,7 +237,7 @@ def load_sentences(
         rows["test"] = _read([files.expand(test_file)], columns, notes, labels)
     if labels == "scores":
         return _scored(name, rows, notes)
-    return _numbered(name, rows, notes, columns)
+    return _numbered(name, rows, notes, columns, test_file)
 
 
 def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
@@ -441,6 +441,7 @@ def _numbered(
     rows: dict[str, list[Row]],
     notes: Sequence[str] = (),
     columns: glue.Columns | None = None,
+    test_file: Path | None = None,
 ) -> Sentences:
     """Numbers the labels; those that are not in validation or test are noted."""
     labels = {split: {label for _, label in rows[split]} for split in SPLITS}
@@ -461,8 +462,9 @@ def _numbered(
     for split in ("valid", "test"):
         unknown = sorted(labels[split] - labels["train"])
         if unknown:
+            source = test_file if split == "test" and test_file is not None else name
             raise DataError(
-                f"{name}: the label {_shown(unknown)} is in the {split} split, not in training"
+                f"{source}: the label {_shown(unknown)} is in the {split} split, not in training"
             )
         missing = [label for label in classes if label not in labels[split]]
         if missing:

@@ -168,7 +168,7 @@ class TestEvaluate:
         table = write(tmp_path / "new.csv", b"sentence,label\na,strange\n")
         for recipe, file, said in (
             ("mnist", table, "--test-file: this recipe ignores it"),
-            ("text_classification", table, "the label 'strange' is in the test split"),
+            ("text_classification", table, f"{table}: the label 'strange' is in the test split"),
             ("text_classification", tmp_path / "none", "no such file"),
         ):
             words = (runs[recipe][0], "--test-file", file)
