@@ -553,7 +553,8 @@ def update_together() -> Iterator[None]:
                     if getattr(self, "decays", False) and self._use_weight_decay(variable):
                         decay = variable * tf.cast(self.weight_decay, variable.dtype)
                         variable.assign_sub(decay * tf.cast(rate, variable.dtype))
-                    self.update_step(gradient, variable, rate)
+                    # Muon does not cast a schedule's rate, which is float32, to float64.
+                    self.update_step(gradient, variable, tf.cast(rate, variable.dtype))
 
             def on_replica(_, gradients, rate):
                 jit_compile = getattr(self, "jit_compile", False)

@@ -261,6 +261,33 @@ def test_all_weights_in_one_call_become_what_keras_makes_of_them(name):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+def updated_twice(name, rate):
+    """A kernel after two updates of Muon in float64."""
+    keras.config.set_floatx("float64")
+    strategy = strategies.make_strategy(name, 2 if name == "mirrored" else None)
+    with keras_compat.patch_keras_for(strategy), strategy.scope():
+        kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
+        optimizer = keras.optimizers.Muon(rate)
+        optimizer.build([kernel])
+
+        @tf.function
+        def update():
+            optimizer.apply([kernel.value**2 - 0.5], [kernel])
+
+        for _ in range(2):
+            strategy.run(update)
+        return keras.ops.convert_to_numpy(kernel)
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored"])
+def test_muon_in_float64_takes_the_rate_of_a_schedule(name):
+    constant = forked.run(updated_twice, name, 0.5)
+    # Keras's schedules compute in float32 where floatx is float64, too.
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.5, 5, 0.5)
+    scheduled = forked.run(updated_twice, name, schedule)
+    np.testing.assert_allclose(scheduled, constant, rtol=1e-12)
+
+
 def decayed(name, replicas):
     """Weights after three updates by the Muon of the recipes."""
     keras.config.set_floatx("float64")
