@@ -88,6 +88,8 @@ class ReduceOnPlateau(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Compares the metric with the best value, and lowers the rate if it is due."""
+        if self.metric not in logs:  # an epoch without validation: fit(validation_freq=...)
+            return
         value = float(logs[self.metric])
         highest = direction(self.metric, self.model, self.mode) == "max"
         if self.best is None or (value > self.best if highest else value < self.best):

@@ -163,6 +163,33 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
         )
 
 
+def require_splits(options: SharedOptions, validation, test) -> None:
+    """Rejects options that evaluate on a split that the recipe does not have.
+
+    Args:
+        options: the options.
+        validation: the validation data of `run.prepare()`, or None.
+        test: its test data, or None.
+
+    Raises:
+        OptionsError: names the options, one line for each split.
+    """
+    users = {
+        "validation": ("keep_best", "reduce_on_plateau", "validate_every"),
+        "test": ("test_every",),
+    }
+    problems = []
+    for split, data in {"validation": validation, "test": test}.items():
+        flags = [flag(name) for name in users[split] if getattr(options, name) is not None]
+        if data is None and flags:
+            problems.append(
+                f"{', '.join(flags)}: this recipe has no {split} data "
+                f"(run.prepare({split}=None)); leave it out"
+            )
+    if problems:
+        raise OptionsError("\n".join(problems))
+
+
 def partial_best(options: SharedOptions) -> str | None:
     """Returns a note if `best/` will not hold the whole, or the averaged, model."""
     if options.keep_best is None or options.early_stopping is not None:

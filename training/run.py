@@ -415,8 +415,8 @@ class Run:
         Args:
             model: compiled as on keras.io, under the strategy.
             train_data: global batches, starting at the run's next one.
-            validation: batches of the validation split.
-            test: batches of the test split, for `--test-every`.
+            validation: batches of the validation split, or None.
+            test: batches of the test split, for `--test-every`; or None.
             extra: callbacks of the recipe. The `get_state()` of a `StepCallback` is stored in each
                 checkpoint and passed to `set_state()` when the run resumes. Callbacks with
                 `on_record(record)` get every record of the run, on the chief.
@@ -433,7 +433,8 @@ class Run:
                 run was prepared before.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
-            OptionsError: the model has no metric `--keep-best`, or the recipe ignores `--dataset`.
+            OptionsError: the model has no metric `--keep-best`, an option needs a split that is
+                None, or the recipe ignores `--dataset`.
         """
         if self._was_prepared:
             raise RunError(
@@ -454,6 +455,7 @@ class Run:
             return self._take_weights(model, saves or model, test)
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
+        checks.require_splits(options, validation, test)
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)

@@ -49,6 +49,15 @@ def test_the_direction_of_the_metric(metric, mode, first):
     assert rates(callback, [0.5, 0.4], metric)[-1] == pytest.approx(first)
 
 
+def test_an_epoch_without_validation_does_not_count():
+    """`fit(validation_freq=2)` evaluates every second epoch."""
+    callback = make(patience=1)
+    callback.on_epoch_end(0, {"loss": 1.0})
+    assert rates(callback, [2.0, 2.0]) == pytest.approx([0.8, 0.4])
+    callback.on_epoch_end(3, {"loss": 1.0})
+    assert rates(callback, [1.0]) == pytest.approx([0.4])
+
+
 def test_it_multiplies_what_a_schedule_gives():
     callback = make(
         keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0), patience=1, factor=0.1

@@ -98,6 +98,7 @@ def main(
     build=build_model,
     pipeline=arrays.training_data,
     saved_part=lambda model: model,
+    left_out=(),
 ) -> dict:
     """Trains, tests and saves.
 
@@ -110,6 +111,7 @@ def main(
         build: returns the model for the options.
         pipeline: returns the training batches, like `arrays.training_data`.
         saved_part: returns the model to save, of the one that is trained.
+        left_out: which of "validation" and "test" `run.prepare()` does not get.
     """
     with start_run(NAME, options) as run:
         if run.finished:
@@ -133,8 +135,8 @@ def main(
         fit_options = run.prepare(
             model,
             train_data,
-            validation=valid_data,
-            test=test_data,
+            validation=None if "validation" in left_out else valid_data,
+            test=None if "test" in left_out else test_data,
             extra=list(extra),
             saves=saved,
         )

@@ -435,6 +435,28 @@ class TestOptions:
         names = "val_loss, val_cross_entropy, val_accuracy"
         assert said == f"--keep-best val_acuracy: must be one of {names}"
 
+    @pytest.mark.parametrize(
+        "split, option, value",
+        [
+            ("validation", "keep_best", "val_loss"),
+            ("validation", "reduce_on_plateau", 1),
+            ("validation", "validate_every", 4),
+            ("test", "test_every", 4),
+        ],
+    )
+    def test_a_split_that_the_recipe_does_not_have(self, tmp_path, split, option, value):
+        parts = {"left_out": (split,)}
+        said = refused(tmp_path, OptionsError, parts=parts, **{option: value})
+        assert said == (
+            f"--{option.replace('_', '-')}: this recipe has no {split} data "
+            f"(run.prepare({split}=None)); leave it out"
+        )
+
+    def test_a_run_without_validation_data(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        results = tiny_recipe.main(options, left_out=("validation", "test"))
+        assert results["steps"] == 18 and "val_loss" not in results["history"]
+
     def test_a_best_whose_direction_is_not_known(self, tmp_path, monkeypatch):
         """A metric of one's own, whose name tells nothing."""
 
