@@ -211,6 +211,9 @@ def split_options(
 def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str]:
     """Lists incompatible options, and problems of this host, one per line."""
     problems = []
+    unknown = module_problem(options.module)
+    if unknown:
+        problems.append(unknown)
     if options.module.startswith("recipes."):  # they have no such options
         names = [word.partition("=")[0] for word in options.arguments]
         problems += [f"{name}: goes before -m" for name in names if name in OWN_OPTIONS]
@@ -250,6 +253,25 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
     except OSError as error:
         problems.append(f"--run-dir {run_dir}: {error.strerror}")
     return problems
+
+
+def module_problem(module: str) -> str | None:
+    """Returns a line about a module that `python -m` would not find, or None; imports nothing."""
+
+    def find(name: str, folders):
+        return next(filter(None, (each.find_spec(name, folders) for each in sys.meta_path)), None)
+
+    names, folders = module.split("."), None  # folders of a package
+    for count, last in enumerate(names, start=1):
+        spec = find(".".join(names[:count]), folders) if last else None  # "./own.py"
+        folders = spec and spec.submodule_search_locations
+        if spec is None or (folders is None and count < len(names)):
+            is_path = "/" in module or module.endswith(".py")
+            hint = "write its name, not its file's" if is_path else "looked here and in PYTHONPATH"
+            return f"-m {module}: no such module; {hint}"
+    if folders is not None and find(f"{module}.__main__", folders) is None:
+        return f"-m {module}: a package without __main__.py; name one of its modules"
+    return None
 
 
 # --- What each process gets ---

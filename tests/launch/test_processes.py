@@ -5,19 +5,23 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from launch import processes as launch
 from tests.support.launched import COUNTS_SIGNALS, find_ports
+from tests.support.processes import ROOT
 
 SLEEPS = "ready()\ntime.sleep(60)"
 
 
 @pytest.fixture
 def bare(monkeypatch):
-    """Leaves no cluster in the environment of this process."""
+    """Leaves no cluster in the environment of this process; any name is that of a module."""
+    monkeypatch.setattr(launch, "module_problem", lambda module: None)
     for name in ("TF_CONFIG", "SLURM_PROCID", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -61,6 +65,36 @@ def test_problems_that_belong_together_are_named_at_once(capsys, bare):
     with pytest.raises(SystemExit):
         launch.read_options([])
     assert "-m MODULE is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "module, problem",
+    [
+        *((name, None) for name in ("recipes.mnist", "launch.doctor", "recipes", "timeit")),
+        ("own", None),
+        *((name, "no such module; looked here") for name in ("ownn", "recipes.mnits", "own.x")),
+        *((name, "no such module; write its name") for name in ("own.py", "./own.py")),
+        ("parts", "a package without __main__.py"),
+    ],
+)
+def test_a_module_that_python_does_not_find(module, problem, tmp_path, monkeypatch):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").touch()
+    (tmp_path / "own.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = None if problem is None else f"-m {module}: {problem}"
+    found = launch.module_problem(module)
+    assert found is None if expected is None else found.startswith(expected)
+
+
+def test_a_mistyped_module_leaves_no_folder(tmp_path):
+    words = [sys.executable, "-m", "launch", "--max-restarts", "3", "-m", "recipes.mnits"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 2 and not os.listdir(tmp_path)
+    assert found.stderr == (
+        "launch: -m recipes.mnits: no such module; looked here and in PYTHONPATH\n"
+    )
 
 
 @pytest.mark.parametrize("module", ["recipes.mnist", "fake"])
