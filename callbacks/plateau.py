@@ -28,14 +28,19 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, schedule, factor: float = 1.0):
         self.schedule = schedule
         self.factor = keras.Variable(
-            factor, trainable=False, name="rate_factor", aggregation="only_first_replica"
+            factor,
+            dtype=keras.config.floatx(),  # a number alone would make it float32
+            trainable=False,
+            name="rate_factor",
+            aggregation="only_first_replica",
         )
 
     def __call__(self, step):
         """Returns the learning rate of a step, counted from 0; scalar."""
-        is_schedule = isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule)
-        rate = self.schedule(step) if is_schedule else self.schedule
-        return keras.ops.cast(rate, self.factor.dtype) * self.factor
+        if isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule):
+            return keras.ops.cast(self.schedule(step), self.factor.dtype) * self.factor
+        # Not cast: that rounds a number to float32 first.
+        return self.schedule * self.factor
 
     def get_config(self):
         """Returns the arguments of the constructor, as JSON values."""

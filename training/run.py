@@ -13,6 +13,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -733,7 +734,7 @@ class Run:
                 )
             self.folder.write_json("results.json", results)
             log.log(RESULT, "model    %s", path / "model")
-            log.log(RESULT, "logs     tensorboard --logdir %s", path)
+            log.log(RESULT, "logs     tensorboard --logdir %s", shlex.quote(str(path)))
             log.log(RESULT, "results  %s", path / "results.json")
             query = predict_command(self.options, example_input)
             if query is not None:

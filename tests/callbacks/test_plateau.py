@@ -67,6 +67,15 @@ def test_it_multiplies_what_a_schedule_gives():
     assert [float(schedule(step)) for step in (0, 5, 10)] == pytest.approx([0.1, 0.05, 0.0])
 
 
+def test_a_constant_rate_in_float64_keeps_its_digits():
+    keras.config.set_floatx("float64")
+    callback = make(0.1, patience=1)
+    schedule = keras_compat.learning_rate_of(callback.model.optimizer)
+    assert float(schedule(0)) == 0.1
+    rates(callback, [1.0, 1.0])
+    assert float(schedule(0)) == 0.05
+
+
 def test_a_run_that_resumes_lowers_it_in_the_same_epochs():
     values = [3.0, 3.5, 3.5, 2.9, 3.0, 3.0, 3.0]
     expected = rates(make(), values)

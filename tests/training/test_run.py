@@ -139,11 +139,13 @@ class TestNumbers:
 
         monkeypatch.setattr(run_module.Run, "finish", finish)
         monkeypatch.setattr(tiny_recipe, "predict", lambda run, inputs: [], raising=False)
-        start(tmp_path / "run", max_steps=2)
+        folder = tmp_path / "a run"
+        start(folder, max_steps=2)
         lines = capsys.readouterr().out.splitlines()
         assert sum(line.startswith("baseline ") for line in lines) == len(baseline)
+        assert f"logs     tensorboard --logdir '{folder}'" in lines
         assert lines[-1].startswith("predict  ")
-        assert f"-m recipes.predict {tmp_path / 'run'} " in lines[-1]
+        assert f"-m recipes.predict '{folder}' " in lines[-1]
 
     def test_a_gpu_that_cannot_be_used_is_noted(self, tmp_path, monkeypatch):
         monkeypatch.setattr(device, "unused_gpu", lambda: "a GPU is there")
