@@ -430,8 +430,8 @@ class Run:
             RunError: the data are not a dataset, are empty or ragged, or begin differently each
                 time; the model is not compiled, was created outside of the strategy's scope, has a
                 metric of several values, cannot be saved, or has changed since the checkpoint, as
-                may its optimizer; a callback of Keras has state that no checkpoint keeps; or the
-                run was prepared before.
+                may its optimizer; a callback of Keras has state that no checkpoint keeps; the run
+                was prepared before; or a finished run has no test data to be evaluated on.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
@@ -452,6 +452,11 @@ class Run:
                 raise OptionsError(
                     "--test-file: this recipe ignores it; a recipe loads run.test_file as its test "
                     "split"
+                )
+            if test is None:
+                raise RunError(
+                    f"{self.trained.folder}: its recipe has no test data to evaluate on "
+                    "(run.prepare(test=None))"
                 )
             return self._take_weights(model, saves or model, test)
         info, plan, options = self.folder.checkpoint, self._plan, self.options

@@ -803,11 +803,11 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
 class TestEvaluationOfASavedPart:
     @pytest.fixture
     def evaluated(self, tmp_path, monkeypatch):
-        def evaluated(saved_part):
+        def evaluated(saved_part=lambda model: model, left_out=()):
             stock = tiny_recipe.main
 
             def main(options):
-                return stock(options, saved_part=saved_part)
+                return stock(options, saved_part=saved_part, left_out=left_out)
 
             main(tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1))
             monkeypatch.setattr(tiny_recipe, "main", main)
@@ -837,4 +837,8 @@ class TestEvaluationOfASavedPart:
         assert answers.shape == (1, 2) and answers.any()
 
     def test_the_whole_model_has_no_note(self, evaluated):
-        assert evaluated(lambda model: model)["notes"] == []
+        assert evaluated()["notes"] == []
+
+    def test_a_recipe_without_test_data_is_refused(self, evaluated):
+        with pytest.raises(RunError, match="its recipe has no test data to evaluate on"):
+            evaluated(left_out=["test"])
