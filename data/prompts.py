@@ -336,34 +336,35 @@ class PromptRows:
 
 
 def rows_once(
-    prompts: Prompts, tokenizer, cache_dir: Path, *, template: str, length: int, together: bool
+    splits: dict[str, list[Pair]],
+    tokenizer,
+    cache_dir: Path,
+    *,
+    template: str,
+    length: int,
+    together: bool,
 ) -> dict[str, PromptRows]:
     """Makes the rows of each split, or takes them from the cache; see `make_rows`.
 
     Args:
-        prompts: Prompts and responses by split.
+        splits: As in `Prompts.splits`.
         tokenizer: As of `make_rows`.
         cache_dir: The cache; rows are stored in its folder `sequences`.
         template: As of `make_rows`.
         length: As of `make_rows`.
         together: As of `make_rows`.
     """
-
-    def make() -> dict[str, np.ndarray]:
-        arrays: dict[str, np.ndarray] = {}
-        for split, pairs in prompts.splits.items():
-            rows = make_rows(pairs, tokenizer, template=template, length=length, together=together)
-            arrays |= {f"{split}-{name}": array for name, array in rows.arrays().items()}
-        return arrays
-
     rules = word_pieces.rules_of(tokenizer)
-    arrays = sequences.arrays_once(
-        cache_dir, (prompts.sha256, "prompts 1", template, length, together, rules), make
-    )
-    return {
-        split: PromptRows(**{name: arrays[f"{split}-{name}"] for name in PromptRows.NAMES})
-        for split in prompts.splits
-    }
+
+    def rows_of(pairs: Sequence[Pair]) -> PromptRows:
+        def make() -> dict[str, np.ndarray]:
+            rows = make_rows(pairs, tokenizer, template=template, length=length, together=together)
+            return rows.arrays()
+
+        made_from = (sequences.sha256_of(pairs), "prompts 1", template, length, together, rules)
+        return PromptRows(**sequences.arrays_once(cache_dir, made_from, make))
+
+    return {split: rows_of(pairs) for split, pairs in splits.items()}
 
 
 def make_rows(

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -665,29 +666,25 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
     return {name: np.concatenate(found) for name, found in blocks.items()}
 
 
-def encode_once(data: Sentences, preprocessor, cache_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+def encode_once(
+    splits: dict[str, tuple[list[str], np.ndarray]], preprocessor, cache_dir: Path
+) -> dict[str, dict[str, np.ndarray]]:
     """Encodes the sentences of each split, or takes their tokens from the cache; see `encode`.
 
     Args:
-        data: The sentences.
+        splits: As in `Sentences.splits`.
         preprocessor: a `keras_nlp.models.TextClassifierPreprocessor`.
         cache_dir: The cache; tokens are stored in its folder `sequences`.
     """
-
-    def make() -> dict[str, np.ndarray]:
-        return {
-            f"{split}-{name}": array
-            for split, (texts, _) in data.splits.items()
-            for name, array in encode(texts, preprocessor).items()
-        }
-
     rules = word_pieces.rules_of(preprocessor)
-    made_from = (data.as_text().sha256, data.pairs, "sentences 1", rules)
-    inputs: dict[str, dict[str, np.ndarray]] = {split: {} for split in data.splits}
-    for key, array in sequences.arrays_once(cache_dir, made_from, make).items():
-        split, _, name = key.partition("-")
-        inputs[split][name] = array
-    return inputs
+    return {
+        split: sequences.arrays_once(
+            cache_dir,
+            (sequences.sha256_of(texts), "sentences 1", rules),
+            functools.partial(encode, texts, preprocessor),
+        )
+        for split, (texts, _) in splits.items()
+    }
 
 
 def naive_bayes_evidence(

@@ -6,7 +6,8 @@ operating system may drop and read again.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ def place(cache_dir: Path, made_from: tuple) -> Path:
     """
     key = hashlib.sha256(repr(made_from).encode(errors="surrogatepass")).hexdigest()[:24]
     return Path(cache_dir) / "sequences" / key
+
+
+def sha256_of(texts: Sequence) -> str:
+    """Returns a checksum of texts, or of anything that is JSON, in their order (hex)."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def arrays_once(

@@ -347,7 +347,7 @@ def make_rows(
         drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
         pairs["train"] = [pairs["train"][index] for index in drawn]
         return prompts.rows_once(
-            dataclasses.replace(data, splits=pairs),
+            pairs,
             tokenizer,
             cache_dir,
             template=template,

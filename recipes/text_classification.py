@@ -207,7 +207,7 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         data = dataclasses.replace(data, splits=splits)
         run.note(data.note, sentences.repeated_note(splits))
-        inputs = sentences.encode_once(data, preprocessor, run.cache_dir)
+        inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         run.note(*token_notes(data.name, inputs["train"]["token_ids"], tokenizer))
         fine_tunes = preset is not None and options.init_from is None

@@ -66,32 +66,34 @@ def test_a_prompt_without_room_for_its_response_is_left_out():
         )
 
 
-def test_rows_come_from_the_cache_as_they_were_made(tmp_path, monkeypatch):
+def test_rows_come_from_the_cache_as_they_were_made(tmp_path):
     tokenizer = make_tokenizer("GPT2")
     splits = {"train": PAIRS * 9, "valid": PAIRS[1:], "test": PAIRS[::-1]}
     settings = dict(template="{prompt}>{response}", length=9, together=True)
-    known = prompts.Prompts("some", splits)
-    made = prompts.rows_once(known, tokenizer, tmp_path, **settings)
+    made = prompts.rows_once(splits, tokenizer, tmp_path, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(prompts, "make_rows")
         # In another process Keras numbers the layers anew, and lists special tokens differently.
-        cached = prompts.rows_once(known, make_tokenizer("GPT2"), tmp_path, **settings)
+        cached = prompts.rows_once(splits, make_tokenizer("GPT2"), tmp_path, **settings)
     for split, pairs in splits.items():
         rows = prompts.make_rows(pairs, tokenizer, **settings)
         assert rows.cut and cached[split].cut == made[split].cut == rows.cut
         for name, array in rows.arrays().items():
             np.testing.assert_array_equal(cached[split].arrays()[name], array)
             assert cached[split].arrays()[name].dtype == array.dtype
-    others = [
-        (prompts.Prompts("some", splits | {"test": PAIRS}), settings),
-        (known, settings | {"template": "{prompt}:{response}"}),
-        (known, settings | {"length": 8}),
-        (known, settings | {"together": False}),
-    ]
-    for data, changed in others:
-        count = len(list((tmp_path / "sequences").iterdir()))
-        prompts.rows_once(data, tokenizer, tmp_path, **changed)
-        assert len(list((tmp_path / "sequences").iterdir())) > count
+
+    def entries():
+        return len(list((tmp_path / "sequences").glob("[!.]*")))
+
+    assert entries() == 3
+    # Another test split is tokenised alone, all of them with other settings.
+    prompts.rows_once(splits | {"test": PAIRS}, tokenizer, tmp_path, **settings)
+    assert entries() == 4
+    for number, changed in enumerate(
+        ({"template": "{prompt}:{response}"}, {"length": 8}, {"together": False}), start=1
+    ):
+        prompts.rows_once(splits, tokenizer, tmp_path, **settings | changed)
+        assert entries() == 4 + 3 * number
 
 
 def test_tokenising_shows_its_progress(monkeypatch):

@@ -1,4 +1,3 @@
-import dataclasses
 import gzip
 import json
 
@@ -598,35 +597,37 @@ def test_many_sentences_are_encoded_in_blocks(monkeypatch):
         assert parts[name].dtype == np.int32 and array.shape == (17, 8)
 
 
-def test_encoded_sentences_come_from_the_cache(tmp_path, tokenizer, monkeypatch):
+def test_encoded_sentences_come_from_the_cache(tmp_path, tokenizer):
     kind = keras_nlp.models.BertTextClassifierPreprocessor
     texts = ["Finest film.", "?", "film film film"]
     numbers = np.arange(3, dtype=np.int32)
     splits = {split: (texts[:n], numbers[:n]) for n, split in enumerate(sentences.SPLITS, 1)}
-    data = sentences.Sentences("some", splits, ("a", "b", "c"))
-    made = sentences.encode_once(data, kind(tokenizer, 6), tmp_path)
+    made = sentences.encode_once(splits, kind(tokenizer, 6), tmp_path)
     expected = {
-        split: sentences.encode(found, kind(tokenizer, 6)) for split, (found, _) in splits.items()
+        name: sentences.encode(found, kind(tokenizer, 6)) for name, (found, _) in splits.items()
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(sentences, "encode")
-        cached = sentences.encode_once(data, kind(tokenizer, 6), tmp_path)
+        patch.setattr(sentences, "encode", lambda *_: 1 / 0)
+        cached = sentences.encode_once(splits, kind(tokenizer, 6), tmp_path)
     for split, inputs in expected.items():
         assert cached[split].keys() == made[split].keys() == inputs.keys()
         for name, array in inputs.items():
             np.testing.assert_array_equal(cached[split][name], array)
             np.testing.assert_array_equal(made[split][name], array)
             assert cached[split][name].dtype == np.int32
-    # Pairs of the same texts, other sentences, another length, other rules: other tokens.
-    singles = {split: (["Finest film.", "?"], numbers[:2]) for split in sentences.SPLITS}
-    pairs = {split: (["Finest film.\t?"], numbers[:1]) for split in sentences.SPLITS}
+
+    def entries():
+        return len(list((tmp_path / "sequences").glob("[!.]*")))
+
+    assert entries() == 3
+    # Another test split is encoded alone; pairs, other lengths and rules are other tokens.
+    sentences.encode_once(splits | {"test": (texts[1:], numbers[1:])}, kind(tokenizer, 6), tmp_path)
+    assert entries() == 4
+    pairs = {split: (["Finest film.\t?"], numbers[:1]) for split in splits}
+    sentences.encode_once(pairs, kind(tokenizer, 6), tmp_path)
+    assert entries() == 5
+    sentences.encode_once(splits, kind(tokenizer, 5), tmp_path)
+    assert entries() == 8
     other_rules = keras_nlp.models.BertTokenizer(vocabulary=PIECES, lowercase=False)
-    for found, preprocessor in (
-        (singles, kind(tokenizer, 6)),
-        (pairs, kind(tokenizer, 6)),
-        (splits, kind(tokenizer, 5)),
-        (splits, kind(other_rules, 6)),
-    ):
-        count = len(list((tmp_path / "sequences").iterdir()))
-        sentences.encode_once(dataclasses.replace(data, splits=found), preprocessor, tmp_path)
-        assert len(list((tmp_path / "sequences").iterdir())) > count
+    sentences.encode_once(splits, kind(other_rules, 6), tmp_path)
+    assert entries() == 11
