@@ -98,7 +98,7 @@ def read_table(
             quoting, a TSV has none. JSON and Parquet, by their names, have objects whose fields are
             texts or numbers. `.gz` is unpacked.
         *columns: The possible names of each wanted column; "" among them makes it optional: a
-            missing column has the values "". Other columns are ignored.
+            missing column has the values "", as has null in an object. Other columns are ignored.
         header: The names of the columns, if the file has no header line.
         empties_broken_rows: Whether rows of another length than the header have the values "".
         any_case: Whether names that differ by case and outer spaces alone are the same.
@@ -227,6 +227,8 @@ def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> 
     if place is None:
         return ""
     value = row[keys[place]]
+    if value is None and "" in names:
+        return ""
     if isinstance(value, bool | int | float):
         value = str(value)
     if not isinstance(value, str):

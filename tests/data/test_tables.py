@@ -1,4 +1,5 @@
 import gzip
+import json
 import tracemalloc
 
 import pyarrow
@@ -74,6 +75,21 @@ def test_a_tsv_of_one_column_and_names_in_capitals(tmp_path):
 def test_a_list_with_a_byte_order_mark(tmp_path):
     raw = '\ufeff[{"text": "a"},\n{"text": "b"}]'.encode()
     assert read(tmp_path / "a.json", raw, ["text"]) == [("value 1", ["a"]), ("value 2", ["b"])]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_null_in_a_column_that_may_be_missing(tmp_path, ending):
+    """Pandas writes it where a CSV has an empty field."""
+    rows = [{"tm": 50.0, "dh": None}, {"tm": None, "dh": -60.0}]
+    path = tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write_parquet(path, rows)
+    found = read_table(path, ("tm",), ("dh", ""))
+    assert next(found)[1] == ["50.0", ""]
+    with pytest.raises(DataError, match="tm is None, expected a text or a number"):
+        next(found)
 
 
 def test_parquet_has_rows_of_objects(tmp_path):
