@@ -1,6 +1,7 @@
 """Chooses and builds the strategy: devices, cluster, and what all workers must agree on."""
 
 import contextlib
+import errno
 import os
 import subprocess
 
@@ -97,6 +98,7 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
 
     Raises:
         DistributionError: TensorFlow already runs with another number of devices.
+        OSError: the port of this worker is in use.
     """
     global _device_count
     name = resolve(name, replicas)
@@ -141,6 +143,12 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
                 "--strategy multi_worker came too late: TensorFlow already runs in this process;"
                 " restart the kernel (or the process)"
             ) from error
+        except tf.errors.UnknownError as error:  # "Could not start gRPC server"
+            # Not a `DistributionError`, which is final: with --max-restarts another port is tried.
+            own = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            address = own.cluster_spec().task_address(own.task_type, own.task_id)
+            reason = f"this worker cannot listen at {address}; is its port in use?"
+            raise OSError(errno.EADDRINUSE, reason) from error
 
 
 # --- Devices ---

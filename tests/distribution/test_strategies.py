@@ -4,6 +4,7 @@ import glob
 import itertools
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,25 @@ def test_one_operation_runs_at_a_time(name, chosen, threads):
     """Several end in an order that depends on the machine, and with it the last bit of AddN."""
     cpus = 2 if name == "mirrored" else 1
     assert forked.run(operations_at_a_time, name, chosen, cpus=cpus) == threads
+
+
+def connect_at_a_port_in_use():
+    """The error of a worker whose port another program has taken since it was chosen."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        address = f"localhost:{other.getsockname()[1]}"
+        cluster = {"worker": [address, "localhost:1"]}
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+        )
+        try:
+            strategies.make_strategy("multi_worker", None)
+        except OSError as error:
+            return address, error.strerror
+    return address, None
+
+
+def test_a_port_in_use_is_named_in_one_line():
+    address, said = forked.run(connect_at_a_port_in_use)
+    assert said == f"this worker cannot listen at {address}; is its port in use?"
