@@ -73,7 +73,7 @@ def test_rows_come_from_the_cache_as_they_were_made(tmp_path):
     made = prompts.rows_once(splits, tokenizer, tmp_path, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(prompts, "make_rows")
-        # In another process Keras numbers the layers anew, and lists special tokens differently.
+        # Another process gives layers other numbers, and special tokens another order.
         cached = prompts.rows_once(splits, make_tokenizer("GPT2"), tmp_path, **settings)
     for split, pairs in splits.items():
         rows = prompts.make_rows(pairs, tokenizer, **settings)

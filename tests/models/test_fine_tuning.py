@@ -191,7 +191,7 @@ class TestMuon:
                 assert 0.6 < found.min() and found.max() < 1.3, (kernel.path, found)
 
     def step_of(self, family, *parts):
-        """What one step takes from the weights of a family whose paths end in one of the parts."""
+        """Returns by how much one step changes the weights whose paths end in one of the parts."""
         model = causal_presets.make_task(family)
         optimizer = fine_tuning.make_optimizer(options(optimizer="muon"), self.RATE, model)
         chosen = [v for v in model.trainable_variables if v.path.endswith(parts)]
