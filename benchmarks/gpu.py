@@ -33,13 +33,14 @@ BFLOAT16 = {"precision": "mixed_bfloat16"}
 BASE = {"layers": 12, "heads": 12, "width": 768}
 LARGE = BFLOAT16 | {"layers": 24, "heads": 16, "width": 1024, "batch_size": 128}
 SPLIT = {"strategy": "mirrored", "replicas": 2}
-# XLA's flags, each measured beside the recipe with the flags that it has anyway. The first is
-# XLA's default, for its seconds to the first step beside the others'.
+# XLA's flags, each measured beside the recipe with the flags that it has anyway
+# (`machine/xla_cache.py`). The first is XLA's default, for its seconds to the first step beside the
+# others'.
 XLA_FLAGS = (
     "--xla_gpu_autotune_level=4",
     "--xla_gpu_autotune_level=2",
-    "--xla_gpu_enable_triton_gemm=false",
-    "--xla_gpu_experimental_enable_fusion_autotuner=false",
+    "--xla_gpu_enable_triton_gemm=true",
+    "--xla_gpu_experimental_enable_fusion_autotuner=true",
     "--xla_gpu_enable_command_buffer=",
     "--xla_gpu_enable_cublaslt=true",
     "--xla_gpu_enable_cudnn_layer_norm=true",
@@ -122,8 +123,7 @@ class Bench:
         if time.monotonic() > self.end:
             reason = "no time left"
         if not reason:
-            # Several processes share the GPU, also where one has split it.
-            environ = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+            environ = {}
             if flags:
                 environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
             side = pipelines.Side(name, python, self.folder, sizes, **environ)
@@ -148,6 +148,7 @@ class Bench:
             return
         recipe, first, steps = started
         self.rows.append(pipelines.row(measure, [first]))
+        self.write(self)
         measure += ", warm cache"
         started = self.start(measure, "recipe", sizes) if warm else None
         if started is not None:
@@ -228,6 +229,8 @@ def main() -> int:
     parser.set_defaults(json=ROOT / "benchmarks" / "last" / "gpu.json")
     chosen = parser.parse_args()
     begun = time.monotonic()
+    # Several processes share the GPU, also where one has split it; this one prepares the data.
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
 
     import tensorflow as tf
 

@@ -3,7 +3,8 @@
 TensorFlow loads any program in a folder without checking its bytes, and must know the folder at
 import. So each process has a private folder: `restore()` copies the cached programs with a correct
 checksum to it, and `store()` moves newly compiled programs to the cache. On GPUs the cache contains
-XLA's choice of the fastest kernels, not the programs (not tried).
+XLA's choice of the fastest kernels, not the programs (not tried). XLA reads its own flags once, so
+those for GPUs are set before the import, too.
 
 A program is machine code: anyone who can write to the cache can run code as its reader. So its
 folders must belong to this user and be writable by no one else; otherwise they are not used.
@@ -12,9 +13,12 @@ folders must belong to this user and be writable by no one else; otherwise they 
 import atexit
 import contextlib
 import fcntl
+import glob
 import hashlib
+import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import stat
 import sys
@@ -26,7 +30,17 @@ log = logging.getLogger("recipes")
 
 PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
-KERNELS = "--xla_gpu_per_fusion_autotune_cache_dir="
+# XLA's folder of chosen kernels: the flag of TensorFlow 2.20, and that of 2.21.
+KERNELS = ("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_experimental_autotuner_cache_dir")
+# Compiling candidates by Triton is most of the seconds to the first step on a GPU, for products of
+# matrices (cuBLAS has its own kernels) and for other fused operations (docs/performance.md).
+WITHOUT_TRITON = (
+    "--xla_gpu_enable_triton_gemm=false",
+    "--xla_gpu_experimental_enable_fusion_autotuner=false",
+)
+# TensorFlow 2.20 ends the process at a flag that it does not know.
+SINCE_2_21 = (KERNELS[1], WITHOUT_TRITON[1])
+GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg")  # the second in Windows' Linux
 ABANDONED_SECONDS = 60  # younger folders may not be locked yet
 FOLDERS = 50  # of the cache; the newest programs stay
 # They affect the compiled programs or their number of threads.
@@ -56,6 +70,30 @@ def use_own_folder() -> None:
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
     on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
     os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
+    if any(map(glob.glob, GPU_FILES)):
+        os.environ["XLA_FLAGS"] = _with_flags_for_gpus(os.environ.get("XLA_FLAGS", ""))
+
+
+def _with_flags_for_gpus(flags: str) -> str:
+    """Adds XLA's flags for GPUs to those that the user has set, which stay as they are."""
+    # The folder of the process that has started this one is not the user's.
+    flags = re.sub(rf' --\w+="[^"]*{PREFIX}[^"]*"', "", flags)
+    added = (*(f'{name}="{_own}"' for name in KERNELS), *WITHOUT_TRITON)
+    unknown = () if _tensorflow_version() >= (2, 21) else SINCE_2_21
+    for flag in added:
+        is_set = re.search(rf"{flag.partition('=')[0]}\b", flags)
+        if not is_set and not flag.startswith(unknown):
+            flags += f" {flag}"
+    return flags
+
+
+def _tensorflow_version() -> tuple[int, ...]:
+    """Returns the first two numbers of TensorFlow's version, without importing it."""
+    try:
+        version = importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:  # it has another name, such as tf-nightly
+        return (0, 0)
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def _lock(folder: Path) -> int | None:
@@ -100,9 +138,6 @@ def restore(cache_dir: Path, *made_from) -> bool:
 
     from machine import device
 
-    flags = os.environ.get("XLA_FLAGS", "")
-    if tf.config.list_physical_devices("GPU") and KERNELS not in flags:
-        os.environ["XLA_FLAGS"] = f'{flags} {KERNELS}"{_own}"'  # read when XLA is first used
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
     made_from += (tf.__version__, keras.__version__, settings, _processor(), device.gpu_models())
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()

@@ -678,6 +678,7 @@ def linear_model():
 
 def two_updates(weighted):
     """Of three batches each, and of one with the same examples; without and with XLA."""
+    replicas.strategy_of(2)  # before any operation, which begins with the GPU as it is
     examples = three_batches() if weighted else three_batches()[:2]
     return [
         replicas.fit(
@@ -862,7 +863,7 @@ def test_weights_of_several_outputs_add_up_over_the_batches_of_an_update():
 
 def compiled_runs(_=None):
     """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
-
+    replicas.strategy_of(2)  # before any operation, which begins with the GPU as it is
     def build():
         layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
         model = keras.Sequential(layers)

@@ -31,8 +31,12 @@ xla_cache.store()
 print(json.dumps([known, before == after, w.numpy().tobytes().hex()]))
 """
 # An unknown flag would end the process. The last two are for --deterministic on a GPU.
-XLA_FLAGS = xla_cache.KERNELS + (
-    "/tmp/none --xla_gpu_deterministic_ops=true --xla_gpu_exclude_nondeterministic_ops=true"
+XLA_FLAGS = " ".join(
+    (
+        *(f"{flag}=/tmp/none" for flag in xla_cache.KERNELS),
+        *xla_cache.WITHOUT_TRITON,
+        "--xla_gpu_deterministic_ops=true --xla_gpu_exclude_nondeterministic_ops=true",
+    )
 )
 
 
@@ -132,6 +136,57 @@ def test_another_version_or_number_of_cores_compiles_its_own(
 
 
 @pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Returns XLA's flags after the begin of a process on a machine with such GPU files."""
+    monkeypatch.setattr(xla_cache.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(xla_cache.atexit, "register", lambda *_, **__: None)
+    for name in ("_own", "_owner"):
+        monkeypatch.setattr(xla_cache, name, getattr(xla_cache, name))
+
+    def begin(flags, *files, version="2.21.0"):
+        monkeypatch.setenv("TF_XLA_FLAGS", "")
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        monkeypatch.setattr(xla_cache.glob, "glob", lambda name: [f for f in files if f in name])
+        monkeypatch.setattr(xla_cache.importlib.metadata, "version", lambda name: version)
+        xla_cache.use_own_folder()
+        return os.environ["XLA_FLAGS"]
+
+    return begin
+
+
+def test_a_machine_with_a_gpu_begins_with_flags_for_it(begun):
+    assert begun("--xla_gpu_ftz=false") == "--xla_gpu_ftz=false"  # no GPU
+    for file in ("/dev/nvidia", "/dev/dxg"):
+        flags = begun("--xla_gpu_ftz=false", file)
+        folders = [f'{name}="{xla_cache._own}"' for name in xla_cache.KERNELS]
+        assert flags.split() == ["--xla_gpu_ftz=false", *folders, *xla_cache.WITHOUT_TRITON]
+    # A child has a folder of its own, and the user's flags stay.
+    again = begun(flags, "/dev/nvidia").split()
+    folders = [f'{name}="{xla_cache._own}"' for name in xla_cache.KERNELS]
+    assert sorted(again) == sorted(["--xla_gpu_ftz=false", *folders, *xla_cache.WITHOUT_TRITON])
+    chosen = "--xla_gpu_enable_triton_gemm=true --xla_gpu_per_fusion_autotune_cache_dir=/mine"
+    flags = begun(chosen, "/dev/nvidia")
+    assert (
+        flags.startswith(chosen + " ") and flags.count("triton") == flags.count("per_fusion") == 1
+    )
+    assert begun("--xla_gpu_enable_triton_gemm_int4=true", "/dev/nvidia").count("triton_gemm=") == 1
+
+
+@pytest.mark.parametrize("version", ["2.20.0", None])
+def test_flags_that_an_older_tensorflow_does_not_know_are_left_out(begun, version, monkeypatch):
+    flags = begun("", "/dev/nvidia", version=version or "2.21.0")
+    if version is None:
+
+        def version_of(name):
+            raise xla_cache.importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(xla_cache.importlib.metadata, "version", version_of)
+        flags = xla_cache._with_flags_for_gpus("")
+    names = [flag.partition("=")[0] for flag in flags.split()]
+    assert names == [xla_cache.KERNELS[0], "--xla_gpu_enable_triton_gemm"]
+
+
+@pytest.fixture
 def gpu(monkeypatch):
     """Puts a GPU of this name and compute capability into the process."""
 
@@ -139,7 +194,6 @@ def gpu(monkeypatch):
         details = {"device_name": name, "compute_capability": capability}
         monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [kind])
         monkeypatch.setattr("tensorflow.config.experimental.get_device_details", lambda _: details)
-        monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_ftz=false")
 
     return put
 
@@ -149,7 +203,6 @@ def test_on_a_gpu_the_choice_of_kernels_is_kept(tmp_path, process, gpu):
         gpu("H100", 9, 0)
         own = process(name)
         assert xla_cache.restore(tmp_path, "mnist") == known
-        assert os.environ["XLA_FLAGS"] == f'--xla_gpu_ftz=false {xla_cache.KERNELS}"{own}"'
         if not known:
             (own / "tmp").mkdir()  # XLA's
             (own / "kernel.textproto").write_text("the fastest")

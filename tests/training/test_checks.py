@@ -562,7 +562,7 @@ class TestXla:
         shared = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"], "CPU:0")
         assert checks.jit_compile(self.Measured(), shared, 1000) == "auto"
 
-    def test_several_replicas_on_gpus(self, monkeypatch):
+    def test_long_runs_on_gpus(self, monkeypatch):
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [kind] * 2)
         one, mirrored = tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0"])
         monkeypatch.setattr(checks.strategies, "replicas", lambda s: 1 if s is one else 2)
@@ -571,6 +571,7 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(), mirrored, long - 1) == "auto"
         assert checks.jit_compile(SharedOptions(accumulate_steps=2), one, long) is True
         assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
+        assert checks.jit_compile(SharedOptions(), one, long - 1) is False
         assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
 
 
