@@ -1,6 +1,8 @@
 """Checks a folder before a run is stored there; imports neither Keras nor TensorFlow."""
 
+import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -19,3 +21,19 @@ def not_a_run(folder: Path) -> list[str]:
         f"--run-dir {folder}: not a run directory (contains {', '.join(names[:3])}); pass a new or"
         " empty one"
     ]
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Lists those of a folder and its parents that do not exist, innermost first.
+
+    Raises:
+        OSError: the file system rejects the name.
+    """
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders, innermost first, but not those that another run uses."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -42,6 +42,7 @@ from distribution.errors import DistributionError
 from machine import device, mfu, xla_cache
 from training import artifacts, checks
 from training.errors import OptionsError, RunError
+from training.folder_check import missing_folders
 from training.loaded_run import LoadedRun, same_outputs
 from training.log import log_to_file, run_logging
 from training.options import (
@@ -180,10 +181,12 @@ class Run:
         self.metadata = {}
         self.agreement = strategies.Agreement(strategy)
         # Copied, so that re-running a notebook cell creates a new folder.
-        run_dir = options.run_dir or self._new_folder()
+        if options.run_dir is None:
+            run_dir, made = self._new_folder()
+        else:
+            run_dir, made = options.run_dir, []
         self.options = dataclasses.replace(options, run_dir=run_dir)
-        is_made = options.run_dir is None and self.workers == 1 and run_dir.exists()
-        self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief, is_new=is_made)
+        self.folder = RunFolder(run_dir, recipe, self.options, self.is_chief, made)
         # Callbacks of fit(); prepare() creates the others.
         self.throughput = Throughput()
         self.tensorboard = TensorBoard(run_dir if self.is_chief else None)
@@ -200,20 +203,27 @@ class Run:
         self.evaluation_callbacks = [self.progress, StopEvaluation(self._asked_to_stop)]
         self.checkpoint: Checkpoint
 
-    def _new_folder(self) -> Path:
+    def _new_folder(self) -> tuple[Path, list[Path]]:
+        """Names a new folder, and creates it if there is one worker.
+
+        Returns:
+            The folder, and those of it and its parents that were created, innermost first.
+        """
         # The chief's clock names the folder, on every worker.
         # Its digits, not its seconds: workers may have other time zones.
         now = str(self.agreement.broadcast_from_chief(int(time.strftime("%Y%m%d%H%M%S"))))
         folder = Path("runs") / self.recipe / f"{now[:8]}-{now[8:]}"
+        made: list[Path] = []
         if self.workers == 1:
             try:
+                made = missing_folders(folder)
                 folder.mkdir(parents=True)  # at once: several runs may begin in the same second
             except FileExistsError:
                 time.sleep(1)
                 return self._new_folder()
             except OSError:  # open() says why
                 pass
-        return folder
+        return folder, made
 
     def open(self) -> None:
         """Locks the folder, and finds an earlier part of the run in it."""

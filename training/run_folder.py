@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -14,7 +15,7 @@ from callbacks import tensorboard
 from callbacks.errors import CannotSave, saving
 from data import files
 from training.errors import RunError
-from training.folder_check import not_a_run
+from training.folder_check import missing_folders, not_a_run, remove_empty
 from training.options import SharedOptions, flag, metadata, shown, to_json
 from training.run_files import FIXED, read_options, read_results
 
@@ -29,7 +30,7 @@ class RunFolder:
         recipe: the recipe's name.
         options: the options of this start.
         is_chief: whether this process locks the folder and writes the shared files.
-        is_new: whether the folder was just made for this run.
+        made: folders that were just made for this run, innermost first.
 
     Attributes:
         checkpoint: the checkpoint that this run resumes from, or None.
@@ -43,7 +44,7 @@ class RunFolder:
         recipe: str,
         options: SharedOptions,
         is_chief: bool,
-        is_new: bool = False,
+        made: Sequence[Path] = (),
     ):
         self.path = path
         self.recipe = recipe
@@ -55,7 +56,7 @@ class RunFolder:
         self._finished_at: int | None = None  # steps of the results that are there
         self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
-        self._is_new = is_new
+        self._made = made
         self._options_before: str | None = None  # the options.json that keep_facts() replaced
 
     def open(self) -> None:
@@ -68,7 +69,7 @@ class RunFolder:
         """
         try:
             self._require_run_to_extend()
-            self._is_new = self._is_new or not self.path.exists()
+            self._made = self._made or missing_folders(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             for problem in not_a_run(self.path):
                 raise RunError(problem)
@@ -80,7 +81,7 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                self._is_new = False  # the other run made it
+                self._made = ()  # the other run made it
                 raise RunError(
                     f"--run-dir {self.path}: another run is using this folder"
                 ) from error
@@ -258,15 +259,16 @@ class RunFolder:
             temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def discard(self) -> None:
-        """Removes the folder if this process created it and nothing was trained in it.
+        """Removes what this process created of the folder and its parents if nothing was trained.
 
         In an earlier run's folder, restores its `options.json` if nothing was trained since.
         """
         if not self.is_chief:
             return
         folder = self.path / "checkpoints"
-        if self._is_new and not folder.exists():
+        if self._made and not folder.exists():
             shutil.rmtree(self.path, ignore_errors=True)
+            remove_empty(self._made[1:])
         elif self._options_before is not None and self.checkpoint is not None:
             if checkpoints.newest_path(folder) == str(self.checkpoint.folder):
                 with contextlib.suppress(CannotSave):  # of a full disk: reported already

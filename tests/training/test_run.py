@@ -800,6 +800,16 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
     ]
 
 
+def test_a_run_without_a_folder_that_is_refused_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_module.Run("tiny", tiny_recipe.Options(), strategies.make_strategy("none", None))
+    run.open()
+    assert run.folder.path.is_dir()
+    run.folder.discard()
+    run.folder.close()
+    assert not list(tmp_path.iterdir())
+
+
 class TestEvaluationOfASavedPart:
     @pytest.fixture
     def evaluated(self, tmp_path, monkeypatch):

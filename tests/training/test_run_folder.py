@@ -357,6 +357,14 @@ class TestDiscard:
         opened().discard()
         assert os.listdir(tmp_path) == []
 
+    def test_parents_too_but_none_with_another_run(self, opened, tmp_path):
+        opened(path=tmp_path / "runs" / "mnist" / "now").discard()
+        assert os.listdir(tmp_path) == []
+        folder = opened(path=tmp_path / "runs" / "mnist" / "now")
+        (tmp_path / "runs" / "bert_mlm").mkdir()
+        folder.discard()
+        assert os.listdir(tmp_path / "runs") == ["bert_mlm"]
+
     @pytest.mark.parametrize("trained", [False, True])
     def test_options_are_those_of_the_run_that_was_not_extended(self, there, opened, trained):
         """Unless the longer run has saved a checkpoint."""
