@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
-import datetime
 import errno
 import itertools
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from distribution.cluster import slurm_tasks
 from distribution.errors import DistributionError
-from training.folder_check import not_a_run
+from training.folder_check import missing_folders, not_a_run, remove_empty
 
 WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
 SAVED_AND_STOPPED = 75  # exit status of a recipe that saved and stopped on request
@@ -162,8 +161,8 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         argv: Arguments, without the name of the program.
 
     Returns:
-        The options, and derived from them: `module` (a name), `arguments` (always with
-        `--run-dir`), `run_dir`, `gpus`, `cores` and `command`, which resumes the run.
+        The options, and derived from them: `module` (a name), `arguments`, `run_dir` (None without
+        `--run-dir`), `gpus`, `cores` and `command`, which starts the run.
 
     Raises:
         SystemExit: With status 2, after a message that names the problem.
@@ -174,11 +173,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     problems = find_problems(options, run_dir)
     if problems:
         parser.exit(WRONG_OPTIONS, "".join(f"launch: {problem}\n" for problem in problems))
-    if run_dir is None:
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        run_dir = Path("runs", options.module.rpartition(".")[2], stamp)
-        argv = [*argv, "--run-dir", str(run_dir)]
-        options.arguments += argv[-2:]
     options.command = ["python", "-m", "launch", *argv]
     options.run_dir, options.node_rank = run_dir, options.node_rank or 0
     if len(options.hosts) > 1:
@@ -275,6 +269,30 @@ def module_problem(module: str) -> str | None:
 
 
 # --- What each process gets ---
+
+
+def make_folder(options: argparse.Namespace) -> list[Path]:
+    """Creates a new folder for a run without `--run-dir`, and passes it to all processes.
+
+    Returns:
+        The folders that were created, innermost first.
+
+    Raises:
+        OSError: The folder cannot be created.
+    """
+    while True:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = Path("runs", options.module.rpartition(".")[2], stamp)
+        made = missing_folders(folder)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # of another run that began in the same second
+            time.sleep(1)
+            continue
+        options.run_dir = folder
+        options.arguments += ["--run-dir", str(folder)]
+        options.command += ["--run-dir", str(folder)]
+        return made
 
 
 def own_tasks(options: argparse.Namespace) -> list[tuple[str, int]]:
@@ -490,13 +508,20 @@ class Launch(Requests):
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.results_before = self.results_time()
-        self.makes_folder = not options.run_dir.exists()
 
     def run(self) -> int:
         """Starts the processes, restarts them if necessary, and returns the exit status."""
         options, restarts = self.options, 0
         self.listen()
+        try:
+            if options.run_dir is None:
+                self.made = make_folder(options)
+            else:
+                self.made = missing_folders(options.run_dir)
+        except OSError as error:
+            say(f"cannot start the processes: {error}")
+            return WRONG_OPTIONS
+        self.results_before = self.results_time()
         workers = options.nproc_per_node * len(options.hosts)
         servers = f", parameter servers: {options.ps}" if options.ps else ""
         say(f"workers: {workers}{servers}; logs in {options.run_dir}")
@@ -535,18 +560,20 @@ class Launch(Requests):
                 child.process.wait()
 
     def remove_logs(self) -> None:
-        """Removes the folder that this launcher made if all processes refused their options.
+        """Removes the folders that this launcher made if all processes refused their options.
 
         The reason was shown. Other hosts may still write there.
         """
         folder, logs = self.options.run_dir, {child.log for child in self.children}
         refused = all(child.status == WRONG_OPTIONS for child in self.children)
-        if not self.makes_folder or not refused or len(self.options.hosts) > 1:
+        if not self.made or not refused or len(self.options.hosts) > 1:
             return
         with contextlib.suppress(OSError):
-            if set(folder.iterdir()) <= logs:
+            if set(folder.iterdir()) <= {*logs, folder / ".lock"}:
                 shutil.rmtree(folder)
-                say(f"{folder}: removed, it held only the logs of this error")
+                remove_empty(self.made[1:])
+                if logs:
+                    say(f"{folder}: removed, it held only the logs of this error")
 
     def start(self, cluster: dict[str, list[str]], task: str, index: int) -> Child:
         """Starts a process of the run."""

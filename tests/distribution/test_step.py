@@ -864,6 +864,7 @@ def test_weights_of_several_outputs_add_up_over_the_batches_of_an_update():
 def compiled_runs(_=None):
     """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
     replicas.strategy_of(2)  # before any operation, which begins with the GPU as it is
+
     def build():
         layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
         model = keras.Sequential(layers)

@@ -328,8 +328,14 @@ class TestRefusedOptions:
     def test_leave_no_folder(self, runs, arguments):
         status, out, err = runs.run(self.CODE, "--nproc-per-node=2", arguments=arguments)
         assert (status, out) == (2, "no such option\n")
-        assert os.listdir(runs.folder / "runs" / "fake") == []
+        assert not (runs.folder / "runs").exists()
         assert err.splitlines()[-1].endswith(": removed, it held only the logs of this error")
+
+    def test_leave_no_lock(self, runs):
+        """As the chief of a run, which is refused once it has read the data."""
+        code = f"pathlib.Path('r/.lock').touch()\n{self.CODE}"
+        assert runs.run(code, arguments=["--run-dir", "r"])[0] == 2
+        assert not (runs.folder / "r").exists()
 
     def test_leave_a_folder_that_was_there(self, runs):
         (runs.folder / "r").mkdir()
@@ -376,7 +382,21 @@ def test_a_port_in_use(runs):
         port = server.getsockname()[1]
         status, _, err = runs.run("ready()", "--base-port", str(port))
     assert status == 2 and f"localhost:{port} is in use" in err
-    assert not runs.pids()
+    assert not runs.pids() and not (runs.folder / "runs").exists()
+
+
+def test_launches_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, bare):
+    bare.chdir(tmp_path)
+    seconds = iter(["20260101-000000"] * 2 + ["20260101-000001"])
+    bare.setattr(time, "strftime", lambda _: next(seconds))
+    bare.setattr(time, "sleep", lambda _: None)
+    for name in ("20260101-000000", "20260101-000001"):
+        options = launch.read_options(["-m", "recipes.fake", "--epochs=1"])
+        launch.make_folder(options)
+        folder = options.run_dir
+        assert folder.is_dir() and str(folder) == f"runs/fake/{name}"
+        assert options.arguments == ["--epochs=1", "--run-dir", str(folder)]
+        assert options.command[-3:] == options.arguments
 
 
 def test_nothing_outlives_a_killed_launcher(runs):
