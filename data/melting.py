@@ -275,17 +275,18 @@ def unread_note(dataset: str) -> str | None:
     return "; ".join(filter(None, notes)) or None
 
 
-def molecule_of(row: dict, where: str) -> Molecule:
+def molecule_of(row: dict, where: str = "") -> Molecule:
     """Checks a row of a table.
 
     Args:
         row: texts by column. Without a structure it is a plain duplex of `sequence` and its
             complement.
-        where: what a message begins with.
+        where: file and line, with which a message begins.
 
     Raises:
         DataError: names what is wrong.
     """
+    begin = f"{where}: " if where else ""
 
     def number(name: str, default: float, lowest: float, highest: float, unit: str) -> float:
         text = row.get(name, "")
@@ -297,11 +298,12 @@ def molecule_of(row: dict, where: str) -> Molecule:
             value = math.nan
         if not lowest <= value <= highest:  # nan is in no range
             raise DataError(
-                f"{where}: {name} is {text[:40]!r}, expected {unit} from {lowest:g} to {highest:g}"
+                f"{begin}{name} is {text[:40]!r}, expected {unit} from {lowest:g} to {highest:g}"
             )
         return value
 
     sequence, structure = row["sequence"].strip().upper(), row.get("structure", "")
+    shown = begin + _quoted(sequence, structure)
     sodium = number("sodium", 0.05, 1e-6, 10.0, "mol/l")
     strands = number("strand_concentration", STRANDS, 1e-12, 1.0, "mol/l")
     tm = number("tm", math.nan, -273.15, 1000.0, "degrees C")
@@ -311,12 +313,21 @@ def molecule_of(row: dict, where: str) -> Molecule:
     about = row.get("dataset", ""), row.get("id", "")
     dh = number("dh", math.nan, -1000.0, 1000.0, "kcal/mol")
     molecule = Molecule(sequence, structure, sodium, strands, tm, *about, dh)
-    columns(molecule, where)
+    columns(molecule, shown)
     return molecule
 
 
-def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
+def _quoted(sequence: str, structure: str) -> str:
+    """Returns a molecule as a message shows it."""
+    return f"{sequence[:80]!r}" + (f" with {structure[:80]!r}" if structure else "")
+
+
+def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
     """Reads a molecule from its outside in.
+
+    Args:
+        molecule: is read.
+        shown: how a message names it, by default by its sequence and structure.
 
     Returns:
         For each column the base of the 5' side, the base that faces it ("-" for none), and PAIR,
@@ -327,7 +338,7 @@ def columns(molecule: Molecule, where: str = "") -> list[tuple[str, str, int]]:
             no pair, or more than 64 columns.
     """
     sequence, structure = molecule.sequence, molecule.structure
-    shown = f"{where}: {sequence[:80]!r} with {structure[:80]!r}"
+    shown = shown or _quoted(sequence, structure)
     strange = sorted(set(sequence) - set("ACGT+"))
     if strange:
         raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange)}")

@@ -477,7 +477,7 @@ def predict(
         sequence, _, structure = text.partition(":")
         row = {"sequence": sequence, "structure": structure, "sodium": str(sodium)}
         row["strand_concentration"] = str(strand_concentration)
-        molecules.append(melting.molecule_of(row, text[:80]))
+        molecules.append(melting.molecule_of(row))
     celsius = run.load_model("float32")(melting.encode(molecules), training=False)
     spread, answers = run.metadata.get("plus_minus", {}), []
     for molecule, row in zip(molecules, keras.ops.convert_to_numpy(celsius), strict=True):
@@ -510,7 +510,7 @@ def errors_by_dataset(
     """Returns the number of molecules and the `errors()` of each dataset of a split, by its name.
 
     Args:
-        molecules: those of the split.
+        molecules: those of the split; those whose dataset has no name are left out.
         missed: predicted minus measured temperature of each, of shape (n, 1).
     """
     names = np.array([molecule.dataset for molecule in molecules])
@@ -518,7 +518,7 @@ def errors_by_dataset(
     return {
         name: {"molecules": int((names == name).sum())}
         | errors(missed[names == name], tm[names == name])
-        for name in np.unique(names).tolist()
+        for name in sorted(set(names.tolist()) - {""})
     }
 
 

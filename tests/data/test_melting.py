@@ -327,6 +327,8 @@ class TestSplits:
             ({"strand_concentration": "inf"}, r"line 3: strand_concentration is 'inf'"),
             ({"sodium": "-1"}, r"line 3: sodium is '-1'"),
             ({"structure": "((....)"}, r"line 3: .* same length"),
+            ({"sequence": "acgx", "structure": ""}, r"line 3: 'ACGX': expected .* found X$"),
+            ({"sequence": "A" * 70, "structure": ""}, r"line 3: 'A{70}': 70 columns, expected"),
             ({"split": "dev"}, r"line 3: split is 'dev'"),
         ],
     )

@@ -209,6 +209,14 @@ def test_each_dataset_of_a_held_out_split_has_its_errors(run, molecules, split):
         assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
+def test_molecules_of_no_named_dataset_are_no_dataset(molecules):
+    unnamed = [dataclasses.replace(m, dataset="") for m in molecules["test"]]
+    several = [*unnamed, *molecules["test"]]
+    missed = np.ones((len(several), 1))
+    assert set(dna_melting.errors_by_dataset(several, missed)) == {"duplexes", "hairpins"}
+    assert dna_melting.errors_by_dataset(unnamed, missed[: len(unnamed)]) == {}
+
+
 def test_the_verdict_leaves_out_the_formula_where_it_labelled_the_data(monkeypatch):
     """Its error there is 0, which no model beats."""
     monkeypatch.setattr(melting, "HELD_OUT", 50)
@@ -300,6 +308,11 @@ def test_conditions_that_cannot_be_are_refused(run, name, value, command_line):
     status, printed, errors_ = command_line(predict, run[0], "ACGTACGT", flag)
     assert status == 2 and not printed and errors_.count("\n") == 1
     assert f"{name} is '{float(value)}', expected mol/l" in errors_
+
+
+def test_a_strange_letter_is_shown_in_its_strand(run, command_line):
+    status, _, said = command_line(predict, run[0], "ACGTNA")
+    assert (status, said) == (2, "predict: 'ACGTNA': expected bases A, C, G, T, found N\n")
 
 
 def test_muon_updates_kernels_but_no_energies():
