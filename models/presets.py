@@ -369,7 +369,27 @@ def load(kind, preset: str, **changes):
                 f"preset {preset}: has no tokenizer; save one there with "
                 "tokenizer.save_to_preset(folder), or save the whole task"
             ) from error
+        if _omits_tied_embeddings(Path(preset), line):
+            raise DataError(
+                f"preset {preset}: cannot be loaded; KerasHub did not save that its embeddings are "
+                'tied: add "tie_word_embeddings": true to the "config" of the backbone, in '
+                "config.json and task.json"
+            ) from error
         raise DataError(f"preset {preset}: cannot be loaded ({line})") from error
+
+
+def _omits_tied_embeddings(folder: Path, line: str) -> bool:
+    """Tells whether weights do not fit because KerasHub 0.32 omits Llama's tied embeddings.
+
+    Args:
+        folder: the preset's.
+        line: the error of its weights.
+    """
+    stored, name = _read_json(folder / "config.json"), "tie_word_embeddings"
+    kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
+    if kind is None or "token_embedding" not in line or name in str(stored.get("config")):
+        return False
+    return name in inspect.signature(kind.__init__).parameters
 
 
 def _no_task(kind, preset: str, family: str) -> str:

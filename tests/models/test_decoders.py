@@ -260,6 +260,11 @@ def test_tied_embeddings_of_a_llama_stay_tied(tmp_path):
     """KerasHub leaves the option out of the configuration that it saves."""
     task = causal_presets.make_task("Llama3", tie_word_embeddings=True)
     task.save_to_preset(str(tmp_path / "first"))
+    with pytest.raises(
+        DataError, match='add "tie_word_embeddings": true to the "config" of'
+    ) as said:
+        decoders.load_task(str(tmp_path / "first"), None, 16)
+    assert "\n" not in str(said.value)
     for name in ("config.json", "task.json"):
         path = tmp_path / "first" / name
         config = json.loads(path.read_text())
