@@ -360,6 +360,12 @@ def load(kind, preset: str, **changes):
     try:
         return kind.from_preset(preset, **changes)
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        damaged = _damaged_json(Path(preset))
+        if damaged is not None:
+            raise DataError(
+                f"preset {preset}: {damaged} is not a JSON object; save the preset again, or pass "
+                "another"
+            ) from error
         line = first_line(error)
         other = re.search(r"Unable to find a subclass of .* compatible with (\w+)", line)
         if other:
@@ -376,6 +382,20 @@ def load(kind, preset: str, **changes):
                 "config.json and task.json"
             ) from error
         raise DataError(f"preset {preset}: cannot be loaded ({line})") from error
+
+
+def _damaged_json(folder: Path) -> str | None:
+    """Returns the name of a preset's file that is not a JSON object; None if there is none."""
+    for name in ("config.json", "task.json", "preprocessor.json"):
+        if not (folder / name).is_file():
+            continue
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return name
+        if not isinstance(content, dict):
+            return name
+    return None
 
 
 def _omits_tied_embeddings(folder: Path, line: str) -> bool:

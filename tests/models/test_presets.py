@@ -218,6 +218,16 @@ class TestWhatCannotBeLoaded:
             found = self.message(kind, preset)
             assert re.search(r"[\d,]+ parameters x 4 bytes = .* this machine has 0.0 GB", found)
 
+    @pytest.mark.parametrize("content", ["[]", "null", "3", "{"])
+    @pytest.mark.parametrize("name", ["config.json", "task.json"])
+    def test_a_file_that_is_not_an_object(self, name, content, tmp_path):
+        folder = tmp_path / "preset"
+        tiny_presets.save("Bert", "TextClassifier", folder)
+        (folder / name).write_text(content)
+        assert self.message(CLASSIFIER, folder) == (
+            f"preset {folder}: {name} is not a JSON object; save the preset again, or pass another"
+        )
+
     def test_no_tokenizer(self, gpt2, tmp_path):
         keras_nlp.models.BertBackbone(20, 1, 2, 8, 16, max_sequence_length=8).save_to_preset(
             str(tmp_path / "bare")
