@@ -589,8 +589,9 @@ def integers_of_32_bits() -> Iterator[None]:
         keras.config.set_floatx(floatx)
 
 
-# What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.
-QUERIES_AND_VALUES = ("q_proj", "v_proj", "q_dense_layer", "v_dense_layer")
+# What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value. GPT-NeoX
+# has one layer for queries, keys and values; peft adapts it as a whole, too.
+QUERIES_AND_VALUES = ("q_proj", "v_proj", "q_dense_layer", "v_dense_layer", "query_key_value")
 
 
 def enable_lora(backbone, rank: int) -> None:

@@ -300,17 +300,26 @@ class TestAdapters:
         with pytest.raises(DataError, match="the preset's weights have changed"):
             again.load_weights(tmp_path / "model.weights.h5")
 
-    def test_no_attention_no_adapter(self):
+    def test_no_attention_no_adapter(self, monkeypatch):
         with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
             fine_tuning.freeze(task("FNet"), options(lora_rank=2))
 
-    def test_layers_that_are_named_otherwise_are_adapted(self):
-        model = causal_presets.make_task("SmolLM3")
+        def enable_lora(backbone, rank):
+            backbone.trainable = False
+
+        monkeypatch.setattr(fine_tuning.keras_compat, "enable_lora", enable_lora)
+        with pytest.raises(DataError, match="could be adapted; train all$"):
+            fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
+
+    @pytest.mark.parametrize(
+        ("family", "adapted"),
+        [("SmolLM3", {"q_proj", "v_proj"}), ("GPTNeoX", {"query_key_value"})],
+    )
+    def test_layers_that_are_named_otherwise_are_adapted(self, family, adapted):
+        model = causal_presets.make_task(family)
         fine_tuning.freeze(model, options(lora_rank=2))
         names = {v.path.split("/")[-2] for v in model.trainable_variables}
-        assert names == {"q_proj", "v_proj"}
-        with pytest.raises(DataError, match="could be adapted; train all$"):
-            fine_tuning.freeze(causal_presets.make_task("GPTNeoX"), options(lora_rank=2))
+        assert names == adapted
 
     def test_a_frozen_backbone_stays(self):
         model, before = trained(options(freeze_backbone=True))

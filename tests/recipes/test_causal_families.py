@@ -133,9 +133,12 @@ def test_a_family_without_a_start_token_has_no_perplexity_of_words(tiny_text, tm
 
 
 @pytest.mark.long
-def test_adapters_alone_are_trained_and_saved_merged(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "adapted"), [("GPT2", {"query", "value"}), ("GPTNeoX", {"query_key_value"})]
+)
+def test_adapters_alone_are_trained_and_saved_merged(family, adapted, data, tmp_path, monkeypatch):
     """And a run of them that is stopped resumes identically, from a checkpoint without the rest."""
-    causal_presets.make_task("GPT2").save_to_preset(str(tmp_path / "preset"))
+    causal_presets.make_task(family).save_to_preset(str(tmp_path / "preset"))
     options = causal_lm.Options(
         **(COMMON | dict(precision="float32")),
         dataset=str(data),
@@ -167,6 +170,6 @@ def test_adapters_alone_are_trained_and_saved_merged(data, tmp_path, monkeypatch
         for one, other in zip(before.weights, after.weights, strict=True)
         if not np.array_equal(one, other)
     }
-    assert changed == {"query", "value"}
+    assert changed == adapted
     found = evaluate.main(evaluate.Options(run_dir=tmp_path / "a"))
     assert found["test"] == pytest.approx(results["test"], rel=1e-5)
