@@ -35,6 +35,17 @@ STATEFUL_KERAS_CALLBACKS = (
     keras.callbacks.SwapEMAWeights,
 )
 
+# What Keras's `fit(class_weight=...)` raises, and what to do about it.
+CLASS_WEIGHT_ERRORS = {
+    "`class_weight` and `sample_weight` at the same time": (
+        "the training data have weights already; multiply them by the weights of the classes, and "
+        "leave out class_weight"
+    ),
+    "`class_weight` is only supported for Models with a single output": (
+        "the model has several outputs; put weights for each of them into the training data, and "
+        "leave out class_weight"
+    ),
+}
 SHARED_WEIGHTS = ("central_storage", "parameter_server")  # one copy for all replicas
 # Steps from which compiling pays on a GPU: it takes from 20 s (BERT-tiny) to minutes (BERT-base),
 # and saves 0.01 s and 0.25 s of a step.
@@ -310,6 +321,14 @@ def stateful(
             "to run.prepare(extra=[...]) as the run began with"
         )
     return callbacks
+
+
+def class_weight_problem(error: ValueError) -> str | None:
+    """Returns a line about `fit(class_weight=...)` if that is why Keras raised this, else None."""
+    for part, remedy in CLASS_WEIGHT_ERRORS.items():
+        if part in str(error):
+            return f"model.fit(class_weight=...): {remedy}"
+    return None
 
 
 def require_compiled(model: keras.Model, train_data) -> None:

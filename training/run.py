@@ -83,7 +83,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     Raises:
         OptionsError: the options are wrong, or incompatible with the devices or the cluster.
         DistributionError: the strategy is not possible on these devices.
-        RunError: the run's folder cannot be used.
+        RunError: the run's folder cannot be used, or `fit(class_weight=...)` does not suit these
+            data and outputs.
         Stopped: a signal stopped the run, which is saved.
     """
     checks.refuse_other_options(recipe, options)
@@ -118,6 +119,12 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         except (OptionsError, DataError, DistributionError, RunError, CannotSave, StopRequested):
             run.folder.discard()
             raise
+        except ValueError as error:
+            problem = checks.class_weight_problem(error)
+            if problem is None:
+                raise
+            run.folder.discard()
+            raise RunError(problem) from error
         except Stopped as stopped:
             run.checkpoint.save_stopped()
             run.agreement.barrier()  # the launcher kills what is left soon after the first exit

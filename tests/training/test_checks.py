@@ -1,6 +1,7 @@
 """Makes right or refuses whatever would make the numbers of a run silently wrong."""
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -593,3 +594,37 @@ def test_layers_whose_draws_depend_on_the_replicas_are_named():
     model.add(layers.AlphaDropout(0.1, name="alpha"))
     note = checks.random_layers_note(model)
     assert note.startswith("noise, alpha: each replica draws the same random numbers")
+
+
+class TestClassWeights:
+    """`fit(class_weight=...)` fails within Keras, after `run.prepare()`."""
+
+    def message(self, folder, **changes):
+        def inside(run, model):
+            model.fit = functools.partial(model.fit, class_weight={0: 1.0, 1: 3.0})
+
+        options = tiny_recipe.Options(run_dir=folder / "run")
+        with pytest.raises(RunError, match="^model.fit.class_weight=....: ") as caught:
+            tiny_recipe.main(options, inside=inside, **changes)
+        assert not (folder / "run").exists() and "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def test_beside_weights_of_the_examples(self, tmp_path):
+        def pipeline(x, y, **named):
+            return arrays.training_data(x, y, np.ones(len(y)), **named)
+
+        assert "the training data have weights already" in self.message(tmp_path, pipeline=pipeline)
+
+    def test_of_several_outputs(self, tmp_path):
+        def build(options):
+            inputs = keras.Input((6,))
+            return keras.Model(inputs, [keras.layers.Dense(2)(inputs) for _ in range(2)])
+
+        def arguments(options, learning_rate):
+            return dict(optimizer="adam", loss=["mse", "mse"])
+
+        def pipeline(x, y, **named):
+            return arrays.training_data(x, (x[:, :2], x[:, 2:4]), **named)
+
+        changes = dict(build=build, arguments=arguments, pipeline=pipeline)
+        assert "the model has several outputs" in self.message(tmp_path, **changes)
