@@ -32,6 +32,9 @@ FASHION = {
 
 MOST_VALID = 5_000  # most images that validation takes from a training split
 
+# The ends of the names of MNIST's files.
+IMAGES = "images-idx3-ubyte"
+LABELS = "labels-idx1-ubyte"
 SIDE = 28  # pixels
 LIGHT = 127  # a border whose mean is above this is a light background
 MOST_PIXELS = 20_000_000  # pixels of an image file; decoding them takes 400 MB
@@ -55,7 +58,7 @@ class Images:
     classes: tuple[str, ...] = DIGITS
 
 
-def load_images(dataset: str) -> Images:
+def load_images(dataset: str, *, test_file: Path | None = None) -> Images:
     """Loads a set of 28x28 images.
 
     All but the digits have training and test images only: the last tenth of the training images,
@@ -67,6 +70,8 @@ def load_images(dataset: str) -> Images:
             "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
             folder with four IDX files named like MNIST's, plain or .gz; its classes are called
             0 to 9.
+        test_file: an IDX file of images, with its labels beside it, which are the test split
+            instead: `new-images-idx3-ubyte` with `new-labels-idx1-ubyte`, plain or .gz.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
@@ -74,6 +79,21 @@ def load_images(dataset: str) -> Images:
     Raises:
         DataError: A file is missing, damaged or of another format, or a source does not answer.
     """
+    images = _load(dataset)
+    if test_file is None:
+        return images
+    path = files.expand(test_file)
+    name = path.name.removesuffix(".gz")
+    if not name.endswith(IMAGES):
+        raise DataError(
+            f"--test-file {test_file}: expected an IDX file whose name ends in {IMAGES}, plain or "
+            f".gz, with one beside it whose name ends in {LABELS}"
+        )
+    test = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES)))
+    return dataclasses.replace(images, splits=images.splits | {"test": test})
+
+
+def _load(dataset: str) -> Images:
     if dataset == "auto":
         try:
             return _mnist()
@@ -138,22 +158,24 @@ def _folder(dataset: str) -> Images:
             f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
             "a folder with four IDX files named as MNIST's"
         )
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    names = [f"{half}-{kind}" for half in ("train", "t10k") for kind in kinds]
+    names = [f"{half}-{kind}" for half in ("train", "t10k") for kind in (IMAGES, LABELS)]
     missing = [name for name in names if not list(folder.glob(f"{name}*"))]
     if missing:
         raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz")
-    halves = []
-    for half in ("train", "t10k"):
-        pixels = _read_idx(folder, f"{half}-images-idx3-ubyte", (SIDE, SIDE))
-        labels = _read_idx(folder, f"{half}-labels-idx1-ubyte", ())
-        if len(pixels) != len(labels) or len(labels) < 2 or labels.max() > 9:
-            raise DataError(
-                f"{folder}, {half} files: {len(pixels)} images, {len(labels)} labels from 0 to "
-                f"{labels.max(initial=0)}; expected 2 images or more, each with a label from 0 to 9"
-            )
-        halves.append((pixels, labels))
-    return Images(dataset, _three_splits(*halves))
+    train, test = (_read_pair(folder, f"{half}-") for half in ("train", "t10k"))
+    return Images(dataset, _three_splits(train, test))
+
+
+def _read_pair(folder: Path, begin: str) -> tuple[np.ndarray, np.ndarray]:
+    """Reads images and their labels from two IDX files, whose names have the same beginning."""
+    pixels = _read_idx(folder, begin + IMAGES, (SIDE, SIDE))
+    labels = _read_idx(folder, begin + LABELS, ())
+    if len(pixels) != len(labels) or len(labels) < 2 or labels.max() > 9:
+        raise DataError(
+            f"{folder}, {begin}* files: {len(pixels)} images, {len(labels)} labels from 0 to "
+            f"{labels.max(initial=0)}; expected 2 images or more, each with a label from 0 to 9"
+        )
+    return pixels, labels
 
 
 def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -194,17 +216,17 @@ def _three_splits(
     train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Scales bytes to [0, 1] and uses the end of the training images for validation."""
-
-    def scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
-
-    pixels, labels = scaled(*train)
+    pixels, labels = _scaled(*train)
     kept = len(labels) - min(max(len(labels) // 10, 1), MOST_VALID)
     return {
         "train": (pixels[:kept], labels[:kept]),
         "valid": (pixels[kept:], labels[kept:]),
-        "test": scaled(*test),
+        "test": _scaled(*test),
     }
+
+
+def _scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
 
 
 def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:

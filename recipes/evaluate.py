@@ -10,7 +10,7 @@ RUN_DIR is the folder of a finished run. Calls the recipe's `main` with the run'
 weights, and no steps. The run's own dataset, the default, reproduces the numbers of its
 `results.json`; for another dataset the test split is evaluated, and the baseline comes from its
 training split. All of `--test-file` is the test split, whose columns are named as those of the
-dataset.
+dataset; of images it is an IDX file, beside which the one with their labels is read.
 
 `--on blimp:FOLDER` scores the minimal pairs of all `*.jsonl` files of the folder, which have the
 fields `sentence_good` and `sentence_bad` of BLiMP (arXiv 1912.00582). The accuracy is the share of

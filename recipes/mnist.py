@@ -79,7 +79,7 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Images and labels by split.
-        images = load_images(run.dataset)
+        images = load_images(run.dataset, test_file=run.test_file)
         run.note(images.note)
         splits = arrays.draw_examples(images.splits, options.max_examples, options.seed)
         test_images, test_labels = splits["test"]

@@ -105,6 +105,29 @@ def test_folder(folder):
     assert loaded.splits["test"][0].max() == 1 and len(loaded.splits["test"][1]) == 10
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"], ids=["plain", "gz"])
+def test_all_of_a_test_file_is_the_test_split(folder, tmp_path, ending):
+    pixels, labels = some_images(7, seed=1)
+    pack = gzip.compress if ending else bytes
+    file = tmp_path / f"new-{images.IMAGES}{ending}"
+    file.write_bytes(pack(idx(pixels)))
+    loaded = functools.partial(load_images, str(folder), test_file=file)
+    with pytest.raises(DataError, match="new-labels-idx1-ubyte.gz: cannot be read .No such file"):
+        loaded()
+    (tmp_path / f"new-labels-idx1-ubyte{ending}").write_bytes(pack(idx(labels)))
+    assert_promise(loaded())
+    own, found = load_images(str(folder)).splits, loaded().splits
+    np.testing.assert_array_equal(found["test"][0][..., 0] * 255, pixels)
+    np.testing.assert_array_equal(found["test"][1], labels)
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(found[split][0], own[split][0])
+
+
+def test_a_test_file_of_another_name(folder):
+    with pytest.raises(DataError, match="^--test-file .*t10k-labels.*: expected an IDX file whose"):
+        load_images(str(folder), test_file=folder / TEST_LABELS)
+
+
 def test_no_such_folder(tmp_path):
     message = message_of(tmp_path / "nowhere")
     assert "no such folder" in message and "mnist, fashion_mnist, digits" in message
@@ -121,7 +144,7 @@ def test_no_such_folder(tmp_path):
             "begin with '00 00 0d 03 .* '00 00 08 03",
         ),
         (TRAIN_IMAGES, idx(np.zeros((40, 32, 30), np.uint8)), "00 00 00 20 00 00 00 1e'; an IDX"),
-        (TRAIN_LABELS, idx(some_images(39)[1]), "train files: 40 images, 39 labels"),
+        (TRAIN_LABELS, idx(some_images(39)[1]), "train-[*] files: 40 images, 39 labels"),
         (TRAIN_LABELS, idx(some_images(40)[1] + np.uint8(3)), "40 labels from 0 to 12; .* 0 to 9"),
         (TEST_LABELS, None, "t10k-labels-idx1-ubyte missing, plain or .gz"),
     ],
@@ -132,7 +155,7 @@ def test_a_file_that_is_not_what_it_should_be(folder, name, content, expected):
     if content is not None:
         (folder / name).write_bytes(content)
     message = message_of(folder)
-    assert re.search(expected, message) and (name in message or "train files" in message)
+    assert re.search(expected, message) and (name in message or "train-* files" in message)
 
 
 def test_digits():

@@ -157,6 +157,12 @@ class TestEvaluate:
         found = evaluated(folder, test_file=tmp_path / "test.txt")
         assert found["test"] == pytest.approx(results["test"], rel=1e-5)
 
+        folder, results = runs["mnist"]
+        own = Path(load_run(folder).options.dataset) / "t10k-images-idx3-ubyte"
+        found = evaluated(folder, test_file=own)
+        assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+        assert not [note for note in found["notes"] if "not the data" in note]
+
         folder, results = runs["dna_melting"]
         table = load_run(folder).options.dataset
         found = evaluated(folder, test_file=Path(table))
@@ -167,7 +173,11 @@ class TestEvaluate:
     def test_a_test_file_that_cannot_be_used(self, runs, tmp_path, command_line):
         table = write(tmp_path / "new.csv", b"sentence,label\na,strange\n")
         for recipe, file, said in (
-            ("mnist", table, "--test-file: this recipe ignores it"),
+            (
+                "mnist",
+                table,
+                f"--test-file {table}: expected an IDX file whose name ends in images",
+            ),
             ("text_classification", table, f"{table}: the label 'strange' is in the test split"),
             ("text_classification", tmp_path / "none", "no such file"),
         ):

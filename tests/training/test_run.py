@@ -852,3 +852,10 @@ class TestEvaluationOfASavedPart:
     def test_a_recipe_without_test_data_is_refused(self, evaluated):
         with pytest.raises(RunError, match="its recipe has no test data to evaluate on"):
             evaluated(left_out=["test"])
+
+
+def test_a_recipe_that_reads_no_test_file_refuses_one(tmp_path):
+    start(tmp_path / "run", max_steps=1)
+    run = load_run(tmp_path / "run", trust_module=tiny_recipe.__name__)
+    with pytest.raises(OptionsError, match="^--test-file: this recipe ignores it"):
+        evaluate(run, dataset=None, batch_size=32, test_file=tmp_path / "new.csv")
