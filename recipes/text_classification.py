@@ -16,7 +16,7 @@ From scratch on the docstrings: test accuracy 89.5 %, macro F1 76.8 % (most freq
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -97,6 +97,12 @@ class Options(FineTuningOptions):
         "balanced: in the loss and the training metrics rare classes count as much as frequent "
         "ones.",
     )
+    label_smoothing: float = option(
+        0.0,
+        "Probability of a label to spread evenly over all classes, in the losses of training and "
+        "validation.",
+        within="[0, 1)",
+    )
     sequence_length: int = option(
         64, "Tokens of a sentence, including [CLS] and [SEP]; the rest is cut.", within="[4, 512]"
     )
@@ -113,6 +119,8 @@ class Options(FineTuningOptions):
         problems = super().problems() + presets.problems_of_presets(self)
         if self.labels == "scores" and self.class_weights != "none":
             problems.append(f"--class-weights {self.class_weights}: not with --labels scores")
+        if self.labels == "scores" and self.label_smoothing:
+            problems.append(f"--label-smoothing {self.label_smoothing}: not with --labels scores")
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
                 problems.append(
@@ -198,6 +206,10 @@ def main(options: Options) -> dict:
         )
         if data.scores and options.class_weights != "none":
             raise OptionsError(f"--class-weights {options.class_weights}: {data.name} has scores")
+        if data.scores and options.label_smoothing:
+            raise OptionsError(
+                f"--label-smoothing {options.label_smoothing}: {data.name} has scores"
+            )
         if run.metadata:  # evaluates a trained run: in the order of its classes
             data = data.with_classes(run.metadata.get("classes", ()))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
@@ -268,6 +280,8 @@ def main(options: Options) -> dict:
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            if options.label_smoothing:
+                loss = smoothed_cross_entropy(options.label_smoothing)
             metrics = [
                 keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 MacroF1(len(data.classes)),
@@ -314,6 +328,30 @@ def main(options: Options) -> dict:
             example_input=example_of(data),
             **results,
         )
+
+
+def smoothed_cross_entropy(label_smoothing: float) -> Callable:
+    """Returns a loss with smoothed labels (Szegedy et al., arXiv 1512.00567, section 7).
+
+    That of `keras.losses.CategoricalCrossentropy`, for labels that are numbers of classes: Keras's
+    `SparseCategoricalCrossentropy` has no `label_smoothing`.
+
+    Args:
+        label_smoothing: probability of a label to spread evenly over all classes.
+
+    Returns:
+        A function of labels, of shape (batch,), and logits, of shape (batch, classes), for
+        `compile()`; it returns the cross-entropy of each example.
+    """
+
+    def cross_entropy(labels, logits):
+        numbers = keras.ops.cast(labels, "int32")
+        targets = keras.ops.one_hot(numbers, logits.shape[-1], dtype=logits.dtype)
+        return keras.losses.categorical_crossentropy(
+            targets, logits, from_logits=True, label_smoothing=label_smoothing
+        )
+
+    return cross_entropy
 
 
 def class_results(test: dict[str, float], metrics: Sequence, classes: Sequence[str]) -> dict:

@@ -125,6 +125,35 @@ def test_balanced_classes_count_the_same(tmp_path):
     assert odds["balanced"] / odds["none"] > 5
 
 
+def test_a_smoothed_label_is_spread_over_all_classes():
+    logits = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    labels = np.array([0, 1, 2, 0, 1, 2], np.int32)
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = 0.7 * np.eye(3)[labels] + 0.3 / 3
+    found = text_classification.smoothed_cross_entropy(0.3)(labels, logits)
+    np.testing.assert_allclose(found, -(targets * logs).sum(axis=1), rtol=1e-5)
+    stock = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    unsmoothed = text_classification.smoothed_cross_entropy(0.0)(labels, logits)
+    np.testing.assert_allclose(unsmoothed, stock(labels, logits), rtol=1e-5)
+
+
+def test_smoothed_labels_bound_the_probabilities(tmp_path):
+    """Without them a model of these sentences is certain."""
+    rows = [f"a {'good' if n % 2 else 'bad'} film {n},{n % 2}" for n in range(96)]
+    (tmp_path / "films.csv").write_text("\n".join(["sentence,label", *rows]))
+    options = TINY | dict(dataset=str(tmp_path / "films.csv"), base_learning_rate=0.02, epochs=8)
+    options |= dict(dropout=0.0, token_dropout=0.0)
+    run_dir = tmp_path / "run"
+    results = text_classification.main(
+        text_classification.Options(**options, label_smoothing=0.6, run_dir=run_dir)
+    )
+    (answers,) = text_classification.predict(load_run(run_dir), ["a good film"])
+    assert answers[0]["class"] == "1" and answers[0]["probability"] == pytest.approx(0.7, abs=0.1)
+    # The entropy of the smoothed labels is the least that the loss can be.
+    least = -(0.7 * np.log(0.7) + 0.3 * np.log(0.3))
+    assert results["history"]["val_loss"][-1] > least
+
+
 def write_reviews(path, words):
     """Writes 60 reviews of that many words, every third of them letters that a file lacks."""
     lines = [
