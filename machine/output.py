@@ -1,4 +1,4 @@
-"""Ends a program silently after its reader has closed the pipe, as `| head` does."""
+"""Makes a program work without its standard streams, and end silently after `| head`."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ def silent_broken_pipe() -> Iterator[None]:
 
     Python itself would print a traceback, or `Exception ignored` when it ends.
     """
+    open_closed_streams()
     try:
         try:
             yield
@@ -20,6 +21,20 @@ def silent_broken_pipe() -> Iterator[None]:
     except BrokenPipeError:
         discard_output()
         sys.exit(1)
+
+
+def open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that this process was started without (`>&-`).
+
+    Otherwise the next file or connection that it opens gets that number, and native code's messages
+    go there.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # The lowest free number is the stream's. Child processes inherit it.
+            stream = open(os.devnull, "r" if name == "stdin" else "w")
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def discard_output() -> None:
