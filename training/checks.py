@@ -18,6 +18,7 @@ from distribution import keras_compat, step, strategies
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
 from training.plan import Plan
+from training.signals import signals
 
 # Smallest batch whose examples identify it; smaller batches may be equal by chance.
 MIN_FINGERPRINT_BATCH = 4
@@ -299,14 +300,7 @@ def stateful(
     callbacks = dict(ours)
     for callback in extra:
         name = type(callback).__name__
-        if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
-            raise RunError(
-                f"keras.callbacks.{name} has state that no checkpoint keeps, so a resumed run "
-                "would train differently: use --keep-best, --early-stopping, "
-                "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
-                "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
-                "get_state() and set_state()"
-            )
+        _refuse_stateful(callback)
         if not isinstance(callback, StepCallback):
             continue
         if name in callbacks:
@@ -329,6 +323,58 @@ def class_weight_problem(error: ValueError) -> str | None:
         if part in str(error):
             return f"model.fit(class_weight=...): {remedy}"
     return None
+
+
+def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
+    if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
+        raise RunError(
+            f"keras.callbacks.{type(callback).__name__} has state that no checkpoint keeps, so a "
+            "resumed run would train differently: use --keep-best, --early-stopping, "
+            "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
+            "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
+            "get_state() and set_state()"
+        )
+
+
+def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
+    """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
+
+    Args:
+        model: compiled and built; changed in place.
+        of_run: a callback of the run.
+
+    Raises:
+        RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback of Keras with
+            state that no checkpoint keeps; or it is called again.
+    """
+    fit_stock, was_called = model.fit, False
+    all_arguments = "model.fit(train_data, **fit_options), with all that run.prepare() returned"
+
+    def fit(x=None, y=None, *args, **kwargs):
+        nonlocal was_called
+        if not signals.training:  # the run is over
+            return fit_stock(x, y, *args, **kwargs)
+        if was_called:
+            raise RunError(
+                "model.fit() was called a second time: a run is one training; make two runs, or "
+                "use --epochs"
+            )
+        was_called = True
+        if y is not None or not isinstance(x, tf.data.Dataset):
+            raise RunError(
+                f"model.fit() got a {type(x).__name__}, which begins again when the run resumes: "
+                f"call {all_arguments}"
+            )
+        callbacks = kwargs.get("callbacks") or []
+        if not any(each is of_run for each in callbacks):
+            raise RunError(
+                f"model.fit() got no callbacks of the run, which save and log: call {all_arguments}"
+            )
+        for callback in callbacks:
+            _refuse_stateful(callback)
+        return fit_stock(x, y, *args, **kwargs)
+
+    model.fit = fit
 
 
 def require_compiled(model: keras.Model, train_data) -> None:

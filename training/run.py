@@ -524,6 +524,7 @@ class Run:
             names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
+        checks.watch_fit(model, self.checkpoint)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
@@ -683,6 +684,7 @@ class Run:
             **more: further values of `results.json`.
 
         Raises:
+            RunError: the model was not trained.
             BadLoss: a test metric is not a number; nothing is written.
             CannotSave: the folder is gone or the disk is full.
         """
@@ -697,6 +699,11 @@ class Run:
                 **more,
                 "notes": self._notes,
             }
+        if self.checkpoint.model is None:
+            raise RunError(
+                "run.finish() was called without a training: call model.fit(train_data, "
+                "**fit_options), with all that run.prepare() returned, before"
+            )
         steps = self.checkpoint.step
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)

@@ -99,6 +99,7 @@ def main(
     pipeline=arrays.training_data,
     saved_part=lambda model: model,
     left_out=(),
+    fit=lambda model, data, fit_options: model.fit(data, **fit_options),
 ) -> dict:
     """Trains, tests and saves.
 
@@ -112,6 +113,7 @@ def main(
         pipeline: returns the training batches, like `arrays.training_data`.
         saved_part: returns the model to save, of the one that is trained.
         left_out: which of "validation" and "test" `run.prepare()` does not get.
+        fit: called with the model, the training batches and what `run.prepare()` returns.
     """
     with start_run(NAME, options) as run:
         if run.finished:
@@ -142,7 +144,7 @@ def main(
         )
         if inside is not None:
             inside(run, model)
-        model.fit(train_data, **fit_options)
+        fit(model, train_data, fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(saved, test=test, baseline={"accuracy": 0.5})
 

@@ -420,6 +420,45 @@ class TestCallbacks:
         assert counter.count == 18  # with the four steps of the first process
 
 
+class TestFit:
+    def test_arrays_instead_of_the_batches(self, tmp_path):
+        def fit(model, data, fit_options):
+            model.fit(*tiny_recipe.splits()["train"], **fit_options)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.fit() got a ndarray") and "model.fit(train_data, **" in said
+
+    def test_without_the_callbacks_of_the_run(self, tmp_path):
+        said = refused(tmp_path, parts={"fit": lambda model, data, _: model.fit(data, epochs=1)})
+        assert said.startswith("model.fit() got no callbacks of the run")
+
+    def test_a_callback_that_is_added_later(self, tmp_path):
+        def fit(model, data, fit_options):
+            fit_options["callbacks"].append(keras.callbacks.EarlyStopping())
+            model.fit(data, **fit_options)
+
+        assert "EarlyStopping has state" in refused(tmp_path, parts={"fit": fit})
+
+    def test_no_training_at_all(self, tmp_path):
+        said = refused(tmp_path, parts={"fit": lambda *_: None})
+        assert said.startswith("run.finish() was called without a training")
+
+    def test_a_second_one(self, tmp_path):
+        def fit(model, data, fit_options):
+            model.fit(data, **fit_options)
+            model.fit(data, **fit_options)
+
+        with pytest.raises(RunError, match="called a second time: a run is one training"):
+            tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "run"), fit=fit)
+
+    def test_after_the_run_all_is_as_in_keras(self, tmp_path):
+        models = []
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        tiny_recipe.main(options, inside=lambda run, model: models.append(model))
+        history = models[0].fit(*tiny_recipe.splits()["train"], verbose=0)
+        assert len(history.history["loss"]) == 1
+
+
 def several_optimizers():
     several = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
     return {"optimizer": keras.optimizers.MultiOptimizer(several)}
