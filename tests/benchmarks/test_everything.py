@@ -7,9 +7,12 @@ from tests.support import processes
 class FakeSide:
     """Trains at the rate of its batch size; a matrix product has 100 tokens a second."""
 
+    environs: list[dict] = []
+
     def __init__(self, name, python, folder, sizes, **environ):
         self.rate = 100 if name == "matrix_product" else sizes["batch_size"]
         self.works = sizes.get("jit") != "off"
+        self.environs.append(environ)
 
     def steps(self, count):
         if not self.works:
@@ -20,15 +23,25 @@ class FakeSide:
         pass
 
 
-def test_a_group_of_the_gpu_bench(monkeypatch, tmp_path):
-    """Failures are listed, and the rest is measured."""
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_group_of_the_gpu_bench(together, monkeypatch, tmp_path):
+    """Failures are listed, the rest is measured, and what is known is written meanwhile."""
     monkeypatch.setattr(pipelines, "Side", FakeSide)
-    bench = gpu.Bench(tmp_path, None, turns=2, seconds=5, minutes=1)
-    others = ["without XLA", "Trainer", "matrix product"]
+    monkeypatch.setattr(FakeSide, "environs", [])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_ftz=false")
+    known = []
+    write = lambda bench: known.append(len(bench.rows))  # noqa: E731
+    bench = gpu.Bench(tmp_path, None, turns=2, seconds=5, minutes=1, together=together, write=write)
+    flag = gpu.XLA_FLAGS[1]
+    others = ["without XLA", "Trainer", "matrix product", flag]
     bench.run("BERT", {"batch_size": 40}, others, warm=True)
-    assert [row["median"] for row in bench.rows] == [0.4, 40, 7, 7] and bench.failed
+    assert [row["median"] for row in bench.rows] == [7, 7, 0.4, 1, 40] and bench.failed
+    assert known[0] == 1 and known == sorted(known) and known[-1] == 5 and len(set(known)) > 2
+    assert FakeSide.environs[-1] == {"XLA_FLAGS": f"--xla_gpu_ftz=false {flag}"}
+    assert not any(FakeSide.environs[:-1])
     table = gpu.markdown("device", bench.rows, bench.missing)
-    assert "| BERT: mfu | 0.400 | 0.400 to 0.400 | 40; 100 |" in table
+    assert "| BERT: mfu | 0.400 | 0.400 to 0.400 | 40; 100 |  |" in table
+    assert f"| BERT ÷ {flag} | 1.00 | 1.00 to 1.00 | 40; 40 | 7 |" in table
     assert "\n- Not measured: BERT ÷ without XLA: out of memory\n- Not" in table
     assert table.endswith(": BERT ÷ Trainer: no --trainer-python\n")
 
