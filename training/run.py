@@ -568,7 +568,8 @@ class Run:
             inputs = keras.tree.map_structure(lambda rows: rows[:1], next(iter(test))[0])
             if built is not model:
                 inputs = checks.suitable_inputs(built, inputs)
-            same = same_outputs(built(inputs), stored(inputs))
+            # In graphs: KerasHub's head of masked words fails outside of them in half precision.
+            same = same_outputs(tf.function(built)(inputs), tf.function(stored)(inputs))
         if not same:
             raise RunError(
                 f"{self.trained.folder}: from {self.dataset} the recipe builds another model than "

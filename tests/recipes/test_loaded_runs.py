@@ -85,6 +85,12 @@ def predicted(folder, *inputs):
 
 
 class TestEvaluate:
+    @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+    def test_masked_words_in_half_precision(self, precision, run_bert, tmp_path):
+        trained = run_bert(tmp_path / "run", max_steps=2, precision=precision)
+        found = evaluated(trained.folder)
+        assert found["test"] == pytest.approx(trained.results["test"], rel=1e-3)
+
     @pytest.mark.parametrize("recipe", RECIPES)
     def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
         folder, results = runs[recipe]
