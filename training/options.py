@@ -476,7 +476,8 @@ def from_json(kind: type, path: Path):
 
     Raises:
         RunError: the file is not readable, or damaged.
-        OptionsError: the file contains unknown names, or the folder no file.
+        OptionsError: the file contains unknown names or a text instead of a number, or the folder
+            no file.
     """
     if path.is_dir():
         if not (path / "options.json").exists():
@@ -487,6 +488,12 @@ def from_json(kind: type, path: Path):
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(kind)})
     if unknown:
         raise OptionsError(f"--options {path}: unknown options {', '.join(unknown)}")
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():  # argparse reads a text as if it were typed
+        if isinstance(value, str) and {int, float} & {hints[name], *typing.get_args(hints[name])}:
+            raise OptionsError(
+                f"--options {path}: {name} {value!r}: must be {_name_of(hints[name])}"
+            )
     return kind(**{k: v for k, v in values.items() if k not in NOT_IN_FILE})
 
 

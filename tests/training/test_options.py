@@ -218,6 +218,17 @@ class TestParse:
         path.write_text(json.dumps({"options": to_json(options)}))
         assert from_json(kind, path) == options
 
+    @pytest.mark.parametrize(
+        ("values", "kind"), [({"epochs": "many"}, "int"), ({"clip_norm": "0.1"}, "float | None")]
+    )
+    def test_a_text_instead_of_a_number_names_its_file(self, values, kind, tmp_path):
+        path = tmp_path / "options.json"
+        path.write_text(json.dumps(values))
+        with pytest.raises(OptionsError) as raised:
+            parse(mnist.Options, "prog", arguments=["--options", str(path)])
+        ((name, value),) = values.items()
+        assert str(raised.value) == f"--options {path}: {name} {value!r}: must be {kind}"
+
     def test_the_command_names_a_module_outside_of_recipes(self):
         words = shlex.split(command("tiny_recipe", tiny_recipe.Options(seed=3)))
         assert words[1:] == ["-m", "tests.support.tiny_recipe", "--seed", "3"]
