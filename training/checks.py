@@ -350,20 +350,21 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
     fit_stock, was_called = model.fit, False
     all_arguments = "model.fit(train_data, **fit_options), with all that run.prepare() returned"
 
-    def fit(x=None, y=None, *args, **kwargs):
+    def fit(*args, **kwargs):
         nonlocal was_called
         if not signals.training:  # the run is over
-            return fit_stock(x, y, *args, **kwargs)
+            return fit_stock(*args, **kwargs)
         if was_called:
             raise RunError(
                 "model.fit() was called a second time: a run is one training; make two runs, or "
                 "use --epochs"
             )
         was_called = True
-        if y is not None or not isinstance(x, tf.data.Dataset):
+        data = args[0] if args else kwargs.get("x")
+        if not isinstance(data, tf.data.Dataset):
             raise RunError(
-                f"model.fit() got a {type(x).__name__}, which begins again when the run resumes: "
-                f"call {all_arguments}"
+                f"model.fit() got a {type(data).__name__}, which begins again when the run "
+                f"resumes: call {all_arguments}"
             )
         callbacks = kwargs.get("callbacks") or []
         if not any(each is of_run for each in callbacks):
@@ -372,7 +373,7 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
             )
         for callback in callbacks:
             _refuse_stateful(callback)
-        return fit_stock(x, y, *args, **kwargs)
+        return fit_stock(*args, **kwargs)
 
     model.fit = fit
 
