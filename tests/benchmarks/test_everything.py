@@ -30,7 +30,10 @@ def test_a_group_of_the_gpu_bench(together, monkeypatch, tmp_path):
     monkeypatch.setattr(FakeSide, "environs", [])
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_ftz=false")
     known = []
-    write = lambda bench: known.append(len(bench.rows))  # noqa: E731
+
+    def write(bench):
+        known.append(len(bench.rows))
+
     bench = gpu.Bench(tmp_path, None, turns=2, seconds=5, minutes=1, together=together, write=write)
     flag = gpu.XLA_FLAGS[1]
     others = ["without XLA", "Trainer", "matrix product", flag]

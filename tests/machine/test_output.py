@@ -13,8 +13,8 @@ START = f"{WITHOUT}os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {{!r}
 REPORT = """
 import os, sys
 opened = os.open({path!r}, os.O_CREAT | os.O_WRONLY)
-print("to nobody", flush=True)
-print("to nobody", file=sys.stderr, flush=True)
+print("a line", flush=True)
+print("an error", file=sys.stderr, flush=True)
 os.write(2, b"of native code")
 os.write(opened, f"{{opened > 2}} {{sys.stdin.read()!r}} {{sys.stdout.isatty()}}".encode())
 """
