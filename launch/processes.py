@@ -28,7 +28,7 @@ from pathlib import Path
 
 from distribution.cluster import slurm_tasks
 from distribution.errors import DistributionError
-from training.folder_check import missing_folders, not_a_run, remove_empty
+from training.folder_check import make_new_folder, missing_folders, not_a_run, remove_empty
 
 WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
 SAVED_AND_STOPPED = 75  # exit status of a recipe that saved and stopped on request
@@ -280,19 +280,10 @@ def make_folder(options: argparse.Namespace) -> list[Path]:
     Raises:
         OSError: The folder cannot be created.
     """
-    while True:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs", options.module.rpartition(".")[2], stamp)
-        made = missing_folders(folder)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:  # of another run that began in the same second
-            time.sleep(1)
-            continue
-        options.run_dir = folder
-        options.arguments += ["--run-dir", str(folder)]
-        options.command += ["--run-dir", str(folder)]
-        return made
+    options.run_dir, made = make_new_folder(options.module.rpartition(".")[2])
+    for words in (options.arguments, options.command):
+        words += ["--run-dir", str(options.run_dir)]
+    return made
 
 
 def own_tasks(options: argparse.Namespace) -> list[tuple[str, int]]:

@@ -32,8 +32,8 @@ PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
 # XLA's folder of chosen kernels: the flag of TensorFlow 2.20, and that of 2.21.
 KERNELS = ("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_experimental_autotuner_cache_dir")
-# Compiling candidates by Triton is most of the seconds to the first step on a GPU, for products of
-# matrices (cuBLAS has its own kernels) and for other fused operations (docs/performance.md).
+# Without the kernels that Triton compiles, of matrix products (cuBLAS has its own) and of other
+# fused operations, the first step on a GPU came earlier (docs/performance.md).
 WITHOUT_TRITON = (
     "--xla_gpu_enable_triton_gemm=false",
     "--xla_gpu_experimental_enable_fusion_autotuner=false",

@@ -2,8 +2,11 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+DATE_TIME = "%Y%m%d-%H%M%S"  # in the names of folders
 
 
 def not_a_run(folder: Path) -> list[str]:
@@ -30,6 +33,26 @@ def missing_folders(folder: Path) -> list[Path]:
         OSError: the file system rejects the name.
     """
     return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def make_new_folder(recipe: str) -> tuple[Path, list[Path]]:
+    """Creates `runs/RECIPE/<date-time>`, which no other run has.
+
+    Returns:
+        The folder, and those of it and its parents that were created, innermost first.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    while True:
+        folder = Path("runs", recipe, time.strftime(DATE_TIME))
+        made = missing_folders(folder)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # of another run that began in the same second
+            time.sleep(1)
+        else:
+            return folder, made
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

@@ -42,7 +42,7 @@ from distribution.errors import DistributionError
 from machine import device, mfu, xla_cache
 from training import artifacts, checks
 from training.errors import OptionsError, RunError
-from training.folder_check import missing_folders
+from training.folder_check import DATE_TIME, make_new_folder
 from training.loaded_run import LoadedRun, same_outputs
 from training.log import log_to_file, run_logging
 from training.options import (
@@ -216,21 +216,14 @@ class Run:
         Returns:
             The folder, and those of it and its parents that were created, innermost first.
         """
+        if self.workers == 1:
+            with contextlib.suppress(OSError):  # open() says why
+                return make_new_folder(self.recipe)
         # The chief's clock names the folder, on every worker.
         # Its digits, not its seconds: workers may have other time zones.
-        now = str(self.agreement.broadcast_from_chief(int(time.strftime("%Y%m%d%H%M%S"))))
-        folder = Path("runs") / self.recipe / f"{now[:8]}-{now[8:]}"
-        made: list[Path] = []
-        if self.workers == 1:
-            try:
-                made = missing_folders(folder)
-                folder.mkdir(parents=True)  # at once: several runs may begin in the same second
-            except FileExistsError:
-                time.sleep(1)
-                return self._new_folder()
-            except OSError:  # open() says why
-                pass
-        return folder, made
+        now = time.strftime(DATE_TIME).replace("-", "")
+        now = str(self.agreement.broadcast_from_chief(int(now)))
+        return Path("runs") / self.recipe / f"{now[:8]}-{now[8:]}", []
 
     def open(self) -> None:
         """Locks the folder, and finds an earlier part of the run in it."""

@@ -666,9 +666,12 @@ def test_the_chief_names_the_folder_whatever_the_time_zone(monkeypatch, tmp_path
     def broadcast(self, value):
         return 20261126003015 if value > 10**13 else value  # another time there
 
+    strategy = strategies.make_strategy("none", None)
     monkeypatch.setattr(Agreement, "broadcast_from_chief", broadcast)
-    start(None)
-    assert (tmp_path / "runs" / "tiny_recipe" / "20261126-003015" / "results.json").exists()
+    monkeypatch.setattr(strategies, "workers", lambda strategy: 2)
+    run = run_module.Run("tiny", tiny_recipe.Options(), strategy)
+    assert str(run.folder.path) == "runs/tiny/20261126-003015"
+    assert not list(tmp_path.iterdir())  # the chief makes it
 
 
 def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
@@ -782,7 +785,7 @@ def the_end(model):
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     """As those of a loop in a shell, which get no --run-dir."""
-    seconds = iter(["20260101000000"] * 3 + ["20260101000001"] * 2)
+    seconds = iter(["20260101-000000"] * 2 + ["20260101-000001"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: next(seconds))
     monkeypatch.setattr(time, "sleep", lambda _: None)
