@@ -9,6 +9,10 @@ import tensorflow as tf
 
 from data import batches
 
+# Time steps that batches of rows with lengths are cut to, where their arrays are longer: few enough
+# that XLA, which compiles each of them, does so in time.
+LENGTHS = tuple(length * 2**octave for octave in range(11) for length in (8, 12))
+
 Examples = TypeVar("Examples", list[str], np.ndarray)
 Arrays = np.ndarray | dict[str, np.ndarray] | list[np.ndarray] | tuple[np.ndarray, ...]
 
@@ -23,6 +27,7 @@ def training_data(
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
     change: Callable | None = None,
+    lengths: np.ndarray | None = None,
 ) -> tf.data.Dataset:
     """Makes endless global batches, shuffled differently in each epoch.
 
@@ -46,6 +51,9 @@ def training_data(
         change: Changes the inputs of a batch, for instance to augment them. Called with x, the
             examples' indices and the epoch, int64 of shape (batch,) and (), and must depend on
             nothing else, so that a run resumes bit for bit; draw with `batches.uniform`.
+        lengths: Length of each example, integers of shape (examples,), if each array of x has
+            shape (examples, time, ...) and is padded at the end. Batches then hold examples of
+            similar length, and x is cut after the longest one, at one of `LENGTHS`.
 
     Returns:
         Batches (x, y), or (x, y, weights) if `sample_weight` is given. Floats become
@@ -59,22 +67,29 @@ def training_data(
         _count(x, y, sample_weight),
         batch_size,
         seed,
-        _gather(x, y, sample_weight, change),
+        _gather(x, y, sample_weight, change, lengths),
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
+        lengths=lengths,
     )
 
 
 def evaluation_data(
-    x: Arrays, y: Arrays, sample_weight: Arrays | None = None, *, batch_size: int
+    x: Arrays,
+    y: Arrays,
+    sample_weight: Arrays | None = None,
+    *,
+    batch_size: int,
+    lengths: np.ndarray | None = None,
 ) -> tf.data.Dataset:
-    """Makes batches of every example once, in order.
+    """Makes batches of every example once, in order or, with lengths, the shortest first.
 
     Args:
         x: As for `training_data`.
         y: As for `training_data`.
         sample_weight: As for `training_data`.
         batch_size: Examples of a global batch; the last one is padded with examples of weight zero.
+        lengths: As for `training_data`.
 
     Returns:
         Batches (x, y, weights) as from `training_data`; without `sample_weight` they are ones.
@@ -85,7 +100,8 @@ def evaluation_data(
     count = _count(x, y, sample_weight)
     if sample_weight is None:
         sample_weight = np.ones(count)
-    return batches.evaluation_batches(count, batch_size, _gather(x, y, sample_weight))
+    make_batch = _gather(x, y, sample_weight, lengths=lengths)
+    return batches.evaluation_batches(count, batch_size, make_batch, lengths=lengths)
 
 
 def draw(count: int, most: int | None, seed: int) -> np.ndarray:
@@ -136,8 +152,14 @@ def _count(*arrays: Arrays | None) -> int:
 
 
 def _gather(
-    x: Arrays, y: Arrays, sample_weight: Arrays | None, change: Callable | None = None
+    x: Arrays,
+    y: Arrays,
+    sample_weight: Arrays | None,
+    change: Callable | None = None,
+    lengths: np.ndarray | None = None,
 ) -> Callable:
+    if lengths is not None:
+        _require_times(x, lengths)
     floatx = keras.config.floatx()
     tables = tf.nest.map_structure(_table, (_no_list(x), _no_list(y)))
     weights = None
@@ -146,7 +168,7 @@ def _gather(
             lambda w: _table(np.asarray(w, floatx)), _no_list(sample_weight)
         )
 
-    def make_batch(indices: tf.Tensor, epoch: tf.Tensor) -> tuple:
+    def make_batch(indices: tf.Tensor, epoch: tf.Tensor, longest: tf.Tensor | None = None) -> tuple:
         def rows(table: tf.Tensor) -> tf.Tensor:
             gathered = tf.gather(table, indices)
             return tf.cast(gathered, floatx if table.dtype.is_floating else tf.int32)
@@ -154,11 +176,37 @@ def _gather(
         inputs, answers = tf.nest.map_structure(rows, tables)
         if change is not None:
             inputs = change(inputs, indices, epoch)
+        if longest is not None:
+            inputs = tf.nest.map_structure(lambda rows: cut(rows, longest), inputs)
         if weights is None:
             return inputs, answers
         return inputs, answers, tf.nest.map_structure(rows, weights)
 
     return make_batch
+
+
+def cut(rows: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
+    """Cuts padded rows at the first of `LENGTHS` that none of them exceeds.
+
+    Args:
+        rows: a tensor of shape (batch, time, ...).
+        longest: length of the longest row, an int32 scalar.
+
+    Returns:
+        A tensor of shape (batch, at most time, ...).
+    """
+    steps = [length for length in LENGTHS if length < rows.shape[1]] + [rows.shape[1]]
+    return rows[:, : tf.gather(steps, tf.searchsorted(steps, [longest])[0])]
+
+
+def _require_times(x: Arrays, lengths: np.ndarray) -> None:
+    shapes = [array.shape for array in tf.nest.flatten(x)]
+    longest = int(lengths.max(initial=0))
+    if any(len(shape) < 2 or shape[1] < longest for shape in shapes):
+        raise ValueError(
+            f"arrays of shape {', '.join(map(str, shapes))} with lengths of up to {longest}; "
+            "expected (examples, time, ...) with at least so many time steps"
+        )
 
 
 def _no_list(arrays: Arrays) -> Arrays:

@@ -3,6 +3,9 @@
 Position p of epoch e is example `permutation(seed, e)[p]`, and step s holds the positions
 `[s * G, (s + 1) * G)` of its epoch, where G is the global batch size. So a model sees the same
 batches with any number of replicas, workers or restarts, and a run resumes at any step at once.
+
+With the lengths of examples, batches hold examples of similar length: the positions of several
+batches are sorted by length, and the batches then drawn in a random order.
 """
 
 import zlib
@@ -14,6 +17,9 @@ import tensorflow as tf
 
 # Batches computed in parallel, and batches prefetched; one takes a small part of a step's time.
 PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
+# Batches whose examples are sorted by length together: at most this many, and of an epoch at most
+# this part, so that a batch has other examples in each epoch.
+SORTED_BATCHES, SORTED_PART = 50, 4
 # The epoch that validation and test data are drawn with: their masks never change.
 EVALUATION_EPOCH = -1
 
@@ -44,6 +50,38 @@ def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> t
     return tf.random.experimental.index_shuffle(positions, tf.cast(key, tf.int32), count - 1)
 
 
+def of_similar_length(
+    batch: tf.Tensor, seed: int, batch_size: int, batches_per_epoch: int, lengths: tf.Tensor
+) -> tf.Tensor:
+    """Returns the indices of the examples of a global batch, whose lengths are similar.
+
+    The same examples as those of a group of consecutive batches without lengths: sorted by length,
+    they are cut into batches, which come in a random order.
+
+    Args:
+        batch: number of the batch, an int64 scalar; of epoch 1 from `batches_per_epoch` on.
+        seed: the run's seed.
+        batch_size: examples of a global batch.
+        batches_per_epoch: batches of an epoch.
+        lengths: of each example, int32 of shape (examples,).
+
+    Returns:
+        int64 tensor of shape (batch_size,), the shortest example first.
+    """
+    in_group = max(1, min(SORTED_BATCHES, batches_per_epoch // SORTED_PART))
+    epoch, place = batch // batches_per_epoch, batch % batches_per_epoch
+    first = place // in_group * in_group
+    in_group = tf.minimum(tf.constant(in_group, tf.int64), batches_per_epoch - first)
+    positions = tf.range(first * batch_size, (first + in_group) * batch_size)
+    examples = permuted(positions, seed, epoch, len(lengths))
+    examples = tf.gather(examples, tf.argsort(tf.gather(lengths, examples), stable=True))
+    key = tf.stack([tf.constant(stream_seed(seed, "batches"), tf.int64), batch - place + first])
+    drawn = tf.random.experimental.index_shuffle(
+        place - first, tf.cast(key, tf.int32), in_group - 1
+    )
+    return tf.ensure_shape(examples[drawn * batch_size : (drawn + 1) * batch_size], [batch_size])
+
+
 def training_batches(
     count: int,
     batch_size: int,
@@ -53,6 +91,7 @@ def training_batches(
     batches_per_epoch: int | None = None,
     first_batch: int = 0,
     with_position: bool = False,
+    lengths: np.ndarray | None = None,
 ) -> tf.data.Dataset:
     """Makes endless global batches for training.
 
@@ -66,6 +105,9 @@ def training_batches(
         first_batch: number of the batch to start at, for a resumed run.
         with_position: whether `make_batch` takes, as a third argument, how many examples all
             batches before this one have, an int64 scalar.
+        lengths: of each example, integers of shape (examples,), for batches of examples of similar
+            length; `make_batch` then takes, as its last argument, the largest length within the
+            global batch, an int32 scalar.
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
@@ -81,33 +123,52 @@ def training_batches(
             f"{batch_size}"
         )
 
+    table = None if lengths is None else _length_table(lengths, count)
+
     def batch_at(positions):
         epoch = positions[0] // per_epoch
-        examples = permuted(positions % per_epoch, seed, epoch, count)
-        if with_position:
-            return make_batch(examples, epoch, positions[0])
-        return make_batch(examples, epoch)
+        more = [positions[0]] if with_position else []
+        if table is None:
+            examples = permuted(positions % per_epoch, seed, epoch, count)
+        else:
+            batch = positions[0] // batch_size
+            examples = of_similar_length(batch, seed, batch_size, per_epoch // batch_size, table)
+            more.append(tf.gather(table, examples[-1]))
+            examples = tf.gather(examples, positions % batch_size)
+        return make_batch(examples, epoch, *more)
 
     return _in_batches(first_batch * batch_size, np.iinfo(np.int64).max, batch_size, batch_at)
 
 
-def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.data.Dataset:
-    """Makes batches of every example once, in order; the last one is padded with weight zero.
+def evaluation_batches(
+    count: int, batch_size: int, make_batch: Callable, *, lengths: np.ndarray | None = None
+) -> tf.data.Dataset:
+    """Makes batches of every example once; the last one is padded with examples of weight zero.
+
+    The examples come in order, or, with lengths, from the shortest to the longest.
 
     Args:
         count: number of examples.
         batch_size: examples of a global batch.
         make_batch: maps (indices, epoch) to (x, y, sample_weight), or (x, y) for weights of one;
             `epoch` is `EVALUATION_EPOCH`. Weights of several outputs may be nested.
+        lengths: as in `training_batches`.
 
     Returns:
         Batches (x, y, sample_weight).
     """
     total = -(-count // batch_size) * batch_size
+    table = None if lengths is None else _length_table(lengths, count)
+    order = None if lengths is None else tf.constant(np.argsort(lengths, kind="stable"), tf.int64)
 
     def batch_at(positions):
         epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
-        x, y, *more = make_batch(tf.minimum(positions, count - 1), epoch)
+        examples, longest = tf.minimum(positions, count - 1), []
+        if order is not None:
+            last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
+            longest = [tf.gather(table, tf.gather(order, tf.minimum(last, count - 1)))]
+            examples = tf.gather(order, examples)
+        x, y, *more = make_batch(examples, epoch, *longest)
         weights = more[0] if more else tf.ones_like(positions, keras.config.floatx())
 
         def without_padding(weights: tf.Tensor) -> tf.Tensor:
@@ -117,6 +178,12 @@ def evaluation_batches(count: int, batch_size: int, make_batch: Callable) -> tf.
         return x, y, tf.nest.map_structure(without_padding, weights)
 
     return _in_batches(0, total, batch_size, batch_at)
+
+
+def _length_table(lengths: np.ndarray, count: int) -> tf.Tensor:
+    if lengths.shape != (count,):
+        raise ValueError(f"lengths of shape {lengths.shape}; expected one for each of {count}")
+    return tf.constant(lengths, tf.int32)
 
 
 def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf.data.Dataset:

@@ -687,6 +687,22 @@ def encode_once(
     }
 
 
+def lengths(inputs: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Returns the number of tokens of each sentence up to its last one, int32 of shape (n,).
+
+    Args:
+        inputs: sentences, encoded by `encode`.
+
+    Returns:
+        None if the family takes no padding mask: its models read the padding too (FNet).
+    """
+    mask = inputs.get("padding_mask")
+    if mask is None:
+        return None
+    padding = np.argmax(mask[:, ::-1] != 0, axis=1)
+    return (mask.shape[1] - padding).astype(np.int32)
+
+
 def naive_bayes_evidence(
     inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
 ) -> np.ndarray:

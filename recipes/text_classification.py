@@ -228,6 +228,7 @@ def main(options: Options) -> dict:
             token_dropout = 0.0 if fine_tunes or data.scores else 0.5
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
+        lengths = {name: sentences.lengths(rows) for name, rows in inputs.items()}
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
@@ -244,11 +245,22 @@ def main(options: Options) -> dict:
         if token_dropout:
             hide = sentences.hide_word_pieces(token_dropout, tokenizer, options.seed)
         train_data = arrays.training_data(
-            inputs["train"], labels["train"], seed=options.seed, change=hide, **plan.batches
+            inputs["train"],
+            labels["train"],
+            seed=options.seed,
+            change=hide,
+            lengths=lengths["train"],
+            **plan.batches,
         )
-        batch_size = plan.global_batch_size
-        valid_data = arrays.evaluation_data(inputs["valid"], labels["valid"], batch_size=batch_size)
-        test_data = arrays.evaluation_data(inputs["test"], labels["test"], batch_size=batch_size)
+        valid_data, test_data = (
+            arrays.evaluation_data(
+                inputs[split],
+                labels[split],
+                batch_size=plan.global_batch_size,
+                lengths=lengths[split],
+            )
+            for split in ("valid", "test")
+        )
         baseline = (scores if data.scores else sentences).baselines(splits)
         run.note(baseline_note(data, baseline))
         # Model, schedule and loss, under the strategy.

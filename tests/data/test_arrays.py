@@ -81,6 +81,54 @@ class TestWeights:
             np.testing.assert_array_equal(value[3:], np.zeros_like(value[3:]))
 
 
+class TestLengths:
+    """Batches are cut after their longest example."""
+
+    LENGTHS = np.array([3, 7, 40, 20, 8, 9, 50, 2, 30, 13, 17])
+    PADDED = {
+        "token_ids": np.where(np.arange(50) < LENGTHS[:, None], 1 + np.arange(50), 0),
+        "vectors": np.where(np.arange(50) < LENGTHS[:, None], 1.0, 0.0)[..., None],
+    }
+
+    @pytest.mark.parametrize("kind", ["training", "evaluation"])
+    def test_no_token_is_lost_and_most_padding_is(self, kind):
+        if kind == "training":
+            data = arrays.training_data(
+                self.PADDED, LABELS, seed=3, batch_size=2, lengths=self.LENGTHS
+            ).take(5)
+        else:
+            data = arrays.evaluation_data(self.PADDED, LABELS, batch_size=2, lengths=self.LENGTHS)
+        for x, y, *_ in data:
+            rows = y.numpy()
+            longest = self.LENGTHS[rows].max()
+            width = x["token_ids"].shape[1]
+            smallest = next(n for n in (8, 12, 16, 24, 32, 48, 50) if n >= longest)
+            assert width == smallest
+            for name, value in x.items():
+                np.testing.assert_array_equal(value, self.PADDED[name][rows, :width])
+
+    def test_a_change_sees_whole_rows(self):
+        def change(x, indices, epoch):
+            assert x["token_ids"].shape == (11, 50)
+            return x
+
+        options = dict(seed=3, batch_size=11, lengths=self.LENGTHS, change=change)
+        assert next(iter(arrays.training_data(self.PADDED, LABELS, **options)))
+
+    def test_arrays_too_short_for_them(self):
+        for x in (COLUMN, LABELS, {**self.PADDED, "other": COLUMN}):
+            for make in (
+                lambda x: arrays.training_data(
+                    x, LABELS, seed=0, batch_size=2, lengths=self.LENGTHS
+                ),
+                lambda x: arrays.evaluation_data(x, LABELS, batch_size=2, lengths=self.LENGTHS),
+            ):
+                with pytest.raises(
+                    ValueError, match="lengths of up to 50; expected .examples, time"
+                ):
+                    make(x)
+
+
 class TestEvaluation:
     @pytest.mark.parametrize("size", [1, 4, 11, 16])
     def test_each_row_counts_once_in_order(self, size):

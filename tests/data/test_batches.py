@@ -97,6 +97,92 @@ class TestTraining:
             assert dataset.options().autotune.enabled is False
 
 
+class TestLengths:
+    """Batches of examples of similar length."""
+
+    def make(self, lengths, size, seed=7, **more):
+        def make_batch(indices, epoch, longest):
+            return indices, tf.fill(tf.shape(indices), epoch), longest
+
+        lengths = np.asarray(lengths)
+        return batches.training_batches(
+            len(lengths), size, seed, make_batch, lengths=lengths, **more
+        )
+
+    @settings(max_examples=15)
+    @given(SEEDS, st.data())
+    def test_a_group_has_the_examples_of_the_contract_sorted(self, seed, data):
+        """Whatever the number of workers, and wherever a run resumes."""
+        workers, own = data.draw(st.integers(1, 3), "workers"), data.draw(st.integers(1, 4), "own")
+        size = workers * own
+        per_epoch = data.draw(st.integers(1, 13), "batches of an epoch")
+        count = data.draw(st.integers(per_epoch * size, (per_epoch + 1) * size), "examples")
+        lengths = np.random.default_rng(seed).integers(1, 9, count)
+        dataset = self.make(lengths, size, seed, batches_per_epoch=per_epoch)
+        found = take(dataset, 2 * per_epoch)
+        together = max(1, per_epoch // batches.SORTED_PART)
+        for epoch in range(2):
+            order = permutation(count, seed, epoch)
+            for first in range(0, per_epoch, together):
+                group = found[epoch * per_epoch :][first : min(first + together, per_epoch)]
+                expected = order[first * size : (first + len(group)) * size]
+                expected = expected[np.argsort(lengths[expected], kind="stable")]
+                expected = {tuple(part) for part in expected.reshape(-1, size)}
+                assert {tuple(indices) for indices, _, _ in group} == expected
+                assert all((epochs == epoch).all() for _, epochs, _ in group)
+        for indices, _, longest in found:
+            assert longest == lengths[indices].max()
+        first = data.draw(st.integers(0, 2 * per_epoch - 1), "first batch")
+        again = self.make(lengths, size, seed, batches_per_epoch=per_epoch, first_batch=first)
+        index = data.draw(st.integers(0, workers - 1), "worker")
+        parts = take(again.part_of_worker(index, workers), 2 * per_epoch - first)
+        for (whole, _, longest), (part, _, of_part) in zip(found[first:], parts, strict=True):
+            np.testing.assert_array_equal(part, whole[index * own : (index + 1) * own])
+            assert of_part == longest, "of the global batch, not of this worker's part"
+
+    def test_the_order_of_a_seed_never_changes(self):
+        """Written down once: runs of another version of this code can be compared with these."""
+        lengths = [5, 3, 5, 1, 2, 4, 3, 2, 1, 5, 2, 3, 1, 4, 2, 6]
+        found = [indices.tolist() for indices, _, _ in take(self.make(lengths, 2), 8)]
+        assert found == [[2, 9], [8, 11], [5, 0], [1, 13], [3, 7], [4, 14], [12, 10], [6, 15]]
+
+    def test_batches_of_a_group_are_not_in_the_order_of_their_lengths(self):
+        lengths = np.arange(400) % 100
+        longest = [int(longest) for _, _, longest in take(self.make(lengths, 2), 400)]
+        epochs = np.array(longest).reshape(2, -1, 50)
+        for groups in epochs:
+            assert all(list(group) != sorted(group) for group in groups)
+            assert all(np.abs(np.diff(np.sort(group))).max() < 12 for group in groups)
+        orders = {tuple(np.argsort(group)) for group in epochs.reshape(-1, 50)}
+        assert len(orders) == 8, "each group has an order of its own"
+
+    @pytest.mark.parametrize("size", [1, 4, 11, 16])
+    def test_an_evaluation_begins_with_the_shortest(self, size):
+        lengths = np.array([3, 1, 2, 9, 1, 1, 4, 5, 2, 7, 3])
+
+        def make_batch(indices, epoch, longest):
+            assert indices.shape[0] in (size, size // 2)
+            return indices, tf.fill(tf.shape(indices), longest)
+
+        data = batches.evaluation_batches(11, size, make_batch, lengths=lengths)
+        found = list(data.as_numpy_iterator())
+        real = np.concatenate([x[w == 1] for x, _, w in found])
+        assert real.tolist() == np.argsort(lengths, kind="stable").tolist()
+        assert all((longest == lengths[x].max()).all() for x, longest, _ in found)
+        if size % 2 == 0:
+            workers = [data.part_of_worker(index, 2).as_numpy_iterator() for index in range(2)]
+            for whole, *parts in zip(found, *workers, strict=True):
+                for column in range(3):
+                    together = np.concatenate([part[column] for part in parts])
+                    np.testing.assert_array_equal(together, whole[column])
+
+    def test_of_other_examples(self):
+        with pytest.raises(ValueError, match="lengths of shape .3,.; expected one for each of 4"):
+            batches.training_batches(4, 2, 0, numbers, lengths=np.ones(3, int))
+        with pytest.raises(ValueError, match="lengths of shape .3,.; expected one for each of 4"):
+            batches.evaluation_batches(4, 2, numbers, lengths=np.ones(3, int))
+
+
 class TestEvaluation:
     @pytest.mark.parametrize("size", [1, 3, 4, 11, 16])
     def test_each_example_counts_once(self, size):

@@ -4,7 +4,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
-from data import arrays, masked_lm, sentences
+from data import masked_lm, sentences
 from recipes import bert_mlm, evaluate, text_classification
 from tests.support import plain_keras, tiny_presets
 from training import checks
@@ -47,7 +47,7 @@ def initial(monkeypatch):
 
 
 def train_plainly(preset, folder, weights):
-    """The weights after `STEPS` of KerasNLP's own compile() and fit() on the same batches."""
+    """The weights after `STEPS` of KerasNLP's own compile() and fit(), on uncut batches."""
     models = keras_nlp.models
     with checks.precision("float64"):
         backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
@@ -59,7 +59,8 @@ def train_plainly(preset, folder, weights):
         texts, labels = sentences.load_sentences(str(folder), folder).splits["train"]
         inputs = {n: np.asarray(v, np.int32) for n, v in preprocessor(texts).items()}
         plain_keras.compile_plainly(model)
-        plain_keras.fit(model, arrays.training_data(inputs, labels, seed=0, batch_size=8))
+        data = plain_keras.in_full(inputs, labels, seed=0, batch_size=8)
+        plain_keras.fit(model, data)
     return model.get_weights()
 
 

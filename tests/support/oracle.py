@@ -15,6 +15,7 @@ from pathlib import Path
 import keras
 import keras_nlp
 import numpy as np
+import plain_keras
 import strategy_run
 import tensorflow as tf
 
@@ -145,7 +146,7 @@ def classification(options, strategy):
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
     )
     share = options.token_dropout or (0.0 if data.scores else 0.5)
-    dataset = arrays.training_data(
+    dataset = plain_keras.in_full(
         inputs,
         labels,
         seed=options.seed,

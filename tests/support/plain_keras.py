@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from data import batches, sentences
+
 STEPS, LEARNING_RATE = 5, 0.01
 # Options of a recipe that trains like `compile()` below.
 COMMON = dict(
@@ -46,6 +48,34 @@ def compile_plainly(model: keras.Model, **adamw) -> None:
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[],
         jit_compile=False,
+    )
+
+
+def in_full(inputs: dict[str, np.ndarray], labels: np.ndarray, **more) -> tf.data.Dataset:
+    """Makes the training batches of text_classification with all of their padding.
+
+    Args:
+        inputs: encoded sentences.
+        labels: theirs.
+        **more: `seed`, `batch_size` and others of `batches.training_batches`, and a `change` as
+            that of `arrays.training_data`.
+    """
+    change = more.pop("change", None)
+    floatx = keras.config.floatx()
+    rows = {name: tf.constant(value, tf.int32) for name, value in inputs.items()}
+    answers = tf.constant(labels, floatx if labels.dtype.kind == "f" else tf.int32)
+
+    def make_batch(indices, epoch, longest=None):
+        x = {name: tf.gather(value, indices) for name, value in rows.items()}
+        return change(x, indices, epoch) if change else x, tf.gather(answers, indices)
+
+    return batches.training_batches(
+        len(labels),
+        more.pop("batch_size"),
+        more.pop("seed"),
+        make_batch,
+        lengths=sentences.lengths(inputs),
+        **more,
     )
 
 
