@@ -28,6 +28,7 @@ def training_data(
     first_batch: int = 0,
     change: Callable | None = None,
     lengths: np.ndarray | None = None,
+    batches_per_update: int = 1,
 ) -> tf.data.Dataset:
     """Makes endless global batches, shuffled differently in each epoch.
 
@@ -54,6 +55,7 @@ def training_data(
         lengths: Length of each example, integers of shape (examples,), if each array of x has
             shape (examples, time, ...) and is padded at the end. Batches then hold examples of
             similar length, and x is cut after the longest one, at one of `LENGTHS`.
+        batches_per_update: Batches that an update accumulates, see `batches.training_batches`.
 
     Returns:
         Batches (x, y), or (x, y, weights) if `sample_weight` is given. Floats become
@@ -71,6 +73,7 @@ def training_data(
         batches_per_epoch=batches_per_epoch,
         first_batch=first_batch,
         lengths=lengths,
+        batches_per_update=batches_per_update,
     )
 
 

