@@ -3,8 +3,9 @@
     python benchmarks/fine_tuning.py --trainer-python PYTHON [--turns 5] [--json FILE]
 
 A random preset of DistilBERT's size (6 layers of 768, 30,522 word pieces), sentences that fill 128
-tokens, AdamW, dropout 0.1. Both sides begin with the same weights: before anything is timed, their
-logits must agree to 1e-3. The processes take turns, as in `pipelines.py`.
+tokens and, in a second comparison, sentences of 5 to 128 tokens, for which the Trainer pads each
+batch to its longest sentence; AdamW, dropout 0.1. Both sides begin with the same weights: before
+anything is timed, their logits must agree to 1e-3. The processes take turns, as in `pipelines.py`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from benchmarks import pipelines  # noqa: E402
 WARM_UP = 2  # steps
 STEPS = 3  # of a turn
 DISTILBERT = {"layers": 6, "heads": 12, "width": 768, "vocabulary_size": 30_522, "length": 128}
+SHORTEST = 5  # tokens of a sentence, where lengths differ
 TINY = {"layers": 1, "heads": 2, "width": 16, "vocabulary_size": 100, "length": 16}
 SIDES = ("fine_tuning", "trainer_fine_tuning")
 
@@ -31,7 +33,8 @@ def prepare(folder: Path, sizes: dict) -> None:
 
     Args:
         folder: must not exist.
-        sizes: as `DISTILBERT`, with `batch_size`.
+        sizes: as `DISTILBERT`, with `batch_size`, and with `shortest`, the tokens of the shortest
+            sentence.
     """
     import recipes  # noqa: F401 (picks the backend)
 
@@ -62,22 +65,38 @@ def prepare(folder: Path, sizes: dict) -> None:
     task.save_to_preset(str(folder / "preset"))
     # No epoch ends while steps are timed.
     rng = np.random.default_rng(1)
-    drawn = rng.choice(words, (120 * sizes["batch_size"], sizes["length"] - 2))
-    sentences, labels = [" ".join(row) for row in drawn], np.arange(len(drawn)) % 2
+    lengths = rng.integers(sizes["shortest"], sizes["length"] + 1, 120 * sizes["batch_size"])
+    sentences = [" ".join(rng.choice(words, length - 2)) for length in lengths]
+    labels = np.arange(len(sentences)) % 2
     with (folder / "sentences.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("sentence", "label"), *zip(sentences, labels, strict=True)])
     tokens = preprocessor(sentences[: 10 * sizes["batch_size"]])
     np.savez(
         folder / "batches.npz",
         tokens=np.asarray(tokens["token_ids"]),
+        mask=np.asarray(tokens["padding_mask"]),
         labels=labels[: 10 * sizes["batch_size"]],
+        mean_length=lengths.mean(),
         logits=np.asarray(task({name: rows[:4] for name, rows in tokens.items()}, training=False)),
     )
     in_torch.save_weights(task, folder / "weights.npz")
 
 
-def compare(folder: Path, pythons: dict[str, str], turns: int, steps: int = STEPS) -> list[dict]:
-    """Returns the row recipe ÷ Trainer in tokens per second; of one side alone its rate."""
+def compare(
+    folder: Path, pythons: dict[str, str], turns: int, about: str, steps: int = STEPS
+) -> dict:
+    """Computes recipe ÷ Trainer in tokens per second; of one side alone its rate.
+
+    Args:
+        folder: written by `prepare`.
+        pythons: the command that starts Python, by side.
+        turns: of each side.
+        about: the sentences, for the row.
+        steps: of a turn; batches of sentences that differ in length need more.
+
+    Returns:
+        A row of the table.
+    """
     started = [
         pipelines.Side(name, python, folder, CUDA_VISIBLE_DEVICES="-1")
         for name, python in pythons.items()
@@ -91,9 +110,11 @@ def compare(folder: Path, pythons: dict[str, str], turns: int, steps: int = STEP
             side.close()
     per_second = {"tokens_per_second": [round(statistics.median(each)) for each in rates]}
     if len(rates) == 1:
-        return [pipelines.row("fine-tuning by the recipe, tokens/s", rates[0]) | per_second]
+        measure = f"fine-tuning by the recipe, {about}, tokens/s"
+        return pipelines.row(measure, rates[0]) | per_second
     ratios = [ours / theirs for ours, theirs in zip(*rates, strict=True)]
-    return [pipelines.row("fine-tuning: recipe ÷ Trainer, tokens/s", ratios) | per_second]
+    measure = f"fine-tuning, {about}: recipe ÷ Trainer, tokens/s"
+    return pipelines.row(measure, ratios) | per_second
 
 
 def main() -> None:
@@ -109,10 +130,13 @@ def main() -> None:
     pythons = {SIDES[0]: sys.executable}
     if chosen.trainer_python:
         pythons[SIDES[1]] = chosen.trainer_python
-    with tempfile.TemporaryDirectory(prefix="fine-tuning-") as temporary:
-        folder = Path(temporary) / "work"
-        prepare(folder, sizes)
-        rows = compare(folder, pythons, chosen.turns)
+    rows = []
+    for shortest, steps in ((sizes["length"], STEPS), (SHORTEST, 8 * STEPS)):
+        tokens = sizes["length"] if shortest > SHORTEST else f"{SHORTEST} to {sizes['length']}"
+        with tempfile.TemporaryDirectory(prefix="fine-tuning-") as temporary:
+            folder = Path(temporary) / "work"
+            prepare(folder, sizes | {"shortest": shortest})
+            rows.append(compare(folder, pythons, chosen.turns, f"{tokens} tokens", steps))
     for row in rows:
         print(
             f"{row['measure']:44} {row['median']:7.2f}  {row['smallest']:6.2f}  "

@@ -320,11 +320,13 @@ def fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
     import recipes  # noqa: F401 (picks the backend)
 
     import keras  # isort: skip
+    import numpy as np
 
     from recipes import text_classification
 
     gate.imported = time.perf_counter()
-    gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
+    with np.load(folder / "batches.npz") as stored:
+        gate.tokens_per_step = sizes["batch_size"] * float(stored["mean_length"])
     stock_fit = keras.Model.fit
 
     def fit(self, *words, callbacks, **named):
@@ -353,7 +355,6 @@ def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
 
     from benchmarks import in_torch
 
-    gate.tokens_per_step = sizes["batch_size"] * sizes["length"]
     config = hf.DistilBertConfig(
         vocab_size=sizes["vocabulary_size"],
         n_layers=sizes["layers"],
@@ -365,14 +366,26 @@ def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
     model = hf.DistilBertForSequenceClassification(config).eval()
     in_torch.fill_distilbert(model, in_torch.load_weights(folder / "weights.npz"))
     with np.load(folder / "batches.npz") as stored:
-        tokens, labels, logits = (stored[name] for name in ("tokens", "labels", "logits"))
+        tokens, mask, labels, logits = (
+            torch.tensor(stored[name]).long() if name != "logits" else stored[name]
+            for name in ("tokens", "mask", "labels", "logits")
+        )
+        gate.tokens_per_step = sizes["batch_size"] * float(stored["mean_length"])
+    few = slice(len(logits))
     with torch.no_grad():
-        found = model(input_ids=torch.tensor(tokens[: len(logits)]).long()).logits.numpy()
+        found = model(input_ids=tokens[few], attention_mask=mask[few]).logits.numpy()
     in_torch.require_equal(logits, found)
     rows = [
-        {"input_ids": row.astype(np.int64), "attention_mask": np.ones(len(row), int), "labels": n}
-        for row, n in zip(tokens, labels.tolist(), strict=True)
+        {"input_ids": tokens[n], "attention_mask": mask[n], "labels": labels[n]}
+        for n in range(len(labels))
     ]
+
+    def pad_to_longest(rows: list[dict]) -> dict:  # as transformers' DataCollatorWithPadding
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        longest = int(batch["attention_mask"].sum(1).max())
+        cut = {name: batch[name][:, :longest] for name in ("input_ids", "attention_mask")}
+        return {**batch, **cut}
+
     hf.Trainer(
         model=model,
         args=hf.TrainingArguments(
@@ -385,6 +398,7 @@ def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
             disable_tqdm=True,
         ),
         train_dataset=rows,
+        data_collator=pad_to_longest,
         callbacks=[trainer_callback(gate)],
     ).train()
 

@@ -103,6 +103,11 @@ class Options(FineTuningOptions):
         "validation.",
         within="[0, 1)",
     )
+    group_by_length: Literal["auto", "on", "off"] = option(
+        "auto",
+        "on: sentences of similar length share a batch, which is cut after the longest; auto: from "
+        "a preset.",
+    )
     sequence_length: int = option(
         64, "Tokens of a sentence, including [CLS] and [SEP]; the rest is cut.", within="[4, 512]"
     )
@@ -229,6 +234,10 @@ def main(options: Options) -> dict:
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
         lengths = {name: sentences.lengths(rows) for name, rows in inputs.items()}
+        if not (
+            fine_tunes if options.group_by_length == "auto" else options.group_by_length == "on"
+        ):
+            lengths["train"] = None
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),

@@ -526,6 +526,15 @@ def test_encode(inputs):
     assert not inputs["segment_ids"].any()
 
 
+def test_lengths_are_counted_up_to_the_last_token(inputs):
+    found = sentences.lengths(inputs)
+    assert found.dtype == np.int32
+    assert found.tolist() == [max(np.flatnonzero(row)) + 1 for row in inputs["padding_mask"]]
+    masks = {"padding_mask": np.array([[1, 0, 1, 0], [1, 1, 1, 1], [0, 1, 0, 0]])}
+    assert sentences.lengths(masks).tolist() == [3, 4, 2]
+    assert sentences.lengths({"token_ids": masks["padding_mask"]}) is None, "FNet reads padding"
+
+
 def test_evidence_by_hand(inputs, tokenizer):
     labels = np.array([1, 0, 0], np.int32)
     found = sentences.naive_bayes_evidence(inputs, labels, tokenizer, 2)

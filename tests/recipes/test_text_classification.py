@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from callbacks.tensorboard import escape
-from data import sentences
+from data import arrays, sentences
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 from models import presets
@@ -48,6 +48,35 @@ def test_results(finished):
     assert set(results["baseline"]) == {
         *("most_frequent_accuracy", "tfidf_accuracy", "tfidf_macro_f1"),
     }
+
+
+def test_batches_are_cut_to_their_longest_sentence(folder, tmp_path, monkeypatch):
+    """In training, if it is asked for, and evaluations; accumulated batches are parts of one."""
+    made = []
+
+    def keep(stock):
+        def make(*arguments, **named):
+            made.append((named, stock(*arguments, **named)))
+            return made[-1][1]
+
+        return make
+
+    for name in ("training_data", "evaluation_data"):
+        monkeypatch.setattr(arrays, name, keep(getattr(arrays, name)))
+    options = TINY | dict(sequence_length=40, accumulate_steps=2, max_steps=1, dataset=str(folder))
+    for group in ("on", "auto"):
+        run_dir = tmp_path / group
+        text_classification.main(
+            text_classification.Options(**options, run_dir=run_dir, group_by_length=group)
+        )
+    (grouped, _), *_, (plain, data), _, _ = made
+    assert len(made) == 6 and grouped["batches_per_update"] == 2
+    assert plain["lengths"] is None and data.element_spec[0]["token_ids"].shape == (8, 40)
+    for _, data in made[:3] + made[4:]:
+        for x, *_ in data.take(3):
+            longest = int(x["padding_mask"].numpy().sum(axis=1).max())
+            width = x["token_ids"].shape[1]
+            assert width == next(n for n in (8, 12, 16, 24, 32, 40) if n >= longest)
 
 
 def test_tensorboard_shows_sentences_of_the_validation_split(finished, folder):

@@ -38,7 +38,7 @@ TINY_BERT = COMMON | dict(
 )
 TINY_TEXT = TINY_BERT | dict(preset="scratch", warmup_steps=2)
 TINY_CAUSAL = TINY_BERT | dict(vocabulary_size=280, warmup_steps=2)
-TINY_SENTENCES = TINY_BERT | dict(dropout=0.0)
+TINY_SENTENCES = TINY_BERT | dict(dropout=0.0, group_by_length="on")
 TINY_IMAGES = COMMON | dict(dropout=0.0, l2=0.01, base_learning_rate=0.002)
 TINY_OLIGOS = COMMON | dict(
     num_layers=1,
