@@ -52,7 +52,12 @@ def entry_of(folder: Path) -> tuple[str, dict]:
         raise SystemExit(f"{folder}: was resumed; its steps and its time do not belong together")
     options = json.loads((folder / "options.json").read_text())["options"]
     dataset = Path(results["dataset"]).name
-    started = "from a run" if options.get("init_from") else (results["preset"] or "")
+    if options.get("max_examples") is not None:
+        dataset += f", {options['max_examples']:,} examples"
+    preset = results["preset"] or ""
+    if "://" not in preset:  # of a folder: not where it is on this machine
+        preset = Path(preset).name
+    started = "from a run" if options.get("init_from") else preset
     entry = {
         "recipe": results["recipe"],
         "dataset": dataset,

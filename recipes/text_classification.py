@@ -119,6 +119,20 @@ class Options(FineTuningOptions):
     warmup_steps: int = 100
     epochs: int = 2
 
+    @property
+    def groups_by_length(self) -> bool:
+        """Whether batches hold sentences of similar length."""
+        if self.group_by_length != "auto":
+            return self.group_by_length == "on"
+        return self.preset != "scratch" and self.init_from is None
+
+    @property
+    def batch_shapes(self) -> int:
+        """Number of shapes that training batches may have."""
+        if not self.groups_by_length:
+            return 1
+        return sum(length < self.sequence_length for length in arrays.LENGTHS) + 1
+
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems() + presets.problems_of_presets(self)
@@ -233,11 +247,10 @@ def main(options: Options) -> dict:
             token_dropout = 0.0 if fine_tunes or data.scores else 0.5
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
-        lengths = {name: sentences.lengths(rows) for name, rows in inputs.items()}
-        if not (
-            fine_tunes if options.group_by_length == "auto" else options.group_by_length == "on"
-        ):
-            lengths["train"] = None
+        lengths = {
+            name: sentences.lengths(rows) if options.groups_by_length else None
+            for name, rows in inputs.items()
+        }
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),

@@ -265,6 +265,11 @@ class SharedOptions(ProgramOptions):
     log_every: int = _saving(50, "Steps between two lines of the log.", within=COUNT)
     quiet: bool = _saving(False, "Print only warnings and results.")
 
+    @property
+    def batch_shapes(self) -> int:
+        """Number of shapes that training batches may have; XLA compiles each of them."""
+        return 1
+
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = []

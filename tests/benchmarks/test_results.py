@@ -64,3 +64,19 @@ def test_errors_have_the_unit_of_their_recipe(readme, tmp_path, capsys):
     melting, scores = readme.read_text().splitlines()[4:6]
     assert "MAE 1.50 °C | mean 9.00 °C |" in melting
     assert "MAE 1.50 | TF-IDF 2.00 |" in scores
+
+
+def test_a_folder_is_named_without_its_place_and_with_the_limit_of_examples(
+    readme, tmp_path, capsys
+):
+    for number, (preset, limit) in enumerate(
+        (("/a/MiniLM", 1000), ("/b/MiniLM", None), ("hf://a/b", None))
+    ):
+        folder = write_run(tmp_path / str(number), 0, 0.9)
+        found = json.loads((folder / "results.json").read_text())
+        (folder / "results.json").write_text(json.dumps(found | {"preset": preset}))
+        options = {"options": {"init_from": None, "max_examples": limit}}
+        (folder / "options.json").write_text(json.dumps(options))
+        results.main([folder])
+    rows = [line.split(" | ")[1] for line in readme.read_text().splitlines() if "`mnist`" in line]
+    assert rows == ["digits, MiniLM", "digits, hf://a/b", "digits, 1,000 examples, MiniLM"]

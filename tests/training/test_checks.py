@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint
 from data import arrays, files
+from recipes import text_classification
 from tests.support import forked, processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
@@ -616,6 +617,13 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
         assert checks.jit_compile(SharedOptions(), one, long - 1) is False
         assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
+        # Six lengths: 8, 12, 16, 24, 32 and 40.
+        sentences = text_classification.Options(preset="some", sequence_length=40)
+        assert checks.jit_compile(sentences, one, 6 * long) == "auto"
+        assert checks.jit_compile(sentences, one, 6 * long - 1) is False
+        for changes in (dict(group_by_length="off"), dict(preset="scratch")):
+            alike = dataclasses.replace(sentences, **changes)
+            assert checks.jit_compile(alike, one, long) == "auto"
 
 
 def test_layers_whose_draws_depend_on_the_replicas_are_named():
