@@ -1,7 +1,4 @@
-"""Copies weights of KerasNLP's DistilBERT and GPT-2 into the models of `transformers`.
-
-The package safetensors, which KerasNLP's exporters need, is not in every environment that measures.
-"""
+"""Copies weights of KerasNLP's DistilBERT and GPT-2 into the models of `transformers`."""
 
 from pathlib import Path
 

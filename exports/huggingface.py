@@ -15,6 +15,7 @@ from pathlib import Path
 import keras
 import keras_nlp
 import numpy as np
+import safetensors.numpy
 
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
@@ -76,8 +77,6 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
     Returns:
         Python that loads it, which `README.md` holds, too.
     """
-    import safetensors.numpy
-
     folder.mkdir()
     safetensors.numpy.save_file(
         named_tensors(model), folder / "model.safetensors", {"format": "pt"}

@@ -27,7 +27,7 @@ from training.loaded_run import load_run
 from training.options import RunOptions, check, option
 
 # Packages that a format needs beyond this package's own; all of them are in the extra.
-NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime"), "huggingface": ("safetensors",)}
+NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime")}
 # Formats that lack operations which some models need.
 LACKING_OPERATIONS = ("onnx", "litert")
 # Further packages that the comparison needs.
@@ -70,11 +70,10 @@ def main(options: Options) -> Path:
             "KerasNLP"
         )
     missing = not_installed(NEEDS.get(options.to, ()))
-    needs = OptionsError(
-        f"--to {options.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
-    )
-    if missing and not is_causal:
-        raise needs
+    if missing:
+        raise OptionsError(
+            f"--to {options.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
+        )
     classes = run.metadata.get("classes", ())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,11 +89,6 @@ def main(options: Options) -> Path:
                 note = keras_formats.write(model, temporary, options.to)
             compared = compare(model, temporary, options, str(run.preset) if is_bert else None)
             files.write_checksums(temporary)
-    except ModuleNotFoundError as error:
-        if not missing:
-            raise
-        # Of a causal model: KerasHub first refuses a family for which it has no exporter.
-        raise needs from error
     except OSError as error:
         raise RunError(f"--folder {folder}: {error.strerror or error}") from error
     except Differs as error:

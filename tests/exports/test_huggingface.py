@@ -134,7 +134,6 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
 
 
 def test_a_causal_model_of_another_family_is_refused(tmp_path):
-    """With safetensors and without it."""
     with pytest.raises(DataError, match="OPT cannot be exported to transformers; KerasHub .* GPT2"):
         huggingface.write_causal_lm(causal_presets.make_task("OPT"), tmp_path / "out")
 
