@@ -81,7 +81,7 @@ check-upstream: .venv/installed
 	@touch $@
 
 test-export: .venv-export/installed
-	@.venv-export/bin/python -m pytest tests/exports tests/benchmarks/test_same_weights.py $(ARGS)
+	@.venv-export/bin/python -m pytest tests/exports tests/models/test_transformers_format.py tests/benchmarks/test_same_weights.py $(ARGS)
 
 # Ray and the published schemas of the manifests in docs/ stay out of .venv.
 .venv-ray/installed: requirements.lock requirements-ray.lock pyproject.toml

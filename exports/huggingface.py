@@ -57,6 +57,13 @@ PARAMETERS = {
     "output_bias": "bias",
 }
 
+ARCHITECTURES = {  # of causal language models, by type
+    "gpt2": "GPT2LMHeadModel",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+
 # Separators of words, and characters that are words, in KerasHub's WordPieceTokenizer.
 BETWEEN_WORDS = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
 PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
@@ -88,6 +95,9 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
         "tokenizer.json": json.loads(tokenizer_json(tokenizer)),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
+            "do_lower_case": tokenizer.lowercase,
+            "strip_accents": tokenizer.strip_accents,
+            "tokenize_chinese_chars": tokenizer.split_on_cjk,
             "model_max_length": model.preprocessor.sequence_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **special,
@@ -162,6 +172,11 @@ def write_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> str:
             f"{family} cannot be exported to transformers; KerasHub {keras_nlp.__version__} "
             "exports Gemma, GPT2, Llama3, Mistral, Qwen and some of their successors"
         ) from error
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["model_type"] in ARCHITECTURES:  # KerasHub, which writes none of these, needs them
+        content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     start = model.preprocessor.tokenizer.start_token
     lines = [
         "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)",

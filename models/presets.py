@@ -19,7 +19,7 @@ import numpy as np
 
 from data import files
 from data.errors import DataError, first_line
-from models import init_from
+from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
 # Options of new models only.
@@ -136,7 +136,7 @@ def load_task(
     """Loads a model of a task under the current dtype policy, without its preprocessor.
 
     A preset with only a backbone, or a `TextClassifier` with a number of classes in `changes`, gets
-    a new head.
+    a new head; `kept_head` and `new_masked_lm_head` say so before.
 
     Args:
         kind: a general class of KerasNLP, for instance `keras_nlp.models.TextClassifier`.
@@ -152,12 +152,20 @@ def load_task(
     require_task(kind, preset)
     policy = keras.config.dtype_policy()
     weights = init_from.source_of(preset).weights
+    task = kind.__name__
+    with_head = "num_classes" not in changes and transformers_format.has_head(preset, task)
+    if with_head and task == "TextClassifier":
+        changes["num_classes"] = len(transformers_format.classes_of(preset))
+    if backbone_dropout is None:
+        backbone_dropout = transformers_format.dropout_of(preset)
     if weights is not None and "num_classes" in changes:  # a new head: the checkpoint's is not read
         changes["backbone"] = load_backbone(preset, backbone_dropout)
         weights = None
     elif backbone_dropout is not None:
         changes["backbone"] = load_backbone(preset, backbone_dropout)
     model = load(kind, preset, dtype=policy, preprocessor=None, compile=False, **changes)
+    if with_head:
+        transformers_format.load_head(model, preset, task)
     require_positions(model.backbone, preset, sequence_length)
     family = type(model.backbone).__name__
     if family in NOT_IN_HALF and policy.compute_dtype in ("float16", "bfloat16"):
@@ -208,6 +216,10 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     Returns:
         Whether the head is kept, and a line for the log; None if the folder has no classifier.
     """
+    if transformers_format.has_head(preset, "TextClassifier"):
+        names = transformers_format.classes_of(preset)
+        named = not names[0].startswith("LABEL_")
+        return _fits(preset, classes, len(names), names if named else None, len(names) == 1)
     folder = Path(init_from.source_of(preset).preset)
     stored = _read_json(folder / "task.json")
     kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
@@ -217,8 +229,22 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
     metadata = _read_json(folder / "recipe.json")
-    names = metadata.get("classes")
-    if metadata.get("scores") is True:
+    return _fits(preset, classes, count, metadata.get("classes"), metadata.get("scores") is True)
+
+
+def _fits(
+    preset: str, classes: Sequence[str], count: int, names: list[str] | None, scores: bool
+) -> tuple[bool, str]:
+    """Decides whether a head is kept, see `kept_head`.
+
+    Args:
+        preset: named in the line for the log.
+        classes: names of the data's classes; none for scores.
+        count: number of the head's classes.
+        names: of the head's classes, if the preset names them.
+        scores: whether the head is for scores.
+    """
+    if scores:
         if not classes and count == 1:
             return True, f"the head of {preset}, for scores, is trained further"
         return False, f"a new head: that of {preset} is for scores"
@@ -226,6 +252,20 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
         return True, f"the head of {preset} is trained further; its classes are those of the data"
     other = f"{count} classes" if names is None else f"the classes {', '.join(names)[:80]}"
     return False, f"a new head: that of {preset} is for {other}"
+
+
+def new_masked_lm_head(preset: str) -> str | None:
+    """Returns a line for the log if a preset has no head for masked words; else None.
+
+    Args:
+        preset: a name, a handle, or a folder.
+    """
+    folder = Path(init_from.source_of(preset).preset)
+    if transformers_format.config_of(preset):
+        lacks = not transformers_format.has_head(preset, "MaskedLM")
+    else:
+        lacks = folder.is_dir() and not (folder / HEAD_WEIGHTS).is_file()
+    return f"a new head for masked words: {preset} has none" if lacks else None
 
 
 def require_positions(backbone, preset: str, sequence_length: int | None) -> None:
@@ -277,7 +317,11 @@ def require_task(kind, preset: str) -> None:
     elif (folder / "model" / "config.json").is_file():
         raise DataError(f"preset {preset}: a run; its model is in {folder / 'model'}")
     elif folder.is_dir():
+        problem = transformers_format.missing_weights(preset)
+        if problem is not None:
+            raise DataError(f"preset {preset}: {problem}")
         parameters = _read_json(folder / "metadata.json").get("parameter_count")
+        parameters = parameters or transformers_format.parameters_of(preset)
         task = _read_json(folder / "task.json").get("class_name")
         stored = getattr(keras_nlp.models, str(task), None)
         # A classifier can use the encoder of a masked LM; a classifier's head cannot fill masks.
@@ -302,6 +346,7 @@ def require_task(kind, preset: str) -> None:
         raise DataError(
             f"preset {preset}: no network ({host} does not answer); pass the folder of a preset"
         )
+    transformers_format.require_same_operations(preset)
 
 
 def require_memory(preset: str, parameters: int) -> None:
@@ -358,7 +403,19 @@ def load(kind, preset: str, **changes):
     if problem:
         raise DataError(f"preset {preset}: damaged ({problem})")
     try:
-        return kind.from_preset(preset, **changes)
+        if issubclass(kind, (keras_nlp.models.Tokenizer, keras_nlp.models.Preprocessor)):
+            tokenizer = transformers_format.word_piece_tokenizer(preset)
+            if tokenizer is not None and issubclass(kind, keras_nlp.models.Tokenizer):
+                return tokenizer
+            if tokenizer is not None:
+                changes["tokenizer"] = tokenizer
+        loaded = kind.from_preset(preset, **changes)
+        if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
+            if "backbone" not in changes:  # that one was loaded here, too
+                transformers_format.add_segments(getattr(loaded, "backbone", loaded), preset)
+        return loaded
+    except DataError:
+        raise
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
         damaged = _damaged_json(Path(preset))
         if damaged is not None:
@@ -375,6 +432,9 @@ def load(kind, preset: str, **changes):
                 f"preset {preset}: has no tokenizer; save one there with "
                 "tokenizer.save_to_preset(folder), or save the whole task"
             ) from error
+        problem = transformers_format.not_converted(preset, error)
+        if problem is not None:
+            raise DataError(f"preset {preset}: {problem}") from error
         if _omits_tied_embeddings(Path(preset), line):
             raise DataError(
                 f"preset {preset}: cannot be loaded; KerasHub did not save that its embeddings are "

@@ -153,6 +153,8 @@ def main(options: Options) -> dict:
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         if preset is not None:
             presets.require_mask_token(tokenizer, preset, "masked language modelling")
+            if not run.metadata:
+                run.note(presets.new_masked_lm_head(preset))
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
         sequences, masking = make_sequences(

@@ -1,0 +1,320 @@
+"""Reads from models in the format of Hugging Face's `transformers` what KerasHub does not convert.
+
+KerasHub's `from_preset()` converts the backbone and the tokenizer. It leaves out the heads for
+masked words and for classes, BERT's dropout and RoBERTa's segments, keeps accents that an uncased
+BERT removes, and does not read word pieces from `tokenizer.json`, where alone `transformers` 5
+saves them.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import huggingface_hub
+import keras
+import keras_nlp
+import numpy as np
+import safetensors
+
+from data.errors import DataError, first_line
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+WORD_PIECE = {
+    "bert": keras_nlp.models.BertTokenizer,
+    "distilbert": keras_nlp.models.DistilBertTokenizer,
+}
+# Classes of tokenizers that split text as BERT's; all others read WordPiece by other rules.
+LIKE_BERT = re.compile(r"((Distil)?BertTokenizer|PreTrainedTokenizer|TokenizersBackend)(Fast)?")
+WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
+
+# Weights of a head in Keras and in `transformers`.
+ROBERTA = {
+    "MaskedLM": {
+        "intermediate_dense": "lm_head.dense",
+        "intermediate_layer_norm": "lm_head.layer_norm",
+        "": "lm_head",
+    },
+    "TextClassifier": {"pooled_dense": "classifier.dense", "logits": "classifier.out_proj"},
+}
+HEADS = {
+    "bert": {
+        "MaskedLM": {
+            "intermediate_dense": "cls.predictions.transform.dense",
+            "intermediate_layer_norm": "cls.predictions.transform.LayerNorm",
+            "": "cls.predictions",
+        },
+        "TextClassifier": {"logits": "classifier"},
+    },
+    "distilbert": {
+        "MaskedLM": {
+            "intermediate_dense": "vocab_transform",
+            "intermediate_layer_norm": "vocab_layer_norm",
+            "": "vocab_projector",
+        },
+        "TextClassifier": {"pooled_dense": "pre_classifier", "logits": "classifier"},
+    },
+    "albert": {
+        "MaskedLM": {
+            "intermediate_dense": "predictions.dense",
+            "intermediate_layer_norm": "predictions.LayerNorm",
+            "": "predictions",
+        },
+        "TextClassifier": {"logits": "classifier"},
+    },
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+}
+# Their names in old checkpoints are the second ones.
+PARAMETERS = {
+    "kernel": ("weight",),
+    "bias": ("bias",),
+    "output_bias": ("bias",),
+    "gamma": ("weight", "gamma"),
+    "beta": ("bias", "beta"),
+}
+
+
+def config_of(preset: str) -> dict:
+    """Returns `config.json` of a model in this format; an empty dictionary for other presets."""
+    content = _read_json(preset, "config.json")
+    return content if "model_type" in content and "registered_name" not in content else {}
+
+
+def file_of(preset: str, name: str) -> Path | None:
+    """Returns a file of a folder or of a handle `hf://owner/model`; None if there is none."""
+    if preset.startswith("hf://"):
+        try:
+            return Path(huggingface_hub.hf_hub_download(preset.removeprefix("hf://"), name))
+        except Exception:  # absent, or whatever its HTTP client raises: KerasHub tells which
+            return None
+    path = Path(preset) / name
+    return path if path.is_file() else None
+
+
+def _read_json(preset: str, name: str) -> dict:
+    path = file_of(preset, name)
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path is not None else {}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def word_piece_tokenizer(preset: str):
+    """Makes the tokenizer of a BERT or DistilBERT in this format; None for all other presets.
+
+    Raises:
+        DataError: it has no vocabulary, or its tokenizer is not like BERT's.
+    """
+    kind = WORD_PIECE.get(config_of(preset).get("model_type", ""))
+    settings = _read_json(preset, "tokenizer_config.json")
+    name = str(settings.get("tokenizer_class") or "BertTokenizer")
+    if kind is None or "XLMRoberta" in name:  # the latter is SentencePiece
+        return None
+    if not LIKE_BERT.fullmatch(name):
+        raise DataError(f"preset {preset}: its tokenizer is a {name}, which KerasHub does not have")
+    file, stored = file_of(preset, "vocab.txt"), _read_json(preset, "tokenizer.json")
+    vocabulary = str(file) if file is not None else _vocabulary_in(stored)
+    if vocabulary is None:
+        raise DataError(
+            f"preset {preset}: has no tokenizer: neither vocab.txt nor a tokenizer.json with word "
+            "pieces"
+        )
+    rules = stored.get("normalizer") or {}
+    lowercase = settings.get("do_lower_case", rules.get("lowercase", True))
+    strip_accents = settings.get("strip_accents", rules.get("strip_accents"))
+    return kind(
+        vocabulary=vocabulary,
+        lowercase=lowercase,
+        strip_accents=lowercase if strip_accents is None else strip_accents,
+        split_on_cjk=settings.get("tokenize_chinese_chars", True),
+    )
+
+
+def _vocabulary_in(stored: dict) -> list[str] | None:
+    """Returns the word pieces of a `tokenizer.json`, in the order of their numbers, or None."""
+    if stored.get("model", {}).get("type") != "WordPiece":
+        return None
+    numbers = stored["model"]["vocab"] | {
+        token["content"]: token["id"] for token in stored.get("added_tokens", [])
+    }
+    pieces = sorted(numbers, key=numbers.get)
+    return pieces if [numbers[piece] for piece in pieces] == list(range(len(pieces))) else None
+
+
+def dropout_of(preset: str) -> float | None:
+    """Returns the dropout of a model of which KerasHub does not read it; None for the others."""
+    content = config_of(preset)
+    if content.get("model_type") not in WITHOUT_DROPOUT:
+        return None
+    return content.get("hidden_dropout_prob")
+
+
+def require_same_operations(preset: str) -> None:
+    """Rejects an encoder that KerasHub would convert to one with other outputs.
+
+    Raises:
+        DataError: with the setting of its `config.json`.
+    """
+    content = config_of(preset)
+    if content.get("model_type") not in HEADS:
+        return
+    for name in ("hidden_act", "activation"):
+        if "gelu" not in str(content.get(name, "gelu")):
+            raise DataError(
+                f"preset {preset}: {name} is {content[name]}, and KerasHub's encoders have gelu"
+            )
+    positions = content.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise DataError(
+            f"preset {preset}: position_embedding_type is {positions}, and KerasHub's encoders "
+            "have absolute"
+        )
+
+
+def classes_of(preset: str) -> list[str]:
+    """Returns names of the classes of a classifier's head; LABEL_0, ... if it does not name them.
+
+    Args:
+        preset: a model in this format.
+    """
+    content = config_of(preset)
+    names = content.get("id2label") or {}
+    count = len(names) or content.get("num_labels", 2)
+    return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
+
+
+def has_head(preset: str, task: str) -> bool:
+    """Tells whether a model in this format has a head that `load_head` reads.
+
+    Args:
+        preset: a folder or a handle.
+        task: "MaskedLM" or "TextClassifier".
+    """
+    content = config_of(preset)
+    if task == "MaskedLM" and not content.get("tie_word_embeddings", True):
+        return False  # KerasHub's heads are tied
+    layers = HEADS.get(content.get("model_type", ""), {}).get(task)
+    if not layers:
+        return False
+    stored = _files_by_tensor(preset)
+    return all({f"{module}.bias", f"{module}.beta"} & set(stored) for module in layers.values())
+
+
+def load_head(model: keras.Model, preset: str, task: str) -> None:
+    """Loads the weights of a head into a model whose backbone is loaded already.
+
+    Args:
+        model: a task of KerasNLP.
+        preset: a model in this format for which `has_head` is true.
+        task: "MaskedLM" or "TextClassifier".
+    """
+    layers = HEADS[config_of(preset)["model_type"]][task]
+    stored = _files_by_tensor(preset)
+    in_backbone = {id(weight) for weight in model.backbone.weights}
+    for weight in model.weights:
+        if id(weight) in in_backbone:
+            continue
+        owner, _, parameter = weight.path.removeprefix("mlm_head/").rpartition("/")
+        names = [f"{layers[owner]}.{name}" for name in PARAMETERS[parameter]]
+        (name,) = [name for name in names if name in stored]
+        value = _tensor(stored[name], name)
+        weight.assign(value.T if parameter == "kernel" else value)
+
+
+def add_segments(backbone: keras.Model, preset: str) -> None:
+    """Adds the embedding of RoBERTa's only segment, which KerasHub's has not, to its positions.
+
+    It is zero in the published models; fine-tuning with `transformers` changes it.
+    """
+    name = "roberta.embeddings.token_type_embeddings.weight"
+    if config_of(preset).get("model_type") != "roberta" or name not in _files_by_tensor(preset):
+        return
+    positions = backbone.embeddings.position_embedding.position_embeddings
+    positions.assign(positions + _tensor(_files_by_tensor(preset)[name], name)[:1])
+
+
+def _tensor(path: Path, name: str) -> np.ndarray:
+    with safetensors.safe_open(path, framework="np") as file:
+        return np.asarray(file.get_tensor(name), np.float32)
+
+
+def parameters_of(preset: str) -> int | None:
+    """Returns the number of parameters of a folder in this format; None if it has no weights."""
+    stored = _files_by_tensor(preset) if config_of(preset) else {}
+    count = 0
+    for path in set(stored.values()):
+        with safetensors.safe_open(path, framework="np") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    return count or None
+
+
+def _files_by_tensor(preset: str) -> dict[str, Path]:
+    """Returns the file of each tensor; empty if a file is missing or damaged."""
+    names = set(_read_json(preset, INDEX).get("weight_map", {}).values()) or {WEIGHTS}
+    found: dict[str, Path] = {}
+    for path in [file_of(preset, name) for name in sorted(names)]:
+        try:
+            with safetensors.safe_open(path, framework="np") as file:
+                found.update(dict.fromkeys(file.keys(), path))
+        except (TypeError, OSError, safetensors.SafetensorError):
+            return {}
+    return found
+
+
+def missing_weights(preset: str) -> str | None:
+    """Returns a problem of the weights' files of a model in this format, and a remedy; or None."""
+    content = config_of(preset)
+    shards = set(_read_json(preset, INDEX).get("weight_map", {}).values())
+    for name in sorted(shards or {WEIGHTS}) if content else ():
+        path = file_of(preset, name)
+        if path is None and file_of(preset, "pytorch_model.bin") is not None:
+            return f"has no {WEIGHTS}, only pytorch_model.bin; {_saved_again(content)} writes it"
+        if path is None:
+            return f"{name} is missing; download the model again"
+        try:
+            with safetensors.safe_open(path, framework="np"):
+                pass
+        except (OSError, safetensors.SafetensorError) as error:
+            return f"{name} is damaged ({first_line(error)}); download the model again"
+    return None
+
+
+def not_converted(preset: str, error: Exception) -> str | None:
+    """Returns why KerasHub could not convert a model in this format, and a remedy.
+
+    Args:
+        preset: a folder or a handle.
+        error: what KerasHub raised.
+
+    Returns:
+        None for presets in other formats, and where the error says enough.
+    """
+    content, line = config_of(preset), first_line(error)
+    if not content:
+        return None
+    if "no converter for" in line:
+        return (
+            f"KerasHub does not convert models of type {content['model_type']}; pass one of "
+            "another type, for instance bert, distilbert or roberta"
+        )
+    tensor = re.search(r"File does not contain tensor (\S+)", line)
+    if tensor and "pooler" in tensor[1]:
+        family = "Albert" if content["model_type"] == "albert" else "Bert"
+        remedy = _saved_again({"architectures": [f"{family}ForPreTraining"]})
+        return f"its weights have no pooler, which KerasHub needs; {remedy} adds a new one"
+    if tensor and tensor[1].startswith(("roberta.", "distilbert.")):  # of an encoder alone
+        remedy = _saved_again({"architectures": ["AutoModelForMaskedLM"]})
+        return f"its weights have no {tensor[1]}, which KerasHub needs; {remedy} writes it"
+    if tensor:
+        return f"its weights have no {tensor[1]}, which KerasHub needs"
+    if isinstance(error, KeyError):
+        return f"its config.json or tokenizer_config.json has no {line}, which KerasHub needs"
+    return missing_weights(preset)
+
+
+def _saved_again(content: dict) -> str:
+    """Returns the Python that loads a model with `transformers` and saves it."""
+    (kind, *_) = content.get("architectures") or ["AutoModel"]
+    return f"transformers.{kind}.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"

@@ -1,0 +1,357 @@
+"""Models in the format of `transformers` as presets; written by our own exports, or by it."""
+
+import json
+import re
+
+import keras_nlp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from data.errors import DataError
+from exports import huggingface
+from models import decoders, presets, transformers_format
+from recipes import bert_mlm, evaluate, text_classification
+from tests.support import causal_presets, tiny_presets
+from tests.support.strategy_run import write_sentences
+from training.loaded_run import load_run
+
+MASKED_LM = keras_nlp.models.MaskedLM
+CLASSIFIER = keras_nlp.models.TextClassifier
+CLASSES = ["bad", "good"]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "nee", "née", "Nee", "Née"]
+
+
+def write_bert(folder, task, classes=CLASSES):
+    """Writes a tiny random BERT; returns its Keras model."""
+    tiny_presets.save("Bert", task, folder / "keras", dropout=0.2)
+    kind = getattr(keras_nlp.models, task)
+    model = kind.from_preset(str(folder / "keras"), compile=False)
+    huggingface.write(model, folder / "there", classes)
+    return model
+
+
+@pytest.fixture(scope="module")
+def masked_lm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masked_lm")
+    return write_bert(folder, "MaskedLM"), str(folder / "there")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier")
+    return write_bert(folder, "TextClassifier"), str(folder / "there")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A classifier to be changed."""
+    write_bert(tmp_path, "TextClassifier")
+    return tmp_path / "there"
+
+
+def change(path, **values):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | values), encoding="utf-8")
+
+
+def rewrite(folder, keep):
+    """Writes the weights again, without some."""
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if keep(name)}
+    safetensors.numpy.save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+def inputs_of(model, length=8):
+    ids = np.random.default_rng(0).integers(5, 25, (3, length)).astype(np.int32)
+    inputs = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": np.ones_like(ids)}
+    inputs["mask_positions"] = ids[:, :2] % length
+    return {name: inputs[name] for name in model.input}
+
+
+def equal(first, second):
+    found, expected = (np.array(model(inputs_of(model))) for model in (first, second))
+    return np.abs(found - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+
+
+class TestExportsReadAgain:
+    def test_a_masked_language_model(self, masked_lm):
+        model, preset = masked_lm
+        again = presets.load_task(MASKED_LM, preset)
+        assert equal(again, model) and again.backbone.dropout == 0.2
+        assert presets.new_masked_lm_head(preset) is None
+        assert presets.load_task(MASKED_LM, preset, backbone_dropout=0.3).backbone.dropout == 0.3
+
+    def test_a_classifier(self, classifier):
+        model, preset = classifier
+        assert equal(presets.load_task(CLASSIFIER, preset), model)
+        assert presets.kept_head(preset, CLASSES) == (
+            True,
+            f"the head of {preset} is trained further; its classes are those of the data",
+        )
+        other = "a new head: that of .* is for the classes bad, good"
+        for classes in (["good", "bad"], ["a", "b", "c"], []):
+            kept, line = presets.kept_head(preset, classes)
+            assert not kept and re.fullmatch(other, line)
+        assert not equal(presets.load_task(CLASSIFIER, preset, num_classes=2), model)
+        assert presets.new_masked_lm_head(preset) == (
+            f"a new head for masked words: {preset} has none"
+        )
+
+    def test_classes_without_names(self, folder):
+        change(folder / "config.json", id2label={"0": "LABEL_0", "1": "LABEL_1"})
+        assert presets.kept_head(str(folder), ["a", "b"])[0]
+        assert not presets.kept_head(str(folder), ["a", "b", "c"])[0]
+        assert not presets.kept_head(str(folder), [])[0]
+
+    def test_the_tokens(self, masked_lm):
+        model, preset = masked_lm
+        texts = ["The loss of a STEPS, not báð.", "a film"]
+        for kind in ("MaskedLMPreprocessor", "TextClassifierPreprocessor"):
+            preprocessor = presets.load_preprocessor(getattr(keras_nlp.models, kind), preset, 8)
+            again = preprocessor.tokenizer
+            assert preprocessor.sequence_length == 8
+            assert again.get_vocabulary() == model.preprocessor.tokenizer.get_vocabulary()
+            assert again(texts) == model.preprocessor.tokenizer(texts)
+
+    @pytest.mark.parametrize("family", ["GPT2", "Llama3", "Gemma"])
+    def test_a_causal_language_model(self, family, tmp_path):
+        sizes = dict(intermediate_dim=64) if family == "GPT2" else {}  # four times the width
+        task = causal_presets.make_task(family, **sizes)
+        preset = str(tmp_path / "there")
+        huggingface.write_causal_lm(task, tmp_path / "there")
+        again = decoders.load_task(preset, None, 16)
+        assert equal(again, task)
+        tokenizer = decoders.load_preprocessor(preset, 16).tokenizer
+        for text in causal_presets.TEXT:
+            assert list(tokenizer(text)) == list(task.preprocessor.tokenizer(text))
+
+
+class TestWordPieces:
+    @pytest.mark.parametrize(
+        ("settings", "normalizer", "expected"),
+        [
+            (dict(do_lower_case=True), {}, ["nee", "nee"]),
+            (dict(do_lower_case=True, strip_accents=None), {}, ["nee", "nee"]),
+            (dict(do_lower_case=True, strip_accents=False), {}, ["née", "nee"]),
+            (dict(do_lower_case=False), {}, ["Née", "Nee"]),
+            (dict(do_lower_case=False, strip_accents=True), {}, ["Nee", "Nee"]),
+            ({}, {}, ["nee", "nee"]),
+            ({}, dict(lowercase=False), ["Née", "Nee"]),
+            ({}, dict(lowercase=True, strip_accents=False), ["née", "nee"]),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+    def test_case_and_accents(self, settings, normalizer, expected, name, tmp_path):
+        (tmp_path / "config.json").write_text('{"model_type": "distilbert"}')
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+        model = {"type": "WordPiece", "vocab": vocabulary}
+        content = json.dumps({"model": model, "normalizer": normalizer, "added_tokens": []})
+        (tmp_path / "tokenizer.json").write_text(content)
+        if name == "vocab.txt":
+            (tmp_path / name).write_text("\n".join(PIECES), encoding="utf-8")
+        tokenizer = presets.load(keras_nlp.models.Tokenizer, str(tmp_path))
+        assert isinstance(tokenizer, keras_nlp.models.DistilBertTokenizer)
+        assert [PIECES[number] for number in tokenizer("Née Nee")] == expected
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"model": {"type": "BPE"}}, "has no tokenizer: neither vocab.txt nor a"),
+            ({"added_tokens": [{"content": "x", "id": 99}]}, "has no tokenizer: neither vocab.txt"),
+        ],
+    )
+    def test_other_vocabularies_are_refused(self, changes, message, folder):
+        change(folder / "tokenizer.json", **changes)
+        (folder / "SHA256SUMS").unlink(missing_ok=True)
+        with pytest.raises(DataError, match=message):
+            presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def test_another_tokenizer_is_refused(self, folder):
+        change(folder / "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer")
+        with pytest.raises(DataError, match="its tokenizer is a BertJapaneseTokenizer, which Ker"):
+            presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+
+class TestWhatCannotBeConverted:
+    """One line with what to do."""
+
+    def message(self, folder, kind=CLASSIFIER):
+        with pytest.raises(DataError) as caught:
+            presets.load_task(kind, str(folder), num_classes=2)
+        line = str(caught.value)
+        assert "\n" not in line and line.startswith(f"preset {folder}: ")
+        return line.removeprefix(f"preset {folder}: ")
+
+    def test_weights_of_pytorch(self, folder):
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        assert self.message(folder) == (
+            "has no model.safetensors, only pytorch_model.bin; transformers."
+            "BertForSequenceClassification.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) "
+            "writes it"
+        )
+        (folder / "pytorch_model.bin").unlink()
+        assert self.message(folder) == "model.safetensors is missing; download the model again"
+
+    def test_a_shard_is_missing(self, folder):
+        tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        shards = dict.fromkeys(tensors, "a.safetensors") | {"classifier.bias": "b.safetensors"}
+        index = json.dumps({"metadata": {}, "weight_map": shards})
+        (folder / "model.safetensors.index.json").write_text(index)
+        for shard in ("a.safetensors", "b.safetensors"):
+            assert self.message(folder) == f"{shard} is missing; download the model again"
+            part = {name: tensors[name] for name in tensors if shards[name] == shard}
+            safetensors.numpy.save_file(part, folder / shard, {"format": "pt"})
+        assert presets.kept_head(str(folder), CLASSES)[0]
+        assert presets.load_task(CLASSIFIER, str(folder)).num_classes == 2
+
+    def test_damaged_weights(self, folder):
+        content = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+        assert self.message(folder).startswith("model.safetensors is damaged (")
+
+    def test_an_encoder_without_a_pooler(self, folder):
+        rewrite(folder, lambda name: "pooler" not in name)
+        assert self.message(folder) == (
+            "its weights have no pooler, which KerasHub needs; transformers.BertForPreTraining."
+            "from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) adds a new one"
+        )
+        rewrite(folder, lambda name: "embeddings.LayerNorm" not in name)
+        assert self.message(folder).startswith("its weights have no embeddings.LayerNorm.")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (dict(model_type="mpnet"), "KerasHub does not convert models of type mpnet; pass one"),
+            (dict(hidden_act="relu"), "hidden_act is relu, and KerasHub's encoders have gelu"),
+            (dict(position_embedding_type="relative_key"), "position_embedding_type is relative_"),
+        ],
+    )
+    def test_other_models(self, changes, message, folder):
+        change(folder / "config.json", **changes)
+        assert self.message(folder).startswith(message)
+
+    def test_a_setting_is_missing(self, folder):
+        content = json.loads((folder / "config.json").read_text())
+        del content["vocab_size"]
+        (folder / "config.json").write_text(json.dumps(content))
+        assert self.message(folder) == (
+            "its config.json or tokenizer_config.json has no 'vocab_size', which KerasHub needs"
+        )
+
+    def test_too_large_for_memory(self, classifier, monkeypatch):
+        model, preset = classifier
+        monkeypatch.setattr(presets, "_memory", lambda: 1000)
+        assert self.message(preset).startswith(f"{model.count_params():,} parameters x 4 bytes")
+
+
+def test_an_untied_head_is_not_loaded(masked_lm, tmp_path):
+    write_bert(tmp_path, "MaskedLM")
+    change(tmp_path / "there" / "config.json", tie_word_embeddings=False)
+    assert presets.new_masked_lm_head(str(tmp_path / "there"))
+
+
+def test_weights_of_roberta(tmp_path):
+    """Old names of a head's weights, and the segment that KerasHub leaves out."""
+    config = {"model_type": "roberta", "num_labels": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backbone = keras_nlp.models.RobertaBackbone(9, 1, 2, 8, 16, max_sequence_length=8)
+    model = keras_nlp.models.RobertaMaskedLM(backbone)
+    names = ("dense.weight", "dense.bias", "layer_norm.gamma", "layer_norm.beta", "bias")
+    shapes = ((8, 8), (8,), (8,), (8,), (9,))
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"lm_head.{name}": rng.normal(size=shape).astype("float32")
+        for name, shape in zip(names, shapes, strict=True)
+    }
+    segments = rng.normal(size=(1, 8)).astype("float32")
+    tensors["roberta.embeddings.token_type_embeddings.weight"] = segments
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    assert transformers_format.has_head(str(tmp_path), "MaskedLM")
+    assert not transformers_format.has_head(str(tmp_path), "TextClassifier")
+    transformers_format.load_head(model, str(tmp_path), "MaskedLM")
+    found = {weight.path: np.array(weight) for weight in model.get_layer("mlm_head").weights}
+    kernel, gamma = tensors["lm_head.dense.weight"].T, tensors["lm_head.layer_norm.gamma"]
+    np.testing.assert_array_equal(found["mlm_head/intermediate_dense/kernel"], kernel)
+    np.testing.assert_array_equal(found["mlm_head/intermediate_layer_norm/gamma"], gamma)
+    np.testing.assert_array_equal(found["mlm_head/output_bias"], tensors["lm_head.bias"])
+    positions = backbone.embeddings.position_embedding.position_embeddings
+    before = np.array(positions)
+    transformers_format.add_segments(backbone, str(tmp_path))
+    np.testing.assert_allclose(positions - before, np.repeat(segments, 8, 0), atol=1e-6)
+
+
+class TestRecipes:
+    def test_a_classifier_is_trained_further(self, classifier, tmp_path, capsys):
+        _, preset = classifier
+        write_sentences(tmp_path)
+        options = text_classification.Options(
+            preset=preset,
+            dataset=str(tmp_path),
+            sequence_length=8,
+            max_steps=2,
+            global_batch_size=8,
+            run_dir=tmp_path / "run",
+        )
+        results = text_classification.main(options)
+        assert f"a new head: that of {preset} is for the classes bad, good" in (
+            capsys.readouterr().out
+        )
+        again = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
+        assert again["test"] == pytest.approx(results["test"])
+
+    def test_a_masked_language_model_is_trained_further(self, masked_lm, tmp_path, capsys):
+        model, preset = masked_lm
+        text = tmp_path / "text.txt"
+        text.write_text("".join(f"the loss of a step is {n} .\n" for n in range(300)))
+        options = bert_mlm.Options(
+            preset=preset,
+            dataset=str(text),
+            sequence_length=8,
+            max_steps=1,
+            base_learning_rate=1e-9,
+            global_batch_size=8,
+            run_dir=tmp_path / "run",
+        )
+        bert_mlm.main(options)
+        assert "a new head" not in capsys.readouterr().out
+        assert equal(load_run(tmp_path / "run").load_model("float32"), model)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("task", ["MaskedLM", "TextClassifier"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "Roberta", "XLMRoberta", "Albert"])
+def test_heads_are_those_of_transformers(family, task, tmp_path):
+    import torch
+    import transformers
+
+    sizes = dict(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+    sizes |= dict(intermediate_size=16, max_position_embeddings=34, embedding_size=8)
+    if family == "DistilBert":
+        sizes |= dict(dim=8, n_layers=2, n_heads=2, hidden_dim=16)
+    if family == "Bert":
+        sizes |= dict(hidden_act="gelu_pytorch_tanh")
+    config = getattr(transformers, f"{family}Config")(num_labels=3, pad_token_id=1, **sizes)
+    torch.manual_seed(0)
+    kind = {"MaskedLM": "MaskedLM", "TextClassifier": "SequenceClassification"}[task]
+    there = getattr(transformers, f"{family}For{kind}")(config).eval()
+    if family in ("Bert", "Albert"):  # KerasHub needs their pooler
+        encoder = getattr(transformers, f"{family}Model")(config).eval()
+        setattr(there, family.lower(), encoder)
+        there.tie_weights()
+    for parameter in there.parameters():
+        parameter.data.normal_(std=0.5)
+    there.save_pretrained(tmp_path)
+    preset = str(tmp_path)
+    assert transformers_format.has_head(preset, task)
+    model = presets.load_task(getattr(keras_nlp.models, task), preset)
+    inputs = inputs_of(model)
+    with torch.no_grad():
+        found = there(input_ids=torch.tensor(inputs["token_ids"]).long()).logits.numpy()
+    if task == "MaskedLM":
+        found = np.take_along_axis(found, inputs["mask_positions"][:, :, np.newaxis], axis=1)
+    expected = np.array(model(inputs))
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-3 * max(1, np.abs(expected).max())
