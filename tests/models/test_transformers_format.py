@@ -4,6 +4,7 @@ import json
 import re
 
 import keras_nlp
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -97,6 +98,18 @@ class TestExportsReadAgain:
         assert presets.new_masked_lm_head(preset) == (
             f"a new head for masked words: {preset} has none"
         )
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_weights_in_half_precision(self, dtype, classifier, folder):
+        tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+        halves = {
+            name: tensor.astype(ml_dtypes.finfo(dtype).dtype) for name, tensor in tensors.items()
+        }
+        safetensors.numpy.save_file(halves, folder / "model.safetensors", {"format": "pt"})
+        model = presets.load_task(CLASSIFIER, str(folder))
+        for found, expected in zip(model.weights, classifier[0].weights, strict=True):
+            assert found.dtype == "float32"
+            np.testing.assert_allclose(found, expected, rtol=0.01, atol=1e-6)
 
     def test_classes_without_names(self, folder):
         change(folder / "config.json", id2label={"0": "LABEL_0", "1": "LABEL_1"})
@@ -220,6 +233,20 @@ class TestWhatCannotBeConverted:
         )
         rewrite(folder, lambda name: "embeddings.LayerNorm" not in name)
         assert self.message(folder).startswith("its weights have no embeddings.LayerNorm.")
+
+    def test_an_encoder_of_another_family_alone(self, tmp_path):
+        sizes = dict(vocab_size=9, n_layers=1, n_heads=2, dim=8, hidden_dim=16, dropout=0.1)
+        content = sizes | dict(
+            max_position_embeddings=8, model_type="distilbert", architectures=["DistilBertModel"]
+        )
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        tensors = {"embeddings.word_embeddings.weight": np.ones((9, 8), "float32")}
+        safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+        assert self.message(tmp_path) == (
+            "its weights have no distilbert.embeddings.word_embeddings.weight, which KerasHub "
+            "needs; transformers.AutoModelForMaskedLM.from_pretrained(FOLDER).save_pretrained("
+            "NEW_FOLDER) writes it"
+        )
 
     @pytest.mark.parametrize(
         ("changes", "message"),
