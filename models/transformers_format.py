@@ -2,8 +2,8 @@
 
 KerasHub's `from_preset()` converts the backbone and the tokenizer. It leaves out the heads for
 masked words and for classes, BERT's dropout and RoBERTa's segments, keeps accents that an uncased
-BERT removes, and does not read word pieces from `tokenizer.json`, where alone `transformers` 5
-saves them.
+BERT removes, and does not read word pieces from `tokenizer.json`, the only file of a tokenizer that
+`transformers` 5 saves.
 """
 
 import json
@@ -25,7 +25,7 @@ WORD_PIECE = {
     "bert": keras_nlp.models.BertTokenizer,
     "distilbert": keras_nlp.models.DistilBertTokenizer,
 }
-# Classes of tokenizers that split text as BERT's; all others read WordPiece by other rules.
+# Classes of tokenizers that split text as BERT's does; others split it by other rules.
 LIKE_BERT = re.compile(r"((Distil)?BertTokenizer|PreTrainedTokenizer|TokenizersBackend)(Fast)?")
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
 

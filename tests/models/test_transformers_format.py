@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 
 import keras_nlp
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from huggingface_hub import constants
 
 from data.errors import DataError
 from exports import huggingface
@@ -138,6 +140,27 @@ class TestExportsReadAgain:
         tokenizer = decoders.load_preprocessor(preset, 16).tokenizer
         for text in causal_presets.TEXT:
             assert list(tokenizer(text)) == list(task.preprocessor.tokenizer(text))
+
+
+def test_a_handle_of_hugging_face(classifier, tmp_path, monkeypatch):
+    """In the folder where its client keeps downloads, without a network."""
+    model, preset = classifier
+    downloads = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(preset, downloads / "snapshots" / "1")
+    (downloads / "refs").mkdir()
+    (downloads / "refs" / "main").write_text("1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    handle = "hf://owner/name"
+    assert presets.kept_head(handle, CLASSES)[0]
+    assert equal(presets.load_task(CLASSIFIER, handle), model)
+    kind = keras_nlp.models.TextClassifierPreprocessor
+    tokenizer = presets.load_preprocessor(kind, handle, 8).tokenizer
+    assert list(tokenizer("a film")) == list(model.preprocessor.tokenizer("a film"))
+    (downloads / "snapshots" / "1" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="hf://owner/name: model.safetensors is missing"):
+        presets.load_task(CLASSIFIER, handle, num_classes=2)
 
 
 class TestWordPieces:
