@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import keras
 import keras_nlp
 import numpy as np
+import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
@@ -40,6 +41,7 @@ from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, flag, option
+from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -247,10 +249,6 @@ def main(options: Options) -> dict:
             token_dropout = 0.0 if fine_tunes or data.scores else 0.5
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
-        lengths = {
-            name: sentences.lengths(rows) if options.groups_by_length else None
-            for name, rows in inputs.items()
-        }
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
@@ -263,26 +261,8 @@ def main(options: Options) -> dict:
             data_sha256=data_sha256(splits),
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
-        hide = None
-        if token_dropout:
-            hide = sentences.hide_word_pieces(token_dropout, tokenizer, options.seed)
-        train_data = arrays.training_data(
-            inputs["train"],
-            labels["train"],
-            seed=options.seed,
-            change=hide,
-            lengths=lengths["train"],
-            batches_per_update=options.accumulate_steps,
-            **plan.batches,
-        )
-        valid_data, test_data = (
-            arrays.evaluation_data(
-                inputs[split],
-                labels[split],
-                batch_size=plan.global_batch_size,
-                lengths=lengths[split],
-            )
-            for split in ("valid", "test")
+        train_data, valid_data, test_data = make_batches(
+            options, plan, inputs, labels, tokenizer, token_dropout
         )
         baseline = (scores if data.scores else sentences).baselines(splits)
         run.note(baseline_note(data, baseline))
@@ -363,6 +343,51 @@ def main(options: Options) -> dict:
             example_input=example_of(data),
             **results,
         )
+
+
+def make_batches(
+    options: Options,
+    plan: Plan,
+    inputs: dict[str, dict[str, np.ndarray]],
+    labels: dict[str, np.ndarray],
+    tokenizer,
+    token_dropout: float,
+) -> list[tf.data.Dataset]:
+    """Makes the batches of training, validation and test, of similar length if asked for.
+
+    Args:
+        options: seed, accumulated batches, and whether to group by length.
+        plan: batch size, and where training starts.
+        inputs: encoded sentences, by split.
+        labels: theirs, by split.
+        tokenizer: of KerasNLP.
+        token_dropout: share of the word pieces of training sentences to mask.
+    """
+    lengths = dict.fromkeys(inputs)
+    if options.groups_by_length:
+        lengths = {split: sentences.lengths(rows) for split, rows in inputs.items()}
+    hide = None
+    if token_dropout:
+        hide = sentences.hide_word_pieces(token_dropout, tokenizer, options.seed)
+    train = arrays.training_data(
+        inputs["train"],
+        labels["train"],
+        seed=options.seed,
+        change=hide,
+        lengths=lengths["train"],
+        batches_per_update=options.accumulate_steps,
+        **plan.batches,
+    )
+    evaluated = [
+        arrays.evaluation_data(
+            inputs[split],
+            labels[split],
+            batch_size=plan.global_batch_size,
+            lengths=lengths[split],
+        )
+        for split in ("valid", "test")
+    ]
+    return [train, *evaluated]
 
 
 def smoothed_cross_entropy(label_smoothing: float) -> Callable:
