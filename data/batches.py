@@ -117,7 +117,8 @@ def training_batches(
         `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`.
 
     Raises:
-        ValueError: There are fewer examples than an epoch needs.
+        ValueError: There are fewer examples than an epoch needs, or `lengths` of other examples, or
+            with them an epoch that ends within an update.
     """
     per_epoch = (batches_per_epoch or count // batch_size) * batch_size
     if not 0 < per_epoch <= count:
@@ -127,6 +128,12 @@ def training_batches(
         )
 
     table = None if lengths is None else _length_table(lengths, count)
+    size = batch_size * batches_per_update
+    if table is not None and per_epoch % size:
+        raise ValueError(
+            f"an epoch of {per_epoch // batch_size} batches; with lengths expected a multiple of "
+            f"batches_per_update, {batches_per_update}"
+        )
 
     def batch_at(positions):
         epoch = positions[0] // per_epoch
@@ -134,7 +141,6 @@ def training_batches(
         if table is None:
             examples = permuted(positions % per_epoch, seed, epoch, count)
         else:
-            size = batch_size * batches_per_update
             update = of_similar_length(positions[0] // size, seed, size, per_epoch // size, table)
             last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
             more.append(tf.gather(table, tf.gather(update, last % size)))

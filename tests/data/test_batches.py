@@ -186,6 +186,10 @@ class TestLengths:
                     together = np.concatenate([part[column] for part in parts])
                     np.testing.assert_array_equal(together, whole[column])
 
+    def test_an_epoch_ends_with_an_update(self):
+        with pytest.raises(ValueError, match="an epoch of 5 batches; .* a multiple of .*, 2"):
+            self.make(np.ones(10), 2, batches_per_update=2)
+
     def test_of_other_examples(self):
         with pytest.raises(ValueError, match="lengths of shape .3,.; expected one for each of 4"):
             batches.training_batches(4, 2, 0, numbers, lengths=np.ones(3, int))
