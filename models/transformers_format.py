@@ -27,6 +27,14 @@ WORD_PIECE = {
 }
 # Classes of tokenizers that split text as BERT's does; others split it by other rules.
 LIKE_BERT = re.compile(r"((Distil)?BertTokenizer|PreTrainedTokenizer|TokenizersBackend)(Fast)?")
+# Settings of config.json that are read here.
+TYPES = {
+    "model_type": str,
+    "id2label": dict,
+    "num_labels": int,
+    "hidden_dropout_prob": float | int,
+    "architectures": list,
+}
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
 
 # Weights of a head in Keras and in `transformers`.
@@ -77,9 +85,33 @@ PARAMETERS = {
 
 
 def config_of(preset: str) -> dict:
-    """Returns `config.json` of a model in this format; an empty dictionary for other presets."""
+    """Returns `config.json` of a model in this format; an empty dictionary for other presets.
+
+    Raises:
+        DataError: a setting that is read here has another type than there.
+    """
     content = _read_json(preset, "config.json")
-    return content if "model_type" in content and "registered_name" not in content else {}
+    if "model_type" not in content or "registered_name" in content:
+        return {}
+    for name, kind in TYPES.items():
+        if not isinstance(content.get(name), kind | None):
+            raise DataError(
+                f"preset {preset}: config.json is damaged ({name} is {content[name]!r}); download "
+                "the model again"
+            )
+    return content
+
+
+def _shards(preset: str) -> set[str]:
+    """Returns the names of the files of weights.
+
+    Raises:
+        DataError: the index of the files is damaged.
+    """
+    files = _read_json(preset, INDEX).get("weight_map", {})
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise DataError(f"preset {preset}: {INDEX} is damaged; download the model again")
+    return set(files.values()) or {WEIGHTS}
 
 
 def file_of(preset: str, name: str) -> Path | None:
@@ -252,9 +284,8 @@ def parameters_of(preset: str) -> int | None:
 
 def _files_by_tensor(preset: str) -> dict[str, Path]:
     """Returns the file of each tensor; empty if a file is missing or damaged."""
-    names = set(_read_json(preset, INDEX).get("weight_map", {}).values()) or {WEIGHTS}
     found: dict[str, Path] = {}
-    for path in [file_of(preset, name) for name in sorted(names)]:
+    for path in [file_of(preset, name) for name in sorted(_shards(preset))]:
         try:
             with safetensors.safe_open(path, framework="np") as file:
                 found.update(dict.fromkeys(file.keys(), path))
@@ -266,8 +297,7 @@ def _files_by_tensor(preset: str) -> dict[str, Path]:
 def missing_weights(preset: str) -> str | None:
     """Returns a problem of the weights' files of a model in this format, and a remedy; or None."""
     content = config_of(preset)
-    shards = set(_read_json(preset, INDEX).get("weight_map", {}).values())
-    for name in sorted(shards or {WEIGHTS}) if content else ():
+    for name in sorted(_shards(preset)) if content else ():
         path = file_of(preset, name)
         if path is None and file_of(preset, "pytorch_model.bin") is not None:
             return f"has no {WEIGHTS}, only pytorch_model.bin; {_saved_again(content)} writes it"

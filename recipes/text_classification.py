@@ -123,14 +123,14 @@ class Options(FineTuningOptions):
 
     @property
     def groups_by_length(self) -> bool:
-        """Whether batches hold sentences of similar length."""
+        """Tells whether sentences of similar length share a batch."""
         if self.group_by_length != "auto":
             return self.group_by_length == "on"
         return self.preset != "scratch" and self.init_from is None
 
     @property
     def batch_shapes(self) -> int:
-        """Number of shapes that training batches may have."""
+        """Counts the shapes that training batches may have."""
         if not self.groups_by_length:
             return 1
         return sum(length < self.sequence_length for length in arrays.LENGTHS) + 1

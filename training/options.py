@@ -267,7 +267,7 @@ class SharedOptions(ProgramOptions):
 
     @property
     def batch_shapes(self) -> int:
-        """Number of shapes that training batches may have; XLA compiles each of them."""
+        """Counts the shapes that training batches may have; XLA compiles each of them."""
         return 1
 
     def problems(self) -> list[str]:

@@ -163,6 +163,28 @@ def test_a_handle_of_hugging_face(classifier, tmp_path, monkeypatch):
         presets.load_task(CLASSIFIER, handle, num_classes=2)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model_type", ["bert"]), ("id2label", ["a", "b"]), ("num_labels", "2")]
+    + [("hidden_dropout_prob", "0.1"), ("architectures", 1)],
+)
+def test_a_setting_of_another_type_is_named(name, value, folder):
+    change(folder / "config.json", **{name: value})
+    for look in (
+        lambda: presets.kept_head(str(folder), CLASSES),
+        lambda: presets.load_task(CLASSIFIER, str(folder), num_classes=2),
+    ):
+        with pytest.raises(DataError, match=f"config.json is damaged .{name} is "):
+            look()
+
+
+@pytest.mark.parametrize("files", [[], {"tensor": 1}])
+def test_a_damaged_index_of_shards(files, folder):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(DataError, match="model.safetensors.index.json is damaged; download"):
+        presets.load_task(CLASSIFIER, str(folder))
+
+
 class TestWordPieces:
     @pytest.mark.parametrize(
         ("settings", "normalizer", "expected"),
