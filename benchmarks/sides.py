@@ -86,7 +86,8 @@ def keras_callback(gate: Gate):
             gate.before_step()
 
         def on_train_batch_end(self, batch, logs=None):
-            float(logs["loss"])  # the step is over
+            if gate.left == 1:
+                float(logs["loss"])  # the steps of the turn are over
             gate.after_step()
 
     return Turns()

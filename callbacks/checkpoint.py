@@ -187,6 +187,8 @@ class Checkpoint(StepCallback):
         keep: number of checkpoints to keep; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
         asked_to_stop: returns, equally on all workers, whether the run should stop.
+        check_loss: raises if the weights of this step must not be saved; called before the run
+            stops after a step whose loss nothing has read.
         stateful_callbacks: callbacks whose `get_state()` is saved, by name.
         best: validation metric whose best checkpoint is also kept, or None.
         best_mode: "min" or "max", or "auto" to decide by the metric.
@@ -208,6 +210,7 @@ class Checkpoint(StepCallback):
         keep: int = 5,
         is_chief: bool = True,
         asked_to_stop: Callable[[], bool] = lambda: False,
+        check_loss: Callable[[], None] = lambda: None,
         stateful_callbacks: dict[str, StepCallback] | None = None,
         best: str | None = None,
         best_mode: str = "auto",
@@ -220,7 +223,7 @@ class Checkpoint(StepCallback):
         self.every = every
         self.keep = keep
         self.is_chief = is_chief
-        self.asked_to_stop = asked_to_stop
+        self.asked_to_stop, self.check_loss = asked_to_stop, check_loss
         self.stateful_callbacks = stateful_callbacks or {}
         self.best, self.best_mode = best, best_mode
         self.patience = patience
@@ -252,6 +255,7 @@ class Checkpoint(StepCallback):
         """Saves if it is due; the last step of an epoch is saved after the validation."""
         self._note_the_end_of_an_epoch()
         if self.asked_to_stop():
+            self.check_loss()
             raise Stopped
         if self.is_due(self.every) and self._epoch_metrics is None:
             self.save()

@@ -1,5 +1,6 @@
 """Records steps, epochs and evaluations, in metrics.jsonl and for the callbacks that show them."""
 
+import copy
 import json
 import logging
 import math
@@ -57,12 +58,16 @@ class Records(StepCallback):
         self.workers = workers
         self.history: dict[str, list[float]] = {}
         self.workers_by_step: list[dict[str, int]] = []
-        self._loss = StepLoss()
+        self._loss = StepLoss()  # of the steps until the last record or the last end of an epoch
+        self._newest: tuple | None = None  # arguments of `StepLoss.add` for the last step
 
     @property
     def loss_now(self) -> float:
         """Returns the mean loss since the last record; right after a record, the record's loss."""
-        return self._loss.so_far()
+        loss = copy.copy(self._loss)
+        if self._newest is not None:
+            loss.add(*self._newest)
+        return loss.so_far()
 
     def get_state(self) -> dict:
         """Returns the history, the losses since the last record, and the length of the file.
@@ -106,8 +111,12 @@ class Records(StepCallback):
         if not self.workers_by_step or self.workers_by_step[-1]["workers"] != self.workers:
             part = {"from_step": self._previous + 1, "workers": self.workers}
             self.workers_by_step.append(part)
-        self._loss.add(self.epoch, step - self.epoch * self.steps_per_epoch, float(logs["loss"]))
-        if not (self.is_due(self.log_every) or step == self.total_steps):
+        self._newest = (self.epoch, step - self.epoch * self.steps_per_epoch, logs["loss"])
+        is_due = self.is_due(self.log_every) or step == self.total_steps
+        # The running mean contains the steps before, unless one of them reset it.
+        if is_due or step >= self.last_step_of_epoch() or loss_scale(self.model.optimizer):
+            self._loss.add(*self._newest)
+        if not is_due:
             return
         numbers = {
             "loss": self._loss.since_last(),
@@ -150,6 +159,12 @@ class Records(StepCallback):
         # In one write: a reader never sees half a line while the process runs.
         with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+def loss_scale(optimizer: keras.optimizers.Optimizer) -> float:
+    """Returns the scale of a `LossScaleOptimizer`; 0 of any other optimizer."""
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return 0.0 if scale is None else float(keras.ops.convert_to_numpy(scale))
 
 
 def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:

@@ -18,14 +18,15 @@ class StepLoss:
         self.sum = 0.0  # of the losses from `begin` to `done`
         self.last = 0.0  # last value of `since_last()`
 
-    def add(self, epoch: int, done: int, mean: float) -> None:
-        """Adds the steps of an execution.
+    def add(self, epoch: int, done: int, mean) -> None:
+        """Adds the steps up to one; each step of an epoch is added with a later one or before.
 
         Args:
             epoch: the epoch, counted from 0.
             done: steps of the epoch that are done.
-            mean: the epoch's running mean.
+            mean: the epoch's running mean; a number, or a tensor, which is read.
         """
+        mean = float(mean)
         if epoch != self.epoch:
             self.epoch, self.begin, self.done, self.sum = epoch, 0, 0, 0.0
         if not math.isfinite(mean):

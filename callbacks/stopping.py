@@ -9,7 +9,7 @@ import keras
 
 from callbacks.checkpoint import newest_path
 from callbacks.errors import BadLoss, Stopped
-from callbacks.records import used_learning_rate
+from callbacks.records import loss_scale, used_learning_rate
 from callbacks.steps import StepCallback
 from data.errors import DataError
 
@@ -66,22 +66,33 @@ class StopOnBadLoss(StepCallback):
         super().__init__()
         self.checkpoints = checkpoints
         self._scale = 0.0
+        self._unread: tuple[int, float] | None = None  # the last step and its loss
 
     def on_train_begin(self, logs=None):
         """Stores the loss scale."""
-        self._scale = self._loss_scale()
-
-    def _loss_scale(self) -> float:
-        scale = getattr(self.model.optimizer, "dynamic_scale", None)
-        return 0.0 if scale is None else float(keras.ops.convert_to_numpy(scale))
+        self._scale, self._unread = loss_scale(self.model.optimizer), None
 
     def on_step_end(self, step, logs):
-        """Checks the running mean, which stays non-finite after one such loss."""
-        before, self._scale = self._scale, self._loss_scale()
-        if math.isfinite(float(logs["loss"])):
+        """Checks the loss of the execution before, and this one's where the run reads it anyway.
+
+        So a device computes while the loss before is read. Without loss scaling nothing is lost:
+        the loss is the epoch's running mean, which stays non-finite.
+        """
+        self.check()
+        self._unread = (step, logs["loss"])
+        if self._scale or self.is_read():
+            self.check()
+
+    def check(self) -> None:
+        """Raises `BadLoss` if the last loss that was not read is not finite."""
+        if self._unread is None:
+            return
+        (step, loss), self._unread = self._unread, None
+        before, self._scale = self._scale, loss_scale(self.model.optimizer)
+        if math.isfinite(float(loss)):
             return
         if not 1.0 <= self._scale < before:
-            self._raise("the loss", logs["loss"])
+            self._raise("the loss", loss, step)
         log.warning(
             "step %d: the loss overflowed in half precision; the step was skipped, the loss scale "
             "is now %g, and the epoch's metrics begin again",
@@ -93,12 +104,12 @@ class StopOnBadLoss(StepCallback):
         """Checks the validation metrics: the last step may have broken the weights."""
         for name, value in logs.items():
             if name.startswith("val_") and not math.isfinite(float(value)):
-                self._raise(name, value)
+                self._raise(name, value, self.step)
 
-    def _raise(self, name: str, value: float) -> None:
+    def _raise(self, name: str, value: float, step: int) -> None:
         rate = used_learning_rate(self.model.optimizer)
         raise BadLoss(
-            f"{name} is {float(value)} at step {self.step} (learning rate {rate:.3g}); the last "
+            f"{name} is {float(value)} at step {step} (learning rate {rate:.3g}); the last "
             f"good checkpoint: {newest_path(self.checkpoints) or 'none'}; a lower "
             "--base-learning-rate or --clip-norm 1 may help"
         )

@@ -20,7 +20,8 @@ class Throughput(StepCallback):
     """Times each execution from the beginning of its batch to its end.
 
     Comes before every callback that evaluates or saves. The first execution, which traces and
-    compiles, counts only as `time_to_first_step`.
+    compiles, counts only as `time_to_first_step`. The device may still compute at the end of an
+    execution, unless the run reads its results; the times of several add up to those of the device.
 
     Attributes:
         examples_per_step: examples per update of the weights, over all replicas.
@@ -50,7 +51,8 @@ class Throughput(StepCallback):
 
     def on_step_end(self, step, logs):
         """Stops the clock."""
-        float(logs["loss"])  # waits for the device
+        if self._steps == 0 or self.is_read():
+            float(logs["loss"])  # waits for the device
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created

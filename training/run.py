@@ -608,12 +608,15 @@ class Run:
         if self.is_chief:
             self.records.listeners += [each for each in extra if hasattr(each, "on_record")]
         stateful = checks.stateful(ours, extra, info)
+        checkpoint_folder = self.folder.path / "checkpoints"
+        bad_loss = StopOnBadLoss(checkpoint_folder)
         self.checkpoint = Checkpoint(
-            self.folder.path / "checkpoints",
+            checkpoint_folder,
             every=options.checkpoint_every,
             keep=options.keep_checkpoints,
             is_chief=self.is_chief,
             asked_to_stop=self._asked_to_stop,
+            check_loss=bad_loss.check,
             stateful_callbacks=stateful,
             best=options.keep_best,
             best_mode=options.keep_best_mode,
@@ -626,7 +629,7 @@ class Run:
             Restore(info, stateful),
             StopAtStep(),
             StopEvaluation(self._asked_to_stop),
-            StopOnBadLoss(self.checkpoint.folder),
+            bad_loss,
             self.throughput,  # before callbacks that evaluate, write or save
             *extra,
             self.records,
@@ -639,9 +642,15 @@ class Run:
             *plateau.values(),
             self.checkpoint,  # saves what the others have logged
         ]
+        read_every = (
+            *(options.log_every, options.checkpoint_every),
+            *(options.validate_every, options.test_every),
+        )
         for callback in callbacks:
             if isinstance(callback, StepCallback):
-                callback.count_steps(plan.steps_per_epoch, plan.total_steps, plan.steps_done)
+                callback.count_steps(
+                    plan.steps_per_epoch, plan.total_steps, plan.steps_done, read_every
+                )
         return callbacks
 
     @property

@@ -18,6 +18,33 @@ def listener():
     return Listener()
 
 
+class OnDevice:
+    """Makes numbers that a device has computed; `reads` are the names of those read.
+
+    `seconds`, if set, are added to `clock[0]` when a number is read.
+    """
+
+    def __init__(self):
+        self.reads = []
+        self.clock, self.seconds = [0.0], 0.0
+
+    def __call__(self, name, value):
+        device = self
+
+        class Number:
+            def __float__(self):
+                device.reads.append(name)
+                device.clock[0] += device.seconds
+                return value
+
+        return Number()
+
+
+@pytest.fixture
+def on_device():
+    return OnDevice()
+
+
 class FakeModel:
     """Stands in for the model that a callback uses."""
 

@@ -1,5 +1,7 @@
 """Tests when a checkpoint is saved, that it is whole on disk, and that every part is restored."""
 
+import contextlib
+import math
 import os
 
 import keras
@@ -8,7 +10,7 @@ import pytest
 
 from callbacks import checkpoint as module
 from callbacks.checkpoint import Checkpoint, Restore, dropout_seeds, newest, read, reopened, write
-from callbacks.errors import CannotSave, Stopped
+from callbacks.errors import BadLoss, CannotSave, Stopped
 from data import files
 from distribution.metric_states import MetricStates
 from tests.support import damaged
@@ -200,6 +202,15 @@ class TestWhen:
         callback = made(asked_to_stop=lambda: True)
         with pytest.raises(Stopped):
             callback.on_train_batch_end(0, {"loss": 1.0})
+
+    @pytest.mark.parametrize("asked", [False, True])
+    def test_a_stop_checks_the_loss_that_nothing_has_read(self, asked, made):
+        def bad_loss():
+            raise BadLoss
+
+        callback = made(asked_to_stop=lambda: asked, check_loss=bad_loss)
+        with pytest.raises(BadLoss) if asked else contextlib.nullcontext():
+            callback.on_train_batch_end(0, {"loss": math.nan})
 
 
 def new_model(half=False):

@@ -121,12 +121,29 @@ def test_in_a_run_whose_epochs_are_shorter_than_a_log(tmp_path, capsys):
     assert [value for *_, value in points] == pytest.approx(found[12], rel=1e-6)
 
 
-def test_a_skipped_step_counts_in_no_mean(made, listener):
+def test_a_skipped_step_counts_in_no_mean(made, listener, fake_model):
     """Half precision: the loss of step 3 overflowed, and the epoch's metrics began again."""
+    fake_model.optimizer = keras.optimizers.LossScaleOptimizer(fake_model.optimizer)
+    fake_model.optimizer.build([keras.Variable([1.0])])
     losses = [6.0, 2.0, math.inf, 1.0, 3.0, 8.0]
     train(lambda: made(6, 6, log_every=5), losses, range(1, 7), (3, 4), skipped=(3,))
     logged = [r["loss"] for r in listener.records if r["event"] == "step"]
     assert logged == pytest.approx([(6 + 2 + 1 + 3) / 4, 8.0])
+
+
+def test_it_waits_for_the_device_only_where_it_records(made, on_device):
+    """Step 3 of an epoch of three and step 5, the run's last one; `loss_now` reads the newest."""
+    records = made(3, 5, log_every=100)
+    for epoch, batches in ((0, 3), (1, 2)):
+        records.on_epoch_begin(epoch)
+        for batch in range(batches):
+            records.on_train_batch_end(batch, {"loss": on_device(3 * epoch + batch + 1, 2.0)})
+    assert on_device.reads == [3, 5]
+    records = made(3, 5, log_every=100)
+    records.on_epoch_begin(0)
+    for batch, mean in enumerate((1.0, 2.0)):
+        records.on_train_batch_end(batch, {"loss": on_device(batch + 1, mean)})
+    assert records.loss_now == 2.0 == records.loss_now and on_device.reads[2:] == [2, 2]
 
 
 def test_epochs_go_into_the_history(made, listener):

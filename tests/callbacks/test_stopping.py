@@ -82,6 +82,38 @@ def test_it_names_step_rate_and_checkpoint(callback, loss):
     assert "step-00000001; a lower" in said and "--clip-norm" in said
 
 
+class TestOnADevice:
+    """The loss of a step is read when the next one has begun, or at once where the run logs."""
+
+    @pytest.fixture
+    def callback(self, fake_model, tmp_path):
+        made = begun(tmp_path, fake_model, keras.optimizers.SGD(0.5))
+        return made.count_steps(10, 20, read_every=(None, 4))
+
+    def test_it_reads_each_loss_once(self, callback, on_device):
+        read_after = []
+        for batch in range(10):
+            callback.on_train_batch_end(batch, {"loss": on_device(batch + 1, 1.0)})
+            read_after.append(len(on_device.reads))
+        # Steps 4 and 8 are due, and step 10 ends the epoch.
+        assert read_after == [0, 1, 2, 4, 4, 5, 6, 8, 8, 10]
+        assert on_device.reads == list(range(1, 11))
+
+    @pytest.mark.parametrize("bad, raised_at", [(1, 2), (3, 4), (4, 4), (10, 10)])
+    def test_it_names_the_step_of_the_loss(self, callback, bad, raised_at):
+        for batch in range(raised_at - 1):
+            callback.on_train_batch_end(batch, {"loss": math.nan if batch + 1 == bad else 1.0})
+        with pytest.raises(BadLoss, match=f"the loss is nan at step {bad} "):
+            callback.on_train_batch_end(raised_at - 1, {"loss": math.nan})
+
+    def test_a_check_reads_the_last_one(self, callback):
+        callback.check()
+        callback.on_train_batch_end(0, {"loss": math.nan})
+        with pytest.raises(BadLoss, match="at step 1 "):
+            callback.check()
+        callback.check()
+
+
 def test_it_checks_the_validation(callback):
     callback.on_epoch_end(0, {"loss": math.nan, "val_loss": 1.0})
     with pytest.raises(BadLoss, match="val_accuracy is nan"):

@@ -44,6 +44,19 @@ def test_examples_and_tokens_a_second(callback, clock):
     assert callback.time_to_first_step == 10.0
 
 
+def test_it_waits_for_the_device_where_the_run_reads_the_results(callback, clock, on_device):
+    """Steps that take the device a second each, of which the process sees every fifth one."""
+    callback.count_steps(100, 100, read_every=(None, 5))
+    on_device.clock = clock
+    for step in range(1, 11):
+        on_device.seconds = {1: 3.0, 2: 1.0, 5: 2.6}.get(step, 4.5)  # what it still computes
+        callback.on_train_batch_begin(step - 1)
+        clock[0] += 0.1
+        callback.on_train_batch_end(step - 1, {"loss": on_device(step, 1.0)})
+    assert on_device.reads == [1, 2, 5, 10]  # the first compiles, after the second the peak follows
+    assert callback.total()["examples_per_second"] == pytest.approx(32 * 9 / 9)
+
+
 def test_an_execution_of_several_steps(callback, clock):
     execute(callback, clock, 4, 5.0)
     execute(callback, clock, 9, 2.0)

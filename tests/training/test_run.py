@@ -18,6 +18,7 @@ import tensorflow as tf
 from callbacks import checkpoint as checkpoint_files
 from callbacks.checkpoint import Checkpoint
 from callbacks.errors import BadLoss, CannotSave, Stopped
+from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation
 from data import arrays
 from distribution import strategies
@@ -186,6 +187,26 @@ class TestNumbers:
         data["train"][0][:] = np.nan
         with pytest.raises(BadLoss, match="the loss is nan at step 1 .*checkpoint: none"):
             start(tmp_path / "run", data=data)
+
+    def test_a_stop_after_a_bad_loss_saves_nothing(self, tmp_path, at_step):
+        data = tiny_recipe.splits()
+        data["train"][0][:] = np.nan
+        at_step(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(BadLoss, match="the loss is nan at step 1 .*checkpoint: none"):
+            start(tmp_path / "run", data=data)
+        assert newest(tmp_path / "run") is None
+
+    def test_callbacks_know_after_which_steps_the_results_are_read(self, tmp_path):
+        read = []
+
+        class Readers(StepCallback):
+            def on_step_end(self, step, logs):
+                read.extend([step] * self.is_read())
+
+        every = dict(log_every=7, checkpoint_every=11, validate_every=8)
+        start(tmp_path / "run", extra=[Readers()], **every)
+        due = {n for n in range(1, 2 * PER_EPOCH + 1) if n % 7 == 0 or n % 11 == 0 or n % 8 == 0}
+        assert read == sorted(due | {PER_EPOCH, 2 * PER_EPOCH})
 
 
 class TestCheckpoints:
