@@ -188,6 +188,10 @@ class Bench:
                 [steps, *(its_steps for _, _, its_steps in started.values())],
                 self.turns,
             )
+        except SystemExit as error:  # a side ended within its turn
+            self.failed = True
+            self.missing += [f"{measures[other]}: {error}" for other in started]
+            return []
         finally:
             for side, _, _ in started.values():
                 side.close()

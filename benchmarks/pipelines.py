@@ -11,6 +11,7 @@ The Trainer needs PyTorch and transformers: `--trainer-python` names a Python th
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -100,9 +101,11 @@ class Side:
 
     def steps(self, count: int) -> dict:
         """Takes steps; returns their seconds and tokens."""
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{count}\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
         if not line:
             self.log.seek(0)
             said = self.log.read()[-3000:]
@@ -110,8 +113,9 @@ class Side:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the process."""
-        self.process.stdin.close()
+        """Ends the process, which may have ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.kill()
         self.process.wait()
         self.log.close()

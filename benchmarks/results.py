@@ -2,9 +2,10 @@
 
     make results ARGS="runs/bert_mlm/20260101-120000 runs/mnist/20260101-121500"
 
-The figures of each run are kept in docs/results.json, one entry for each recipe, dataset, start and
-seed; a newer run replaces the older one, and runs that differ in the seed alone become one row.
-Without arguments the table is written again from that file.
+The figures of each run are kept in docs/results.json, one entry for each recipe, dataset, start
+(sizes of a new model, preset, or the run it began from) and seed; a newer run replaces the older
+one, and runs that differ in the seed alone become one row. Without arguments the table is written
+again from that file.
 """
 
 import json
@@ -57,7 +58,10 @@ def entry_of(folder: Path) -> tuple[str, dict]:
     preset = results["preset"] or ""
     if "://" not in preset:  # of a folder: not where it is on this machine
         preset = Path(preset).name
-    started = "from a run" if options.get("init_from") else preset
+    started = f"from {Path(options['init_from']).name}" if options.get("init_from") else preset
+    if preset == "scratch" and not options.get("init_from") and options.get("num_layers"):
+        layers = options["num_layers"]
+        started = f"{layers} layer{'s' if layers > 1 else ''} of {options['hidden_dim']}"
     entry = {
         "recipe": results["recipe"],
         "dataset": dataset,

@@ -48,9 +48,9 @@ CLASS_WEIGHT_ERRORS = {
     ),
 }
 SHARED_WEIGHTS = ("central_storage", "parameter_server")  # one copy for all replicas
-# Steps from which compiling pays on a GPU: it takes from 20 s (BERT-tiny) to minutes (BERT-base),
-# and saves 0.01 s and 0.25 s of a step.
-GPU_JIT_MIN_STEPS = 1000
+# Steps from which compiling pays on a GPU: on an H200 it took 9 s (BERT-tiny) and 29 s (BERT-base),
+# and saved 0.012 s and 0.089 s of a step (docs/performance.md).
+GPU_JIT_MIN_STEPS = 750
 
 
 @contextlib.contextmanager

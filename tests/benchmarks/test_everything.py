@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from benchmarks import gpu, pipelines
@@ -12,10 +14,11 @@ class FakeSide:
     def __init__(self, name, python, folder, sizes, **environ):
         self.rate = 100 if name == "matrix_product" else sizes["batch_size"]
         self.works = sizes.get("jit") != "off"
+        self.ends = sizes.get("steps_per_execution") == 10  # in its first turn
         self.environs.append(environ)
 
     def steps(self, count):
-        if not self.works:
+        if not self.works or (self.ends and count == 5):
             raise SystemExit("out of memory\nand more")
         return {"seconds": count, "tokens": count * self.rate, "since_imports": 7}
 
@@ -47,6 +50,26 @@ def test_a_group_of_the_gpu_bench(together, monkeypatch, tmp_path):
     assert f"| BERT ÷ {flag} | 1.00 | 1.00 to 1.00 | 40; 40 | 7 |" in table
     assert "\n- Not measured: BERT ÷ without XLA: out of memory\n- Not" in table
     assert table.endswith(": BERT ÷ Trainer: no --trainer-python\n")
+
+
+def test_a_side_that_ends_within_its_turn_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(pipelines, "Side", FakeSide)
+    bench = gpu.Bench(tmp_path, None, 2, 5, minutes=1, together=1, write=lambda bench: None)
+    bench.run("BERT", {"batch_size": 40}, ["10 steps per execution", "matrix product"], warm=False)
+    assert [row["measure"] for row in bench.rows[1:]] == ["BERT: mfu", "BERT: tokens/s"]
+    (missing,) = bench.missing
+    assert missing.startswith("BERT ÷ 10 steps per execution: out of memory") and bench.failed
+
+
+def test_a_side_that_has_ended_says_why(tmp_path):
+    side = pipelines.Side("nothing", sys.executable, tmp_path)
+    side.process.wait(60)
+    for _ in range(2):
+        with pytest.raises(
+            SystemExit, match="^nothing ended with status 2:\n(.|\n)*invalid choice"
+        ):
+            side.steps(1)
+    side.close()
 
 
 @pytest.mark.parametrize("words", ["-m pytest -m gpu tests/gpu", "benchmarks/gpu.py"])

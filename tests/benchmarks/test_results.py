@@ -38,6 +38,23 @@ def test_runs_that_differ_in_the_seed_become_a_row(readme, tmp_path, capsys):
     assert "600, 15 s |" in row
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (dict(init_from=None, num_layers=1, hidden_dim=64), "digits, 1 layer of 64 |"),
+        (dict(init_from=None, num_layers=6, hidden_dim=512), "digits, 6 layers of 512 |"),
+        (dict(init_from="/runs/novels", num_layers=6, hidden_dim=512), "digits, from novels |"),
+    ],
+)
+def test_models_of_other_sizes_are_other_rows(options, shown, readme, tmp_path, capsys):
+    folder = write_run(tmp_path / "run", 0, 0.98)
+    found = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(found | {"preset": "scratch"}))
+    (folder / "options.json").write_text(json.dumps({"options": options}))
+    results.main([folder])
+    assert shown in readme.read_text()
+
+
 def test_the_machine_is_that_of_the_run(readme, tmp_path, capsys):
     results.main([write_run(tmp_path / "run", 0, 0.98)])
     (row,) = [line for line in readme.read_text().splitlines() if "`mnist`" in line]
