@@ -589,6 +589,24 @@ def integers_of_32_bits() -> Iterator[None]:
         keras.config.set_floatx(floatx)
 
 
+def convert_without(part: str) -> contextlib.AbstractContextManager:
+    """Makes KerasHub leave weights of models of `transformers` as they are initialised.
+
+    Args:
+        part: occurs in the names of their tensors, which the model may lack.
+    """
+    from keras_hub.src.utils.transformers.safetensor_utils import SafetensorLoader
+
+    def make(stock):
+        def port_weight(self, keras_variable, hf_weight_key, hook_fn=None):
+            if part not in hf_weight_key:
+                stock(self, keras_variable, hf_weight_key, hook_fn)
+
+        return port_weight
+
+    return _replaced(SafetensorLoader, "port_weight", make)
+
+
 # What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value. GPT-NeoX
 # has one layer for queries, keys and values; peft adapts it as a whole, too.
 QUERIES_AND_VALUES = ("q_proj", "v_proj", "q_dense_layer", "v_dense_layer", "query_key_value")

@@ -3,6 +3,7 @@
 `from_preset()` of a general class (`TextClassifier`, `MaskedLM`) chooses the preset's family.
 """
 
+import contextlib
 import difflib
 import inspect
 import json
@@ -19,6 +20,7 @@ import numpy as np
 
 from data import files
 from data.errors import DataError, first_line
+from distribution.keras_compat import convert_without
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -254,6 +256,16 @@ def _fits(
     return False, f"a new head: that of {preset} is for {other}"
 
 
+def new_pooler(preset: str) -> str | None:
+    """Returns a line for the log if a preset's encoder gets a new pooler; else None.
+
+    Args:
+        preset: a name, a handle, or a folder.
+    """
+    lacks = transformers_format.lacks_pooler(preset)
+    return f"a new pooler, which reads [CLS]: {preset} has none" if lacks else None
+
+
 def new_masked_lm_head(preset: str) -> str | None:
     """Returns a line for the log if a preset has no head for masked words; else None.
 
@@ -409,7 +421,9 @@ def load(kind, preset: str, **changes):
                 return tokenizer
             if tokenizer is not None:
                 changes["tokenizer"] = tokenizer
-        loaded = kind.from_preset(preset, **changes)
+        new = convert_without("pooler") if transformers_format.lacks_pooler(preset) else None
+        with new or contextlib.nullcontext():
+            loaded = kind.from_preset(preset, **changes)
         if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
             if "backbone" not in changes:  # that one was loaded here, too
                 transformers_format.add_segments(getattr(loaded, "backbone", loaded), preset)

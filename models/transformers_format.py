@@ -36,6 +36,7 @@ TYPES = {
     "architectures": list,
 }
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
+WITH_POOLER = ("bert", "albert")  # in KerasHub's backbone
 
 # Weights of a head in Keras and in `transformers`.
 ROBERTA = {
@@ -255,6 +256,14 @@ def load_head(model: keras.Model, preset: str, task: str) -> None:
         weight.assign(value.T if parameter == "kernel" else value)
 
 
+def lacks_pooler(preset: str) -> bool:
+    """Tells whether a BERT or ALBERT has no pooler, as after `transformers`' pretraining."""
+    if config_of(preset).get("model_type") not in WITH_POOLER:
+        return False
+    stored = _files_by_tensor(preset)
+    return bool(stored) and not any("pooler" in name for name in stored)
+
+
 def add_segments(backbone: keras.Model, preset: str) -> None:
     """Adds the embedding of RoBERTa's only segment, which KerasHub's has not, to its positions.
 
@@ -330,10 +339,6 @@ def not_converted(preset: str, error: Exception) -> str | None:
             "another type, for instance bert, distilbert or roberta"
         )
     tensor = re.search(r"File does not contain tensor (\S+)", line)
-    if tensor and "pooler" in tensor[1]:
-        family = "Albert" if content["model_type"] == "albert" else "Bert"
-        remedy = _saved_again({"architectures": [f"{family}ForPreTraining"]})
-        return f"its weights have no pooler, which KerasHub needs; {remedy} adds a new one"
     if tensor and tensor[1].startswith(("roberta.", "distilbert.")):  # of an encoder alone
         remedy = _saved_again({"architectures": ["AutoModelForMaskedLM"]})
         return f"its weights have no {tensor[1]}, which KerasHub needs; {remedy} writes it"

@@ -279,7 +279,7 @@ def main(options: Options) -> dict:
                 run.note(unused_head_note(options.init_from, preset, data.classes))
             elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
-                run.note(about_head)
+                run.note(about_head, presets.new_pooler(preset))
             model = build_model(
                 options,
                 len(data.classes) or 1,
