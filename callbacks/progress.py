@@ -11,7 +11,7 @@ from callbacks.terminal_log import format_seconds, speed_of
 from callbacks.throughput import Throughput
 from data.live_line import Waiting, is_shown, live_line
 
-REDRAW_SECONDS = 0.1  # shortest interval
+REDRAW_SECONDS = 0.5  # shortest interval: drawing waits for the device
 LINE = "{bar:8} {desc}"  # 80 columns, unless a number is extreme
 
 
@@ -39,7 +39,7 @@ class Progress(EvaluationProgress):
     """Shows step, loss, learning rate, speed and remaining time; on a terminal only.
 
     The first step traces and compiles the model, which may take minutes: the line says so and
-    counts the seconds. After that it is redrawn after each step. The loss is the mean since the
+    counts the seconds. After that it is redrawn at most twice a second. The loss is the mean since the
     last line of the log. Evaluations within `fit()` are shown in the same line.
 
     Comes after `records` among the callbacks of `fit()`; also a callback of `evaluate()`.

@@ -167,13 +167,18 @@ def loss_scale(optimizer: keras.optimizers.Optimizer) -> float:
     return 0.0 if scale is None else float(keras.ops.convert_to_numpy(scale))
 
 
-def used_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the learning rate of the optimizer's last update; of the first of several ones."""
+def used_learning_rate(optimizer: keras.optimizers.Optimizer, updates_ago: int = 0) -> float:
+    """Returns the learning rate of the optimizer's last update; of the first of several ones.
+
+    Args:
+        optimizer: the model's.
+        updates_ago: with a schedule, that of so many updates before the last one.
+    """
     inner = inner_optimizers(optimizer)[0]
     schedule = keras_compat.learning_rate_of(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         done = keras.ops.convert_to_numpy(inner.iterations)
-        return float(keras.ops.convert_to_numpy(schedule(max(int(done) - 1, 0))))
+        return float(keras.ops.convert_to_numpy(schedule(max(int(done) - 1 - updates_ago, 0))))
     return float(keras.ops.convert_to_numpy(inner.learning_rate))
 
 

@@ -107,7 +107,7 @@ class StopOnBadLoss(StepCallback):
                 self._raise(name, value, self.step)
 
     def _raise(self, name: str, value: float, step: int) -> None:
-        rate = used_learning_rate(self.model.optimizer)
+        rate = used_learning_rate(self.model.optimizer, self.step - step)
         raise BadLoss(
             f"{name} is {float(value)} at step {step} (learning rate {rate:.3g}); the last "
             f"good checkpoint: {newest_path(self.checkpoints) or 'none'}; a lower "

@@ -197,6 +197,7 @@ def test_the_rate_of_the_update_before():
     decay = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
     for done, rate in ((0, 1.0), (1, 1.0), (2, 0.9), (10, 0.1)):
         assert used_learning_rate(optimizer_at(done, decay)) == pytest.approx(rate)
+        assert used_learning_rate(optimizer_at(done + 2, decay), 2) == pytest.approx(rate)
     assert used_learning_rate(optimizer_at(5, 0.25)) == pytest.approx(0.25)
     outer = keras.optimizers.LossScaleOptimizer(optimizer_at(3, decay))
     assert used_learning_rate(outer) == pytest.approx(0.8)

@@ -100,10 +100,14 @@ class TestOnADevice:
         assert on_device.reads == list(range(1, 11))
 
     @pytest.mark.parametrize("bad, raised_at", [(1, 2), (3, 4), (4, 4), (10, 10)])
-    def test_it_names_the_step_of_the_loss(self, callback, bad, raised_at):
+    def test_it_names_the_step_of_the_loss_and_its_rate(self, callback, bad, raised_at):
+        decay = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+        callback.model.optimizer = keras.optimizers.SGD(decay)
+        callback.model.optimizer.iterations.assign(raised_at)
         for batch in range(raised_at - 1):
             callback.on_train_batch_end(batch, {"loss": math.nan if batch + 1 == bad else 1.0})
-        with pytest.raises(BadLoss, match=f"the loss is nan at step {bad} "):
+        line = rf"the loss is nan at step {bad} \(learning rate {1.1 - bad / 10:.3g}\)"
+        with pytest.raises(BadLoss, match=line):
             callback.on_train_batch_end(raised_at - 1, {"loss": math.nan})
 
     def test_a_check_reads_the_last_one(self, callback):
