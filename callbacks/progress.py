@@ -39,8 +39,8 @@ class Progress(EvaluationProgress):
     """Shows step, loss, learning rate, speed and remaining time; on a terminal only.
 
     The first step traces and compiles the model, which may take minutes: the line says so and
-    counts the seconds. After that it is redrawn at most twice a second. The loss is the mean since the
-    last line of the log. Evaluations within `fit()` are shown in the same line.
+    counts the seconds. After that it is redrawn at most twice a second. The loss is the mean since
+    the last line of the log. Evaluations within `fit()` are shown in the same line.
 
     Comes after `records` among the callbacks of `fit()`; also a callback of `evaluate()`.
 
