@@ -1,5 +1,6 @@
 """Ends `fit()` at the run's last step or on a bad loss, and an evaluation on a signal."""
 
+import concurrent.futures
 import logging
 import math
 from collections.abc import Callable
@@ -66,11 +67,31 @@ class StopOnBadLoss(StepCallback):
         super().__init__()
         self.checkpoints = checkpoints
         self._scale = 0.0
-        self._unread: tuple[int, float] | None = None  # the last step and its loss
+        # The last step, and what waits for its loss.
+        self._unread: tuple[int, Callable[[], float]] | None = None
+        self._reader: concurrent.futures.Executor | None = None
 
     def on_train_begin(self, logs=None):
         """Stores the loss scale."""
         self._scale, self._unread = loss_scale(self.model.optimizer), None
+
+    def on_train_end(self, logs=None):
+        """Ends the thread that reads."""
+        if self._reader is not None:
+            self._reader.shutdown()
+            self._reader = None
+
+    def _begin_to_read(self, loss) -> Callable[[], float]:
+        """Returns what waits for a loss, which a thread begins to read from a GPU at once.
+
+        TensorFlow copies from a GPU after all that was given to it before the copy, so a copy that
+        is asked for when the next execution has begun waits for that, too.
+        """
+        if "GPU" not in getattr(loss, "device", ""):
+            return lambda: float(loss)
+        if self._reader is None:
+            self._reader = concurrent.futures.ThreadPoolExecutor(1, "loss")
+        return self._reader.submit(float, loss).result
 
     def on_step_end(self, step, logs):
         """Checks the loss of the execution before, and this one's where the run reads it anyway.
@@ -79,7 +100,7 @@ class StopOnBadLoss(StepCallback):
         the loss is the epoch's running mean, which stays non-finite.
         """
         self.check()
-        self._unread = (step, logs["loss"])
+        self._unread = (step, self._begin_to_read(logs["loss"]))
         if self._scale or self.is_read():
             self.check()
 
@@ -87,9 +108,10 @@ class StopOnBadLoss(StepCallback):
         """Raises `BadLoss` if the last loss that was not read is not finite."""
         if self._unread is None:
             return
-        (step, loss), self._unread = self._unread, None
-        before, self._scale = self._scale, loss_scale(self.model.optimizer)
-        if math.isfinite(float(loss)):
+        (step, wait_for), self._unread = self._unread, None
+        loss, before = wait_for(), self._scale
+        self._scale = loss_scale(self.model.optimizer)
+        if math.isfinite(loss):
             return
         if not 1.0 <= self._scale < before:
             self._raise("the loss", loss, step)
@@ -106,7 +128,7 @@ class StopOnBadLoss(StepCallback):
             if name.startswith("val_") and not math.isfinite(float(value)):
                 self._raise(name, value, self.step)
 
-    def _raise(self, name: str, value: float, step: int) -> None:
+    def _raise(self, name: str, value, step: int) -> None:
         rate = used_learning_rate(self.model.optimizer, self.step - step)
         raise BadLoss(
             f"{name} is {float(value)} at step {step} (learning rate {rate:.3g}); the last "

@@ -21,18 +21,23 @@ def listener():
 class OnDevice:
     """Makes numbers that a device has computed; `reads` are the names of those read.
 
-    `seconds`, if set, are added to `clock[0]` when a number is read.
+    `seconds`, if set, are added to `clock[0]` when a number is read; `wait`, if set, is called
+    before.
     """
 
     def __init__(self):
         self.reads = []
         self.clock, self.seconds = [0.0], 0.0
+        self.wait = lambda: None
 
-    def __call__(self, name, value):
+    def __call__(self, name, value, on="/job:localhost/replica:0/task:0/device:CPU:0"):
         device = self
 
         class Number:
+            device = on
+
             def __float__(self):
+                device.wait()
                 device.reads.append(name)
                 device.clock[0] += device.seconds
                 return value

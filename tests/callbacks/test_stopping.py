@@ -1,5 +1,6 @@
 import logging
 import math
+import threading
 
 import keras
 import numpy as np
@@ -109,6 +110,22 @@ class TestOnADevice:
         line = rf"the loss is nan at step {bad} \(learning rate {1.1 - bad / 10:.3g}\)"
         with pytest.raises(BadLoss, match=line):
             callback.on_train_batch_end(raised_at - 1, {"loss": math.nan})
+
+    def test_a_thread_reads_from_a_gpu_before_the_next_step_begins(self, callback, on_device):
+        asked, computed = threading.Event(), threading.Event()
+
+        def wait():
+            asked.set()
+            assert computed.wait(60)
+
+        on_device.wait, gpu = wait, "/job:localhost/replica:0/task:0/device:GPU:0"
+        callback.on_train_batch_end(0, {"loss": on_device(1, math.nan, gpu)})
+        assert asked.wait(20) and not on_device.reads  # asked for, and nothing waits for it
+        computed.set()
+        with pytest.raises(BadLoss, match="the loss is nan at step 1 "):
+            callback.on_train_batch_end(1, {"loss": on_device(2, math.nan, gpu)})
+        callback.on_train_end()
+        assert not [t for t in threading.enumerate() if t.name.startswith("loss")]
 
     def test_a_check_reads_the_last_one(self, callback):
         callback.check()
