@@ -123,7 +123,11 @@ class StopOnBadLoss(StepCallback):
         self.model.reset_metrics()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Checks the validation metrics: the last step may have broken the weights."""
+        """Checks the validation metrics: the last step may have broken the weights.
+
+        And the loss, if a callback has ended the epoch after a step that the run does not read.
+        """
+        self.check()
         for name, value in logs.items():
             if name.startswith("val_") and not math.isfinite(float(value)):
                 self._raise(name, value, self.step)

@@ -257,7 +257,7 @@ def load_head(model: keras.Model, preset: str, task: str) -> None:
 
 
 def lacks_pooler(preset: str) -> bool:
-    """Tells whether a BERT or ALBERT has no pooler, as after `transformers`' pretraining."""
+    """Tells whether a BERT or ALBERT has no pooler, as one that fills in masked words."""
     if config_of(preset).get("model_type") not in WITH_POOLER:
         return False
     stored = _files_by_tensor(preset)

@@ -134,6 +134,11 @@ class TestOnADevice:
             callback.check()
         callback.check()
 
+    def test_an_epoch_that_a_callback_has_ended_is_checked(self, callback):
+        callback.on_train_batch_end(0, {"loss": math.nan})
+        with pytest.raises(BadLoss, match="the loss is nan at step 1 "):
+            callback.on_epoch_end(0, {"val_loss": 1.0})
+
 
 def test_it_checks_the_validation(callback):
     callback.on_epoch_end(0, {"loss": math.nan, "val_loss": 1.0})
