@@ -140,7 +140,8 @@ class TestInterruptedImport:
         "import os, pathlib, time\n"
         "os.write(2, b'noise of the import\\n')\n"
         "pathlib.Path(os.environ['IMPORTS']).touch()\n"
-        "time.sleep(60)\n"
+        "for _ in range(6000):\n"  # a signal just before a system call sleeps does not wake it
+        "    time.sleep(0.01)\n"
     )
 
     @pytest.fixture
