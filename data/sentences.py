@@ -656,7 +656,10 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
         for start in range(0, len(sentences), SENTENCES_AT_ONCE):
             block = sentences[start : start + SENTENCES_AT_ONCE]
             parts = zip(*(text.split(SEPARATOR) for text in block), strict=True)
-            texts = tuple(tf.constant(part, tf.string) for part in parts)
+            texts = tuple(
+                word_pieces.with_plain_spaces(tf.constant(part), preprocessor.tokenizer)
+                for part in parts
+            )
             # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
             inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
             # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
@@ -680,7 +683,7 @@ def encode_once(
     return {
         split: sequences.arrays_once(
             cache_dir,
-            (sequences.sha256_of(texts), "sentences 1", rules),
+            (sequences.sha256_of(texts), "sentences 2", rules),
             functools.partial(encode, texts, preprocessor),
         )
         for split, (texts, _) in splits.items()

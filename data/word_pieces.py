@@ -15,6 +15,7 @@ from pathlib import Path
 
 import keras_nlp
 import numpy as np
+import tensorflow as tf
 
 from data import files
 from data.errors import DataError
@@ -26,6 +27,9 @@ UNKNOWN_IN_TEXT = "<unk>"  # WikiText's rare words
 
 # A longer word is one [UNK] in Keras's tokenizer, as in BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
+# White space that is a letter to Keras's tokenizers of word pieces: of no-break spaces, lines of
+# Unicode and control characters, that which separates words in `str.split()` and in BERT's.
+OTHER_WHITE_SPACE = r"[\x1c-\x1f\x{85}\p{Z}]"
 MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
 # Numbers of lines and words in memory at once, and of a word's repeats in one string.
 LINES_AT_ONCE = 1000
@@ -322,6 +326,21 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
                 ids.extend(known[word])
             ends.append(len(ids))
         yield np.array(ids, np.int32), np.diff(ends)
+
+
+def with_plain_spaces(texts, tokenizer) -> tf.Tensor:
+    """Replaces all other white space by spaces where the tokenizer would take it for letters.
+
+    Two words with a no-break space between them would be one [UNK]. Other kinds of tokenizer know
+    what it is, or have it among their bytes.
+
+    Args:
+        texts: strings, of any shape.
+        tokenizer: of KerasNLP, of any family.
+    """
+    if not isinstance(tokenizer, keras_nlp.tokenizers.WordPieceTokenizer):
+        return tf.convert_to_tensor(texts)
+    return tf.strings.regex_replace(texts, OTHER_WHITE_SPACE, " ")
 
 
 def _words(line: str, space: str) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401 (its ops are in the graph)
 
-from data.word_pieces import special_ids
+from data.word_pieces import special_ids, with_plain_spaces
 from exports.comparison import require_equal
 
 FILLS = 5
@@ -108,7 +108,7 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
 
     @tf.function(input_signature=[TEXTS])
     def serve(texts):
-        token_ids = packer(tokenizer(texts))
+        token_ids = packer(tokenizer(with_plain_spaces(texts, tokenizer)))
         is_token = tf.cast(token_ids != tokenizer.pad_token_id, tf.int32)
         message = f"a text has more than {length} tokens, [CLS] and [SEP] counted"
         tf.debugging.assert_equal(tf.reduce_max(is_token[:, length:]), 0, message)
@@ -136,6 +136,7 @@ def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str],
 
     @tf.function(input_signature=[TEXTS, SECOND_TEXTS] if pairs else [TEXTS])
     def serve(*texts):
+        texts = tuple(with_plain_spaces(part, model.preprocessor.tokenizer) for part in texts)
         # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
         inputs = model.preprocessor(texts if pairs else texts[0], None)
         inputs = {name: tf.cast(value, tf.int32) for name, value in inputs.items()}

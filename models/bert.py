@@ -102,6 +102,7 @@ def encode(tokenizer, text: str, longest: int) -> np.ndarray:
         if part in stand_for:
             ids.append(stand_for[part])
         elif part:
+            part = word_pieces.with_plain_spaces(part, tokenizer)
             ids += np.asarray(tokenizer(part)).tolist()
     ids.append(special.sep)
     if len(ids) > longest:

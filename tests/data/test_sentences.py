@@ -1,5 +1,6 @@
 import gzip
 import json
+import sys
 
 import keras_nlp
 import numpy as np
@@ -8,9 +9,9 @@ import sklearn.feature_selection
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data import arrays, installed_docs, sentences
+from data import arrays, installed_docs, sentences, word_pieces
 from data.errors import DataError
-from data.sentences import baselines, load_sentences, repeated_in_test, repeated_note
+from data.sentences import SEPARATOR, baselines, load_sentences, repeated_in_test, repeated_note
 from tests.support.parquet_file import write_parquet
 
 TINY = ["a fine film\t1", "a dull film\t0"]
@@ -524,6 +525,19 @@ def test_encode(inputs):
     ]
     assert inputs["padding_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0], [1] * 6]
     assert not inputs["segment_ids"].any()
+
+
+def test_any_white_space_separates_words(tokenizer):
+    """Each of Python's, as when text is cut into training sequences; none is part of a word."""
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, 8)
+    spaces = [c for c in map(chr, range(sys.maxunicode)) if c.isspace() and c != SEPARATOR]
+    assert len(spaces) > 25
+    texts = [f"film{space}finest ." for space in spaces]
+    ids = sentences.encode([f"{text}\tfilm" for text in texts], preprocessor)["token_ids"]
+    assert {tuple(row) for row in ids.tolist()} == {(2, 7, 5, 6, 8, 3, 7, 3)}
+    # A tokenizer of bytes has a no-break space among them.
+    kept = word_pieces.with_plain_spaces(texts, object()).numpy().tolist()
+    assert kept == [text.encode() for text in texts]
 
 
 def test_lengths_are_counted_up_to_the_last_token(inputs):

@@ -109,6 +109,8 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than 16 tokens"):
         serve(texts=tf.constant(["the " * 15]))
     serve(texts=tf.constant(["the " * 14]))
+    one, other = (serve(texts=tf.constant([f"the{space}[MASK] of"])) for space in " \xa0")
+    np.testing.assert_array_equal(one["scores"], other["scores"])
     assert texts.compare(given.model, tmp_path / "out", given.preset) < 1e-5
 
 
@@ -129,6 +131,8 @@ def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
         assert found["classes"][row].tolist() == [CLASSES[i].encode() for i in order]
         np.testing.assert_allclose(found["probabilities"][row], expected[order], rtol=1e-3)
     assert np.ptp(found["probabilities"][:, 0]) > 0.01
+    one, other = (serve(texts=tf.constant([f"the{space}loss"])) for space in " \xa0")
+    np.testing.assert_array_equal(one["probabilities"], other["probabilities"])
     model.weights[-1].assign(model.weights[-1] + [1.0, 0.0, 0.0])
     with pytest.raises(Differs, match="its outputs differ by"):
         texts.compare(model, tmp_path / "out", masked_lm().preset)

@@ -25,6 +25,9 @@ def test_fills_are_read_at_each_mask(tiny_run):
     ids = bert.encode(tokenizer, "the [MASK] of <unk> a [MASK]", 512)
     assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert (ids == tokenizer.token_to_id("[UNK]")).sum() == 1
+    for space in "\xa0", "\u2003":  # as other white space in training, not a letter
+        other = bert.encode(tokenizer, f"the [MASK]{space}of{space}<unk>{space}a [MASK]", 512)
+        assert other.tolist() == ids.tolist()
     found = bert.fill_masks(tiny_run.model, tokenizer, ids)
     (places,) = np.nonzero(ids == tokenizer.mask_token_id)
     ones = np.ones((1, len(ids)), np.int32)
