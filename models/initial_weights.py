@@ -10,12 +10,18 @@ import keras
 import keras_nlp
 import numpy as np
 
+from data.live_line import Waiting, live_line
+
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
 BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
 SHARPNESS = 1.5  # of queries and keys: how much a head prefers its position to the others
 CONFIDENCE = 20.0  # weight of a class's column in the logits
 EVIDENCE = 0.1  # scale of naive Bayes evidence; a segment's vector has 10 BERT_STDDEV
 MEAN = 4.0  # weight of the mean over the tokens relative to [CLS]
+PROBE = 0.005  # strength of a logistic regression on standardised features, 1 / its penalty
+MOST_PROBED_CLASSES = 1000  # half a minute
+MOST_PROBED = 2000  # training sentences of such a regression
+PROBED_AT_ONCE = 50
 POSITIONS = 2.0 * BERT_STDDEV  # of the position embeddings: above that of the word pieces
 
 
@@ -185,6 +191,70 @@ def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.
     scale = 0.5 / (features.std(axis=0) + 1e-3)  # where tanh is nearly linear
     deeper.get_layer("pooled_dense").set_weights([np.diag(scale), -scale * features.mean(axis=0)])
     return deeper
+
+
+def init_probe(
+    model,
+    inputs: dict[str, np.ndarray],
+    labels: np.ndarray,
+    class_weight: dict[int, float] | None = None,
+) -> None:
+    """Initialises the last layer of a classifier as a regression on its inputs, a linear probe.
+
+    Over a frozen encoder little else is learned, and an optimizer needs hundreds of steps to find
+    what a regression finds at once: logistic for classes, ridge for scores, whose penalty is the
+    best of leaving one sentence out. It learns from standardised inputs; the weights take them as
+    they are. A class without an example begins as unlikely as one in all of them. Does nothing if
+    all examples are of one class, or if there are more than `MOST_PROBED_CLASSES`.
+
+    Args:
+        model: a `keras_nlp.models.TextClassifier`; of scores if its activation is a
+            `keras.layers.Rescaling`.
+        inputs: its inputs for the training sentences, of which at most `MOST_PROBED` are used,
+            evenly spaced.
+        labels: classes, or scores, of shape (sentences,).
+        class_weight: of the loss, by class.
+    """
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.preprocessing import StandardScaler
+
+    every = -(-len(labels) // MOST_PROBED)
+    inputs = {name: rows[::every] for name, rows in inputs.items()}
+    labels = labels[::every]
+    present = np.unique(labels)
+    is_scores = isinstance(model.activation, keras.layers.Rescaling)
+    if len(present) == 1 or (not is_scores and model.num_classes > MOST_PROBED_CLASSES):
+        return
+    encoder = keras.Model(model.inputs, model.output_dense.input)
+    parts = []
+    with live_line(what="encoding sentences for the head", total=len(labels)) as bar:
+        for start in range(0, len(labels), PROBED_AT_ONCE):
+            part = {name: rows[start : start + PROBED_AT_ONCE] for name, rows in inputs.items()}
+            features = keras.ops.cast(encoder(part, training=False), "float64")
+            parts.append(keras.ops.convert_to_numpy(features))
+            bar.update(len(features))
+    standard = StandardScaler()
+    features = standard.fit_transform(np.concatenate(parts))
+    kernel, bias = (np.array(keras.ops.convert_to_numpy(w)) for w in model.output_dense.weights)
+    if is_scores:
+        scale = model.activation
+        ridge = RidgeCV(10.0 ** np.arange(6)).fit(features, (labels - scale.offset) / scale.scale)
+        columns, slopes, offsets = np.array([0]), ridge.coef_[None], np.array([ridge.intercept_])
+    else:
+        weights = None if class_weight is None else [class_weight[label] for label in labels]
+        # L-BFGS, the default, stops early, and where depends on the number of threads.
+        logistic = LogisticRegression(C=PROBE, solver="newton-cg", tol=1e-8)
+        with Waiting("fitting the head"):
+            logistic.fit(features, labels, weights)
+        columns, slopes, offsets = present, logistic.coef_, logistic.intercept_
+        if len(present) == 2:  # of two classes it has the difference
+            slopes, offsets = (np.concatenate([-w, w]) / 2 for w in (slopes, offsets))
+        kernel[:] = 0.0
+        bias[:] = offsets.min() - np.log(len(labels))
+    slopes = slopes / standard.scale_
+    kernel[:, columns] = slopes.T
+    bias[columns] = offsets - slopes @ standard.mean_
+    model.output_dense.set_weights([kernel, bias])
 
 
 def _scale_kernels(model) -> None:

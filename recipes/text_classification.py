@@ -34,7 +34,7 @@ from data.errors import DataError
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets
-from models.initial_weights import add_mean_layer, init_naive_bayes, init_scores
+from models.initial_weights import add_mean_layer, init_naive_bayes, init_probe, init_scores
 from models.metrics import GLUE_METRICS, MacroF1, Pearson
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -290,6 +290,11 @@ def main(options: Options) -> dict:
                 scale=scale,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
+            class_weight = None
+            if options.class_weights == "balanced":
+                class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
+            if options.freeze_backbone and not (keep_head or run.resumes):
+                init_probe(model, inputs["train"], labels["train"], class_weight)
             if not run.metadata:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
@@ -325,9 +330,6 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[samples]
         )
-        class_weight = None
-        if options.class_weights == "balanced":
-            class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         if data.scores:

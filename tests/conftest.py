@@ -54,6 +54,18 @@ def cache_of_the_session(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_graph_optimizer():
+    """In this process, TensorFlow executes graphs as they were traced.
+
+    Optimizing one takes a sixth of the time of a run of a few steps. The processes that tests start
+    do it, as a user's do.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
 @pytest.fixture(autouse=True)
 def float32_again():
     """A test in another precision leaves nothing behind."""

@@ -2,15 +2,22 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from data.text import load_text
+from models import initial_weights
 from models.initial_weights import (
     BERT_STDDEV,
+    PROBE,
     add_mean_layer,
     init_local_attention,
+    init_probe,
     init_unigram_bias,
 )
 from recipes import bert_mlm, text_classification
+from tests.support import tiny_presets
 from tests.support.strategy_run import write_sentences
 
 
@@ -156,3 +163,76 @@ def test_cls_begins_as_the_standardised_mean_of_the_tokens():
     for old, new in zip(backbone.transformer_layers, deeper.transformer_layers, strict=False):
         for a, b in zip(old.get_weights(), new.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    return tiny_presets.save(
+        "DistilBert", "TextClassifier", tmp_path_factory.mktemp("preset") / "it"
+    )
+
+
+class TestProbe:
+    """A frozen encoder's head begins as scikit-learn's own regression on what it reads."""
+
+    def make(self, preset, num_classes, activation=None):
+        model = keras_nlp.models.TextClassifier.from_preset(
+            preset, num_classes=num_classes, activation=activation, load_weights=True
+        )
+        ids = np.random.default_rng(0).integers(5, 20, (90, 12)).astype(np.int32)
+        inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+        return model, inputs, (ids == 7).sum(axis=1) + (ids[:, 0] == 9)
+
+    def features(self, model, inputs):
+        found = keras.Model(model.inputs, model.get_layer("logits").input)(inputs, training=False)
+        return keras.ops.convert_to_numpy(found).astype(np.float64)
+
+    @pytest.mark.parametrize("class_weight", [None, {0: 0.5, 1: 4.0, 2: 1.0}])
+    @pytest.mark.parametrize("classes", [2, 3])
+    def test_of_classes(self, preset, classes, class_weight):
+        model, inputs, counts = self.make(preset, classes)
+        labels = np.minimum(counts, classes - 1)
+        features = self.features(model, inputs)
+        init_probe(model, inputs, labels, class_weight)
+        weights = None if class_weight is None else [class_weight[label] for label in labels]
+        pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=PROBE, tol=1e-10))
+        pipeline.fit(features, labels, logisticregression__sample_weight=weights)
+        found = keras.ops.convert_to_numpy(keras.ops.softmax(model(inputs, training=False)))
+        np.testing.assert_allclose(found, pipeline.predict_proba(features), atol=1e-3)
+        assert np.ptp(found[:, 0]) > 0.005
+
+    def test_of_scores(self, preset):
+        scale = keras.layers.Rescaling(20.0, 300.0)
+        model, inputs, counts = self.make(preset, 1, scale)
+        features = self.features(model, inputs)
+        init_probe(model, inputs, 300.0 + 5.0 * counts)
+        pipeline = make_pipeline(StandardScaler(), RidgeCV(10.0 ** np.arange(6)))
+        expected = pipeline.fit(features, 300.0 + 5.0 * counts).predict(features)
+        found = keras.ops.convert_to_numpy(model(inputs, training=False))[:, 0]
+        np.testing.assert_allclose(found, expected, atol=1e-2)
+        assert np.ptp(found) > 3
+
+    def test_a_class_without_an_example_is_unlikely(self, preset):
+        model, inputs, counts = self.make(preset, 4)
+        init_probe(model, inputs, np.where(counts > 0, 3, 1))
+        found = keras.ops.convert_to_numpy(keras.ops.softmax(model(inputs, training=False)))
+        assert (found[:, [0, 2]] < 0.02).all() and (found[:, [1, 3]] > 0.02).all()
+
+    @pytest.mark.parametrize("classes", [1, 3])
+    def test_of_one_class_or_too_many_there_is_none(self, preset, classes, monkeypatch):
+        monkeypatch.setattr(initial_weights, "MOST_PROBED_CLASSES", 2)
+        model, inputs, _ = self.make(preset, max(classes, 2))
+        before = model.output_dense.get_weights()
+        init_probe(model, inputs, np.arange(90) % classes)
+        for one, other in zip(before, model.output_dense.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_of_many_sentences_it_takes_some(self, preset, monkeypatch):
+        model, inputs, counts = self.make(preset, 2)
+        labels = np.minimum(counts, 1)
+        monkeypatch.setattr(initial_weights, "MOST_PROBED", 40)
+        init_probe(model, inputs, labels)
+        found = model.output_dense.get_weights()
+        init_probe(model, {name: rows[::3] for name, rows in inputs.items()}, labels[::3])
+        for one, other in zip(found, model.output_dense.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -10,6 +10,7 @@ from data import arrays, sentences
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 from models import presets
+from models.initial_weights import init_probe
 from recipes import evaluate, export, text_classification
 from tests.support import processes
 from tests.support.strategy_run import write_sentences
@@ -331,6 +332,35 @@ def test_init_from_a_classifier_notes_that_its_head_is_not_used(
     said = f"--init-from {finished[0]}: takes the encoder alone, with a new head"
     (note,) = [note for note in notes if note.startswith(said)]
     assert note.endswith(f"; --preset {finished[0] / 'model'} keeps its head") == same_classes
+
+
+def test_the_head_of_a_frozen_encoder_begins_as_a_regression(
+    finished, folder, tmp_path, monkeypatch
+):
+    """Which a resumed run, or one that keeps the head of its preset, does not compute."""
+    heads = []
+
+    def init(model, *given):
+        init_probe(model, *given)
+        heads.append(model.output_dense.get_weights())
+
+    monkeypatch.setattr(text_classification, "init_probe", init)
+    options = {k: v for k, v in TINY.items() if k not in presets.FROM_SCRATCH}
+    options |= dict(dataset=str(folder), freeze_backbone=True, epochs=1, base_learning_rate=1e-9)
+    ours = options | dict(init_from=finished[0], run_dir=tmp_path / "run")
+    results = text_classification.main(text_classification.Options(**ours))
+    (head,) = heads
+    trained = load_run(ours["run_dir"]).load_model().output_dense.get_weights()
+    for one, other in zip(head, trained, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert np.ptp(head[0]) > 0.1
+    assert results["test"]["accuracy"] > results["baseline"]["most_frequent_accuracy"]
+    longer = ours | dict(epochs=2, resume="extend")
+    again = text_classification.main(text_classification.Options(**longer))
+    assert again["resumed_from_step"] == results["steps"]
+    kept = options | dict(preset=str(finished[0] / "model"), run_dir=tmp_path / "kept")
+    text_classification.main(text_classification.Options(**kept))
+    assert len(heads) == 1
 
 
 @pytest.mark.long
