@@ -180,7 +180,7 @@ def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.
         f"{last}/self_attention_layer/value/kernel": identity.reshape(width, heads, -1),
         f"{last}/self_attention_layer/attention_output/kernel": MEAN
         * identity.reshape(heads, -1, width),
-        f"{last}/feedforward_output_dense/kernel": np.zeros((4 * width, width)),
+        f"{last}/feedforward_output_dense/kernel": np.zeros((config["intermediate_dim"], width)),
     }
     for weight in deeper.weights:
         if weight.path in new:

@@ -257,11 +257,13 @@ def _fits(
 
 
 def new_pooler(preset: str) -> str | None:
-    """Returns a line for the log if a preset's encoder gets a new pooler; else None.
+    """Returns a line for the log if a preset's encoder gets other weights to pool; else None.
 
     Args:
         preset: a name, a handle, or a folder.
     """
+    if transformers_format.pools_means(preset):
+        return f"[CLS] begins as the mean of the tokens, in one more layer: {preset} has no other"
     lacks = transformers_format.lacks_pooler(preset)
     return f"a new pooler, which reads [CLS]: {preset} has none" if lacks else None
 

@@ -264,6 +264,13 @@ def lacks_pooler(preset: str) -> bool:
     return bool(stored) and not any("pooler" in name for name in stored)
 
 
+def pools_means(preset: str) -> bool:
+    """Tells whether a BERT is of sentence-transformers, trained on the means of its tokens."""
+    is_bert = config_of(preset).get("model_type") == "bert"
+    pooling = _read_json(preset, "1_Pooling/config.json") if is_bert else {}
+    return pooling.get("pooling_mode_mean_tokens") is True
+
+
 def add_segments(backbone: keras.Model, preset: str) -> None:
     """Adds the embedding of RoBERTa's only segment, which KerasHub's has not, to its positions.
 

@@ -33,7 +33,7 @@ from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError
 from data.glue import PAIR
 from data.sequences import cut_note
-from models import bert, fine_tuning, presets
+from models import bert, fine_tuning, presets, transformers_format
 from models.initial_weights import add_mean_layer, init_naive_bayes, init_probe, init_scores
 from models.metrics import GLUE_METRICS, MacroF1, Pearson
 from training.artifacts import data_sha256
@@ -169,8 +169,8 @@ def build_model(
             `BertTextClassifier`.
         evidence: for a new model: its initial logits per word piece, float of shape (word pieces,
             classes); see `sentences.naive_bayes_evidence` and `scores.evidence`.
-        sample: for a BERT of a run, whose [CLS] is untrained, and for a new model of scores: inputs
-            of several hundred training sentences.
+        sample: for a BERT of a run or of sentence-transformers, whose [CLS] is untrained, and for a
+            new model of scores: inputs of several hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes.
         scale: of a new head for scores; see `scale_of`.
 
@@ -194,19 +194,21 @@ def build_model(
             assert sample is not None
             init_scores(model, evidence, sample)
         return model
-    if options.init_from is not None and sample is not None:
+    drops = {} if dropout is None else {"dropout": dropout}
+    untrained_cls = options.init_from is not None or transformers_format.pools_means(preset)
+    if sample is not None and untrained_cls and not keep_head:
         backbone = presets.load_backbone(preset, dropout)
         presets.require_positions(backbone, preset, options.sequence_length)
         if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
             backbone = add_mean_layer(backbone, sample)
-            return BertTextClassifier(backbone, **head, dropout=dropout)
+            return BertTextClassifier(backbone, **head, **drops)
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
         **({} if keep_head else head),
-        **({} if dropout is None else {"dropout": dropout}),
+        **drops,
     )
 
 
@@ -279,7 +281,7 @@ def main(options: Options) -> dict:
                 run.note(unused_head_note(options.init_from, preset, data.classes))
             elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
-                run.note(about_head, presets.new_pooler(preset))
+                run.note(about_head, None if keep_head else presets.new_pooler(preset))
             model = build_model(
                 options,
                 len(data.classes) or 1,

@@ -256,6 +256,27 @@ def test_an_encoder_without_a_pooler_gets_a_new_one(masked_lm, tmp_path, capsys)
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("of_means", [True, False])
+def test_an_encoder_of_sentence_transformers_pools_means(of_means, masked_lm, tmp_path, capsys):
+    """If it was trained on them: [CLS] begins as the mean, in one more layer, which is saved."""
+    stock, original = masked_lm
+    folder = shutil.copytree(original, tmp_path / "there")
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_mean_tokens": of_means, "pooling_mode_cls_token": not of_means}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    write_sentences(tmp_path / "sentences")
+    options = dict(dataset=str(tmp_path / "sentences"), preset=str(folder), max_steps=1, epochs=1)
+    options |= dict(sequence_length=8, run_dir=tmp_path / "run", cache_dir=tmp_path / "cache")
+    options |= dict(freeze_backbone=True, dropout=0.0)
+    results = text_classification.main(text_classification.Options(**options))
+    assert ("[CLS] begins as the mean of the tokens" in capsys.readouterr().out) == of_means
+    model = load_run(tmp_path / "run").load_model()
+    assert model.backbone.num_layers == stock.backbone.num_layers + of_means
+    found = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
+    assert found["test"] == pytest.approx(results["test"])
+
+
 class TestWhatCannotBeConverted:
     """One line with what to do."""
 
