@@ -372,7 +372,9 @@ class FineTuningOptions(TextOptions):
         group="fine-tuning",
     )
     freeze_backbone: bool = option(
-        False, "Train only the head, not the encoder or decoder.", group="fine-tuning"
+        False,
+        "Train only the head, not the encoder; a new one begins as a regression on its features.",
+        group="fine-tuning",
     )
     lora_rank: int | None = option(
         None,
