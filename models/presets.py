@@ -263,7 +263,8 @@ def new_pooler(preset: str) -> str | None:
         preset: a name, a handle, or a folder.
     """
     if transformers_format.pools_means(preset):
-        return f"[CLS] begins as the mean of the tokens, in one more layer: {preset} has no other"
+        begins = "[CLS] begins as the mean of the tokens, in one more layer"
+        return f"{begins}: {preset} was trained on means"
     lacks = transformers_format.lacks_pooler(preset)
     return f"a new pooler, which reads [CLS]: {preset} has none" if lacks else None
 
