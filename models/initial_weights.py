@@ -210,17 +210,16 @@ def init_probe(
     Args:
         model: a `keras_nlp.models.TextClassifier`; of scores if its activation is a
             `keras.layers.Rescaling`.
-        inputs: its inputs for the training sentences, of which at most `MOST_PROBED` are used,
-            evenly spaced.
+        inputs: its inputs for the training sentences, of which at most `MOST_PROBED` are used.
         labels: classes, or scores, of shape (sentences,).
         class_weight: of the loss, by class.
     """
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.preprocessing import StandardScaler
 
-    every = -(-len(labels) // MOST_PROBED)
-    inputs = {name: rows[::every] for name, rows in inputs.items()}
-    labels = labels[::every]
+    if len(labels) > MOST_PROBED:  # at random: the classes may alternate
+        used = np.random.default_rng(0).choice(len(labels), MOST_PROBED, replace=False)
+        inputs, labels = {name: rows[used] for name, rows in inputs.items()}, labels[used]
     present = np.unique(labels)
     is_scores = isinstance(model.activation, keras.layers.Rescaling)
     if len(present) == 1 or (not is_scores and model.num_classes > MOST_PROBED_CLASSES):
