@@ -27,8 +27,8 @@ UNKNOWN_IN_TEXT = "<unk>"  # WikiText's rare words
 
 # A longer word is one [UNK] in Keras's tokenizer, as in BERT's (there 100 letters).
 MAX_WORD_BYTES = 100
-# White space that is a letter to Keras's tokenizers of word pieces: of no-break spaces, lines of
-# Unicode and control characters, that which separates words in `str.split()` and in BERT's.
+# White space beside ASCII's, which is all that Keras's tokenizers of word pieces know. It separates
+# words in `str.split()`, and so in training text, and most of it in BERT's own tokenizer.
 OTHER_WHITE_SPACE = r"[\x1c-\x1f\x{85}\p{Z}]"
 MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
 # Numbers of lines and words in memory at once, and of a word's repeats in one string.
