@@ -93,6 +93,12 @@ def keras_callback(gate: Gate):
     return Turns()
 
 
+def insert(callbacks, first, model) -> None:
+    """Inserts a callback before those of a run, whose list reads no step that nobody looks at."""
+    first.set_model(model)
+    callbacks.callbacks.insert(0, first)
+
+
 def trainer_callback(gate: Gate):
     """Returns the gate as a callback of the `Trainer`."""
     import transformers as hf
@@ -130,7 +136,8 @@ def run_recipe(folder: Path, sizes: dict, watch: Callable, **changes) -> None:
 
     def fit(self, *words, callbacks, **named):
         # First, since the run measures the peak after the first step, outside the step.
-        return stock_fit(self, *words, callbacks=[watch(built[0]), *callbacks], **named)
+        insert(callbacks, watch(built[0]), self)
+        return stock_fit(self, *words, callbacks=callbacks, **named)
 
     bert_mlm.build_model, keras.Model.fit = build_model, fit
     bert_mlm.main(
@@ -331,7 +338,8 @@ def fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
     stock_fit = keras.Model.fit
 
     def fit(self, *words, callbacks, **named):
-        return stock_fit(self, *words, callbacks=[keras_callback(gate), *callbacks], **named)
+        insert(callbacks, keras_callback(gate), self)
+        return stock_fit(self, *words, callbacks=callbacks, **named)
 
     keras.Model.fit = fit
     text_classification.main(

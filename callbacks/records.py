@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 
 from callbacks.errors import saving
+from callbacks.late_numbers import unread
 from callbacks.step_loss import StepLoss
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
@@ -111,7 +112,8 @@ class Records(StepCallback):
         if not self.workers_by_step or self.workers_by_step[-1]["workers"] != self.workers:
             part = {"from_step": self._previous + 1, "workers": self.workers}
             self.workers_by_step.append(part)
-        self._newest = (self.epoch, step - self.epoch * self.steps_per_epoch, logs["loss"])
+        loss = unread(logs, "loss")
+        self._newest = (self.epoch, step - self.epoch * self.steps_per_epoch, loss)
         is_due = self.is_due(self.log_every) or step == self.total_steps
         # The running mean contains the steps before, unless one of them reset it.
         if is_due or step >= self.last_step_of_epoch() or loss_scale(self.model.optimizer):

@@ -10,6 +10,7 @@ import keras
 
 from callbacks.checkpoint import newest_path
 from callbacks.errors import BadLoss, Stopped
+from callbacks.late_numbers import unread
 from callbacks.records import loss_scale, used_learning_rate
 from callbacks.steps import StepCallback
 from data.errors import DataError
@@ -100,7 +101,7 @@ class StopOnBadLoss(StepCallback):
         the loss is the epoch's running mean, which stays non-finite.
         """
         self.check()
-        self._unread = (step, self._begin_to_read(logs["loss"]))
+        self._unread = (step, self._begin_to_read(unread(logs, "loss")))
         if self._scale or self.is_read():
             self.check()
 

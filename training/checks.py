@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from callbacks.checkpoint import CheckpointInfo
 from callbacks.errors import BadLoss
+from callbacks.late_numbers import CallbackList
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import files
@@ -339,6 +340,9 @@ def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
 def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
     """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
 
+    It also reads the numbers of a step only where a callback looks them up
+    (`callbacks/late_numbers.py`).
+
     Args:
         model: compiled and built; changed in place.
         of_run: a callback of the run.
@@ -373,6 +377,14 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
             )
         for callback in callbacks:
             _refuse_stateful(callback)
+        kwargs["callbacks"] = CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=kwargs.get("verbose") != 0,
+            model=model,
+            epochs=kwargs.get("epochs", 1),
+            steps=kwargs.get("steps_per_epoch"),
+        )
         return fit_stock(*args, **kwargs)
 
     model.fit = fit

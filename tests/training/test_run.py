@@ -208,6 +208,43 @@ class TestNumbers:
         due = {n for n in range(1, 2 * PER_EPOCH + 1) if n % 7 == 0 or n % 11 == 0 or n % 8 == 0}
         assert read == sorted(due | {PER_EPOCH, 2 * PER_EPOCH})
 
+    def test_a_step_that_is_not_logged_is_read_after_the_next_one_has_begun(self, tmp_path):
+        events = []
+
+        class Number:
+            device = "CPU"
+
+            def __init__(self, step, value):
+                self.step, self.value = step, value
+
+            def __array__(self, dtype=None, copy=None):
+                events.append(("read", self.step))
+                return np.asarray(self.value)
+
+            def __float__(self):
+                return float(np.asarray(self))
+
+        class Device(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                train_function = self.model.train_function
+
+                def watched(iterator):
+                    step = sum(what == "begins" for what, _ in events) + 1
+                    events.append(("begins", step))
+                    logs = train_function(iterator)
+                    return {name: Number(step, value) for name, value in logs.items()}
+
+                self.model.train_function = watched
+
+        start(tmp_path / "run", extra=[Device()], log_every=4)
+        late = [
+            step
+            for step in range(1, PER_EPOCH)
+            if events.index(("read", step)) > events.index(("begins", step + 1))
+        ]
+        # The clock waits for the first step, which compiles, and for the second, its first.
+        assert late == [step for step in range(3, PER_EPOCH) if step % 4]
+
 
 class TestCheckpoints:
     def test_damaged_ones_do_not_count(self, stopped, finished, capsys):

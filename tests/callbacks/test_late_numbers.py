@@ -1,0 +1,91 @@
+import json
+
+import keras
+import pytest
+
+from callbacks.late_numbers import CallbackList, LateNumbers, unread
+
+
+@pytest.fixture
+def numbers(on_device, monkeypatch):
+    """Two numbers of a device, and the names of those that were read."""
+    monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda value: value)
+    logs = {name: on_device(name, value) for name, value in (("loss", 2.5), ("accuracy", 0.5))}
+    return LateNumbers(logs), on_device.reads
+
+
+class TestLateNumbers:
+    def test_only_what_is_looked_up_is_read_and_only_once(self, numbers):
+        late, reads = numbers
+        assert (
+            "loss" in late and len(late) == 2 and list(late) == ["accuracy", "loss"] and not reads
+        )
+        assert (late["loss"], late["loss"], late.get("loss"), late.get("x", 1)) == (
+            2.5,
+            2.5,
+            2.5,
+            1,
+        )
+        assert reads == ["loss"] and type(late["loss"]) is float
+
+    def test_what_is_not_read_stays_a_tensor(self, numbers):
+        late, reads = numbers
+        assert float(unread(late, "accuracy")) == 0.5 and unread({"loss": 1}, "loss") == 1
+
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            *(dict, lambda late: {**late}, lambda late: late.copy(), lambda late: late | {}),
+            *(lambda late: {} | late, lambda late: dict(late.items())),
+            lambda late: json.loads(json.dumps(late)),
+            lambda late: dict(zip(late, late.values(), strict=True)),
+            lambda late: {name: late.pop(name) for name in list(late)},
+            lambda late: {name: late.pop(name, None) for name in ("accuracy", "loss")},
+            lambda late: eval(repr(late)),
+        ],
+    )
+    def test_copies_are_of_floats(self, numbers, copy):
+        late, _ = numbers
+        found = copy(late)
+        assert type(found) is dict and found == {"accuracy": 0.5, "loss": 2.5}
+        assert all(type(value) is float for value in found.values())
+
+    def test_it_equals_its_numbers(self, numbers):
+        late, _ = numbers
+        assert late == {"accuracy": 0.5, "loss": 2.5} and late != {"loss": 2.5}
+
+    def test_a_missing_name_is_a_key_error(self, numbers):
+        with pytest.raises(KeyError):
+            numbers[0]["missing"]
+        with pytest.raises(KeyError):
+            numbers[0].pop("missing")
+
+    def test_what_is_no_number_stays_and_dicts_are_flattened_as_in_keras(self, numbers):
+        late = LateNumbers({"a": {"b": [1, 2]}, "c": "text", "d": 3})
+        assert late == {"b": [1, 2], "c": "text", "d": 3.0}
+
+
+class TestCallbackList:
+    def test_a_step_is_read_only_for_a_callback_that_looks(self, on_device, monkeypatch):
+        monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda value: value)
+        seen = []
+
+        class Looks(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                seen.append((batch, len(on_device.reads), logs["loss"] if batch == 1 else None))
+
+        class Older(keras.callbacks.Callback):
+            def on_batch_end(self, batch, logs=None):
+                seen.append((batch, len(on_device.reads), None))
+
+        callbacks = CallbackList([Looks(), Older()])
+        for batch in range(3):
+            callbacks.on_train_batch_end(batch, {"loss": on_device("loss", 2.0)})
+        assert seen == [
+            (0, 0, None),
+            (0, 0, None),
+            (1, 0, 2.0),
+            (1, 1, None),
+            (2, 1, None),
+            (2, 1, None),
+        ]
