@@ -2,9 +2,10 @@
 
 TensorFlow loads any program in a folder without checking its bytes, and must know the folder at
 import. So each process has a private folder: `restore()` copies the cached programs with a correct
-checksum to it, and `store()` moves newly compiled programs to the cache. On GPUs the cache contains
-XLA's choice of the fastest kernels, not the programs (not tried). XLA reads its own flags once, so
-those for GPUs are set before the import, too.
+checksum to it, and `store()` moves newly compiled programs to the cache, and XLA's choice of the
+fastest kernels of GPUs. The programs of a GPU are kept where it is the only one: whether TensorFlow
+tells those of several GPUs apart was not tried. XLA reads its own flags once, so those for GPUs are
+set before the import, too.
 
 A program is machine code: anyone who can write to the cache can run code as its reader. So its
 folders must belong to this user and be writable by no one else; otherwise they are not used.
@@ -30,6 +31,7 @@ log = logging.getLogger("recipes")
 
 PREFIX = "keras-recipes-programs-"
 PROGRAMS = " --tf_xla_persistent_cache_directory="
+ON_CPU = " --tf_xla_persistent_cache_device_types=CPU"
 # XLA's folder of chosen kernels: the flag of TensorFlow 2.20, and that of 2.21.
 KERNELS = ("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_experimental_autotuner_cache_dir")
 # Without the kernels that Triton compiles, of matrix products (cuBLAS has its own) and of other
@@ -40,7 +42,9 @@ WITHOUT_TRITON = (
 )
 # TensorFlow 2.20 ends the process at a flag that it does not know.
 SINCE_2_21 = (KERNELS[1], WITHOUT_TRITON[1])
-GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg")  # the second in Windows' Linux
+NVIDIA_GPUS = "/dev/nvidia[0-9]*"
+GPU_FILES = (NVIDIA_GPUS, "/dev/dxg")  # the second in Windows' Linux
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 ABANDONED_SECONDS = 60  # younger folders may not be locked yet
 FOLDERS = 50  # of the cache; the newest programs stay
 # They affect the compiled programs or their number of threads.
@@ -68,8 +72,8 @@ def use_own_folder() -> None:
     _own = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_owner}-"))
     _lock(_own)  # until this process ends in any way
     atexit.register(shutil.rmtree, _own, ignore_errors=True)
-    on_cpu = "--tf_xla_persistent_cache_device_types=CPU"
-    os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}" {on_cpu}'
+    with_gpu = len(glob.glob(NVIDIA_GPUS)) == 1 and _tensorflow_version() >= (2, 21)
+    os.environ["TF_XLA_FLAGS"] = f'{before}{PROGRAMS}"{_own}"{"" if with_gpu else ON_CPU}'
     if any(map(glob.glob, GPU_FILES)):
         os.environ["XLA_FLAGS"] = _with_flags_for_gpus(os.environ.get("XLA_FLAGS", ""))
 
@@ -140,6 +144,7 @@ def restore(cache_dir: Path, *made_from) -> bool:
 
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
     made_from += (tf.__version__, keras.__version__, settings, _processor(), device.gpu_models())
+    made_from += (_gpu_software(),) if device.gpu_models() else ()
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     programs = Path(cache_dir) / "programs"
     folder = programs / hashlib.sha256(key).hexdigest()[:24]
@@ -168,6 +173,18 @@ def _processor(path: str = "/proc/cpuinfo") -> list[str]:
     """Returns what machine code depends on."""
     with open(path) as file:
         return [os.uname().machine, *sorted({line for line in file if line.startswith(PROCESSOR)})]
+
+
+def _gpu_software() -> list[str]:
+    """Returns the versions of what a GPU's program calls: the driver and NVIDIA's libraries."""
+    found = {
+        f"{each.name} {each.version}"
+        for each in importlib.metadata.distributions()
+        if (each.name or "").startswith("nvidia")
+    }
+    with contextlib.suppress(OSError):
+        found.add(NVIDIA_DRIVER.read_text())
+    return sorted(found)
 
 
 def _copy(content: bytes, target: Path) -> None:

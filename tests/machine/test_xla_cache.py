@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import types
 
 import pytest
 
@@ -186,6 +187,22 @@ def test_flags_that_an_older_tensorflow_does_not_know_are_left_out(begun, versio
     assert names == [xla_cache.KERNELS[0], "--xla_gpu_enable_triton_gemm"]
 
 
+@pytest.mark.parametrize(
+    ("files", "version", "kept"),
+    [
+        ((), "2.21.0", False),
+        (("/dev/nvidia",), "2.21.0", True),
+        (("/dev/nvidia",), "2.20.0", False),
+        (("/dev/nvidia", "/dev/nvidia["), "2.21.0", False),
+        (("/dev/dxg",), "2.21.0", False),
+    ],
+)
+def test_programs_of_one_gpu_are_kept(begun, files, version, kept):
+    begun("", *files, version=version)
+    flags = os.environ["TF_XLA_FLAGS"]
+    assert f'"{xla_cache._own}"' in flags and ("device_types=CPU" not in flags) == kept
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """Puts a GPU of this name and compute capability into the process."""
@@ -218,6 +235,29 @@ def test_another_model_of_gpu_chooses_its_own_kernels(tmp_path, process, gpu, ot
         assert xla_cache.restore(tmp_path, "mnist") == known
         (own / "kernel.textproto").write_text("the fastest")
         xla_cache.store()
+
+
+@pytest.mark.parametrize("what", ["driver", "library"])
+def test_programs_of_a_gpu_end_with_its_software(tmp_path, process, gpu, monkeypatch, what):
+    def installed(version):
+        package = types.SimpleNamespace(name="nvidia-cublas-cu12", version=version)
+        return lambda: [package, types.SimpleNamespace(name="numpy", version=version)]
+
+    driver = tmp_path / "version"
+    driver.write_text("580.1")
+    monkeypatch.setattr(xla_cache, "NVIDIA_DRIVER", driver)
+    monkeypatch.setattr(xla_cache.importlib.metadata, "distributions", installed("12.9"))
+    gpu("H100", 9, 0)
+    for name, known in (("first", False), ("second", True), ("third", False)):
+        if name == "third" and what == "driver":
+            driver.write_text("580.2")
+        elif name == "third":
+            monkeypatch.setattr(xla_cache.importlib.metadata, "distributions", installed("13.0"))
+        own = process(name)
+        assert xla_cache.restore(tmp_path / "cache", "mnist") == known
+        if not known:
+            (own / "step.pb").write_bytes(b"code")
+            xla_cache.store()
 
 
 class TestWhoMayWrite:
