@@ -4,9 +4,36 @@ Keras converts them to floats after each step, before it calls any callback. Unt
 finished the step, so it idles while the process prepares the next one.
 """
 
+import threading
 from collections.abc import Iterator
 
 import keras
+
+
+class LateNumber:
+    """A number that a device may still compute: `float(number)` waits for it.
+
+    Any thread may read it. The tensor itself is read by one at a time, once: TensorFlow's is not
+    made for several (`EagerTensor.status`), and on a GPU a run ended with `SystemError`.
+
+    Args:
+        tensor: the number.
+    """
+
+    def __init__(self, tensor):
+        self._value = tensor
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> str:
+        """Returns the name of the device; empty if it is unknown."""
+        return getattr(self._value, "device", "")
+
+    def __float__(self) -> float:
+        with self._lock:
+            if not isinstance(self._value, float):
+                self._value = float(keras.ops.convert_to_numpy(self._value))
+            return self._value
 
 
 class LateNumbers(dict):
@@ -21,17 +48,15 @@ class LateNumbers(dict):
     """
 
     def __init__(self, logs: dict):
-        super().__init__(sorted(_flat(logs), key=lambda pair: pair[0]))
+        pairs = sorted(_flat(logs), key=lambda pair: pair[0])
+        super().__init__((name, LateNumber(value)) for name, value in pairs)
 
     def __getitem__(self, name):
-        value = super().__getitem__(name)
-        if not isinstance(value, float):
-            try:
-                value = float(keras.ops.convert_to_numpy(value))
-            except (TypeError, ValueError):  # of several numbers, or none
-                return value
-            self[name] = value
-        return value
+        number = super().__getitem__(name)
+        try:
+            return float(number)
+        except (TypeError, ValueError):  # of several numbers, or none
+            return number._value
 
     def _read(self) -> dict:
         return {name: self[name] for name in self}
@@ -51,10 +76,6 @@ class LateNumbers(dict):
         """Returns the numbers."""
         return self._read().values()
 
-    def copy(self) -> dict:
-        """Returns a plain dict of the numbers."""
-        return self._read()
-
     def pop(self, name, *default):
         """Removes a number and returns it."""
         if name in self:
@@ -67,12 +88,6 @@ class LateNumbers(dict):
 
     __hash__ = None
 
-    def __or__(self, other):
-        return self._read() | other
-
-    def __ror__(self, other):
-        return other | self._read()
-
     def __repr__(self) -> str:
         return repr(self._read())
 
@@ -83,7 +98,7 @@ def _flat(logs: dict) -> Iterator[tuple]:
 
 
 def unread(logs: dict, name: str):
-    """Returns a number of a step as it is: a tensor that the device may still compute."""
+    """Returns a number of a step that may not be known yet; `float()` waits for it."""
     return dict.__getitem__(logs, name)
 
 

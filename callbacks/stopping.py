@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import SupportsFloat
 
 import keras
 
@@ -68,8 +69,7 @@ class StopOnBadLoss(StepCallback):
         super().__init__()
         self.checkpoints = checkpoints
         self._scale = 0.0
-        # The last step, and what waits for its loss.
-        self._unread: tuple[int, Callable[[], float]] | None = None
+        self._unread: tuple[int, SupportsFloat] | None = None  # the last step and its loss
         self._reader: concurrent.futures.Executor | None = None
 
     def on_train_begin(self, logs=None):
@@ -82,17 +82,18 @@ class StopOnBadLoss(StepCallback):
             self._reader.shutdown()
             self._reader = None
 
-    def _begin_to_read(self, loss) -> Callable[[], float]:
-        """Returns what waits for a loss, which a thread begins to read from a GPU at once.
+    def _begin_to_read(self, loss):
+        """Lets a thread read a loss from a GPU at once.
 
         TensorFlow copies from a GPU after all that was given to it before the copy, so a copy that
-        is asked for when the next execution has begun waits for that, too.
+        is asked for when the next execution has begun waits for that, too. An error of that thread
+        is left to whoever reads the loss next.
         """
         if "GPU" not in getattr(loss, "device", ""):
-            return lambda: float(loss)
+            return
         if self._reader is None:
             self._reader = concurrent.futures.ThreadPoolExecutor(1, "loss")
-        return self._reader.submit(float, loss).result
+        self._reader.submit(float, loss)
 
     def on_step_end(self, step, logs):
         """Checks the loss of the execution before, and this one's where the run reads it anyway.
@@ -101,7 +102,9 @@ class StopOnBadLoss(StepCallback):
         the loss is the epoch's running mean, which stays non-finite.
         """
         self.check()
-        self._unread = (step, self._begin_to_read(unread(logs, "loss")))
+        loss = unread(logs, "loss")
+        self._begin_to_read(loss)
+        self._unread = (step, loss)
         if self._scale or self.is_read():
             self.check()
 
@@ -109,8 +112,8 @@ class StopOnBadLoss(StepCallback):
         """Raises `BadLoss` if the last loss that was not read is not finite."""
         if self._unread is None:
             return
-        (step, wait_for), self._unread = self._unread, None
-        loss, before = wait_for(), self._scale
+        (step, number), self._unread = self._unread, None
+        loss, before = float(number), self._scale
         self._scale = loss_scale(self.model.optimizer)
         if math.isfinite(loss):
             return

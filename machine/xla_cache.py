@@ -143,8 +143,9 @@ def restore(cache_dir: Path, *made_from) -> bool:
     from machine import device
 
     settings = sorted(item for item in os.environ.items() if item[0].startswith(ENVIRONMENT))
-    made_from += (tf.__version__, keras.__version__, settings, _processor(), device.gpu_models())
-    made_from += (_gpu_software(),) if device.gpu_models() else ()
+    made_from += (tf.__version__, keras.__version__, settings, _processor())
+    gpus = device.gpu_models()
+    made_from += (gpus, _gpu_software() if gpus else [])
     key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
     programs = Path(cache_dir) / "programs"
     folder = programs / hashlib.sha256(key).hexdigest()[:24]

@@ -1,9 +1,12 @@
+import concurrent.futures
 import json
+import threading
+import time
 
 import keras
 import pytest
 
-from callbacks.late_numbers import CallbackList, LateNumbers, unread
+from callbacks.late_numbers import CallbackList, LateNumber, LateNumbers, unread
 
 
 @pytest.fixture
@@ -12,6 +15,41 @@ def numbers(on_device, monkeypatch):
     monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda value: value)
     logs = {name: on_device(name, value) for name, value in (("loss", 2.5), ("accuracy", 0.5))}
     return LateNumbers(logs), on_device.reads
+
+
+class TestLateNumber:
+    def test_two_threads_read_it_once(self, on_device, monkeypatch):
+        reading, at_once = threading.Semaphore(1), []
+
+        def convert(value):
+            at_once.append(not reading.acquire(blocking=False))
+            time.sleep(0.05)
+            reading.release()
+            return float(value)
+
+        monkeypatch.setattr(keras.ops, "convert_to_numpy", convert)
+        number = LateNumber(on_device("loss", 2.5))
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(float, [number] * 4)) == [2.5] * 4
+        assert at_once == [False] and on_device.reads == ["loss"]
+
+    def test_a_reading_that_failed_is_repeated(self, on_device, monkeypatch):
+        errors = [SystemError("NULL without an exception")]
+
+        def convert(value):
+            if errors:
+                raise errors.pop()
+            return float(value)
+
+        monkeypatch.setattr(keras.ops, "convert_to_numpy", convert)
+        number = LateNumber(on_device("loss", 2.5))
+        with pytest.raises(SystemError):
+            float(number)
+        assert float(number) == 2.5
+
+    def test_it_knows_its_device(self, on_device):
+        assert LateNumber(on_device("loss", 1.0, "/device:GPU:0")).device == "/device:GPU:0"
+        assert LateNumber(1.0).device == ""
 
 
 class TestLateNumbers:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from callbacks.errors import BadLoss, Stopped
+from callbacks.late_numbers import LateNumbers
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from data.errors import DataError
 
@@ -119,11 +120,12 @@ class TestOnADevice:
             assert computed.wait(60)
 
         on_device.wait, gpu = wait, "/job:localhost/replica:0/task:0/device:GPU:0"
-        callback.on_train_batch_end(0, {"loss": on_device(1, math.nan, gpu)})
+        callback.on_train_batch_end(0, LateNumbers({"loss": on_device(1, math.nan, gpu)}))
         assert asked.wait(20) and not on_device.reads  # asked for, and nothing waits for it
         computed.set()
         with pytest.raises(BadLoss, match="the loss is nan at step 1 "):
-            callback.on_train_batch_end(1, {"loss": on_device(2, math.nan, gpu)})
+            callback.on_train_batch_end(1, LateNumbers({"loss": on_device(2, 1.0, gpu)}))
+        assert on_device.reads[:1] == [1] and on_device.reads.count(1) == 1
         callback.on_train_end()
         assert not [t for t in threading.enumerate() if t.name.startswith("loss")]
 
