@@ -115,7 +115,9 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     trained at 36,000 instead of 29,000 tokens/s (BERT-tiny) and started 6 seconds later. On GPUs it
     compiles from `GPU_JIT_MIN_STEPS` steps for each shape of a batch: on an H100, BERT-base trained
     at 414,000 instead of 99,000 tokens/s (bfloat16), and on an H100 split in two, 6 layers of 768
-    at 485,000 instead of 173,000.
+    at 485,000 instead of 173,000. With `--deterministic` it compiles only on one GPU, and only
+    recipes whose compiled steps were found to be identical (`GPU_JIT_IS_DETERMINISTIC`): XLA
+    refuses some operations then, such as the gradient of max pooling.
 
     Args:
         options: `--jit`, and the options that XLA does not support or would change.
@@ -128,14 +130,17 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     if options.jit != "auto":
         return options.jit == "on"
     name, replicas = strategies.name_of(strategy), strategies.replicas(strategy)
-    if options.precision == "float64" or options.deterministic or name in SHARED_WEIGHTS:
+    if options.precision == "float64" or name in SHARED_WEIGHTS:
         return "auto"
-    min_steps = options.JIT_MIN_STEPS
-    if tf.config.list_logical_devices("GPU"):
-        min_steps = GPU_JIT_MIN_STEPS * options.batch_shapes
-        if replicas == 1 and options.accumulate_steps == 1:
-            return "auto" if steps >= min_steps else False
-    return (min_steps is not None and steps >= min_steps) or "auto"
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    min_steps = GPU_JIT_MIN_STEPS * options.batch_shapes if on_gpu else options.JIT_MIN_STEPS
+    is_long = min_steps is not None and steps >= min_steps
+    on_one_gpu = on_gpu and replicas == 1
+    if options.deterministic:  # Keras compiles nothing then
+        return (is_long and on_one_gpu and options.GPU_JIT_IS_DETERMINISTIC) or "auto"
+    if on_one_gpu and options.accumulate_steps == 1:
+        return "auto" if is_long else False
+    return is_long or "auto"
 
 
 def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:

@@ -123,12 +123,15 @@ class SharedOptions(ProgramOptions):
             its end; None where inputs are files.
         JIT_MIN_STEPS: number of steps from which a run on CPUs is faster with `--jit on`, compiling
             included, measured by the recipe's author; None where it is never faster.
+        GPU_JIT_IS_DETERMINISTIC: whether XLA compiles the recipe's steps for a GPU with
+            `--deterministic`, and two such runs were identical; `--jit auto` does so then.
         trained: the finished run that `main` evaluates instead of training; set by
             `loaded_run.evaluate()`, not an option.
     """
 
     EXAMPLE_INPUT: ClassVar[str | None] = None
     JIT_MIN_STEPS: ClassVar[int | None] = None
+    GPU_JIT_IS_DETERMINISTIC: ClassVar[bool] = False
     trained: ClassVar[Any] = None
 
     dataset: str = _data("auto", "A name or a path.")

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint
 from data import arrays, files
-from recipes import text_classification
+from recipes import bert_mlm, text_classification
 from tests.support import forked, processes, tiny_recipe
 from training import checks
 from training.errors import OptionsError, RunError
@@ -603,6 +603,7 @@ class TestXla:
         one = tf.distribute.get_strategy()
         for options in (dict(precision="float64"), dict(deterministic=True)):
             assert checks.jit_compile(self.Measured(**options), one, 1000) == "auto"
+        assert checks.jit_compile(bert_mlm.Options(deterministic=True), one, 10**6) == "auto"
         shared = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"], "CPU:0")
         assert checks.jit_compile(self.Measured(), shared, 1000) == "auto"
 
@@ -617,6 +618,11 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(), one, long) == "auto"  # Keras compiles it
         assert checks.jit_compile(SharedOptions(), one, long - 1) is False
         assert checks.jit_compile(SharedOptions(deterministic=True), mirrored, long) == "auto"
+        assert checks.jit_compile(SharedOptions(deterministic=True), one, long) == "auto"
+        identical = bert_mlm.Options(deterministic=True)
+        assert checks.jit_compile(identical, one, long) is True
+        assert checks.jit_compile(identical, one, long - 1) == "auto"
+        assert checks.jit_compile(identical, mirrored, long) == "auto"
         # Six lengths: 8, 12, 16, 24, 32 and 40.
         sentences = text_classification.Options(preset="some", sequence_length=40)
         assert checks.jit_compile(sentences, one, 6 * long) == "auto"
