@@ -103,10 +103,16 @@ def unread(logs: dict, name: str):
 
 
 class CallbackList(keras.callbacks.CallbackList):
-    """Calls the callbacks of `fit()` like Keras's, after a training batch with `LateNumbers`."""
+    """Calls the callbacks of `fit()` like Keras's, after a batch with `LateNumbers`."""
 
     def on_train_batch_end(self, batch, logs=None):
         """Calls them in their order."""
         numbers = LateNumbers(logs or {})
         for callback in self.callbacks:
             callback.on_train_batch_end(batch, logs=numbers)
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Calls them in their order."""
+        numbers = LateNumbers(logs or {})
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs=numbers)

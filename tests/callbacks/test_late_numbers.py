@@ -104,26 +104,25 @@ class TestLateNumbers:
 
 
 class TestCallbackList:
-    def test_a_step_is_read_only_for_a_callback_that_looks(self, on_device, monkeypatch):
+    @pytest.mark.parametrize("name", ["on_train_batch_end", "on_test_batch_end"])
+    def test_a_batch_is_read_only_for_a_callback_that_looks(self, name, on_device, monkeypatch):
         monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda value: value)
         seen = []
 
         class Looks(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
-                seen.append((batch, len(on_device.reads), logs["loss"] if batch == 1 else None))
+                seen.append((len(on_device.reads), logs["loss"] if batch == 1 else None))
 
-        class Older(keras.callbacks.Callback):
+            on_test_batch_end = on_train_batch_end
+
+        class Does(keras.callbacks.Callback):
             def on_batch_end(self, batch, logs=None):
-                seen.append((batch, len(on_device.reads), None))
+                seen.append((len(on_device.reads), None))
 
-        callbacks = CallbackList([Looks(), Older()])
+            def on_test_batch_end(self, batch, logs=None):
+                self.on_batch_end(batch, logs)
+
+        callbacks = CallbackList([Looks(), Does()])
         for batch in range(3):
-            callbacks.on_train_batch_end(batch, {"loss": on_device("loss", 2.0)})
-        assert seen == [
-            (0, 0, None),
-            (0, 0, None),
-            (1, 0, 2.0),
-            (1, 1, None),
-            (2, 1, None),
-            (2, 1, None),
-        ]
+            getattr(callbacks, name)(batch, {"loss": on_device("loss", 2.0)})
+        assert seen == [(0, None), (0, None), (0, 2.0), (1, None), (1, None), (1, None)]
