@@ -5,7 +5,7 @@ finished the step, so it idles while the process prepares the next one.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 import keras
 
@@ -21,26 +21,27 @@ class LateNumber:
     """
 
     def __init__(self, tensor):
-        self._value = tensor
+        self.tensor = tensor
+        self._number: float | None = None
         self._lock = threading.Lock()
 
     @property
     def device(self) -> str:
         """Returns the name of the device; empty if it is unknown."""
-        return getattr(self._value, "device", "")
+        return getattr(self.tensor, "device", "")
 
     def __float__(self) -> float:
         with self._lock:
-            if not isinstance(self._value, float):
-                self._value = float(keras.ops.convert_to_numpy(self._value))
-            return self._value
+            if self._number is None:
+                self._number = float(keras.ops.convert_to_numpy(self.tensor))
+            return self._number
 
 
 class LateNumbers(dict):
     """A dict of numbers, each of which is read from the device when it is first looked up.
 
-    Copies of it, such as `dict(numbers)`, are plain dicts of floats. What is no number stays as it
-    is, as in Keras.
+    Copies of it, such as `dict(numbers)`, are dicts of floats. What is no number stays as it is, as
+    in Keras.
 
     Args:
         logs: tensors or numbers by name, as `train_function` returns them; dicts within it are
@@ -53,28 +54,15 @@ class LateNumbers(dict):
 
     def __getitem__(self, name):
         number = super().__getitem__(name)
+        if not isinstance(number, LateNumber):
+            return number
         try:
             return float(number)
         except (TypeError, ValueError):  # of several numbers, or none
-            return number._value
-
-    def _read(self) -> dict:
-        return {name: self[name] for name in self}
+            return number.tensor
 
     def __iter__(self):  # without it, dict() and ** would copy what is unread
         return super().__iter__()
-
-    def get(self, name, default=None):
-        """Returns a number, or the default."""
-        return self[name] if name in self else default
-
-    def items(self):
-        """Returns the pairs of names and numbers."""
-        return self._read().items()
-
-    def values(self):
-        """Returns the numbers."""
-        return self._read().values()
 
     def pop(self, name, *default):
         """Removes a number and returns it."""
@@ -84,12 +72,19 @@ class LateNumbers(dict):
         return default[0]
 
     def __eq__(self, other):
-        return self._read() == other
+        return dict(self) == other
 
     __hash__ = None
 
     def __repr__(self) -> str:
-        return repr(self._read())
+        return repr(dict(self))
+
+    # Those of dict do not use `__getitem__`.
+    get = MutableMapping.get  # type: ignore[assignment]
+    items = MutableMapping.items  # type: ignore[assignment]
+    values = MutableMapping.values  # type: ignore[assignment]
+    popitem = MutableMapping.popitem
+    setdefault = MutableMapping.setdefault
 
 
 def _flat(logs: dict) -> Iterator[tuple]:

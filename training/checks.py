@@ -385,8 +385,9 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
         kwargs["callbacks"] = CallbackList(
             callbacks,
             add_history=True,
-            add_progbar=kwargs.get("verbose") != 0,
+            add_progbar=kwargs.get("verbose", 1) != 0,
             model=model,
+            verbose=kwargs.get("verbose", 1),
             epochs=kwargs.get("epochs", 1),
             steps=kwargs.get("steps_per_epoch"),
         )

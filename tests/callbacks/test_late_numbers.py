@@ -1,5 +1,8 @@
+import collections
 import concurrent.futures
+import copy
 import json
+import pickle
 import threading
 import time
 
@@ -71,7 +74,7 @@ class TestLateNumbers:
         assert float(unread(late, "accuracy")) == 0.5 and unread({"loss": 1}, "loss") == 1
 
     @pytest.mark.parametrize(
-        "copy",
+        "copied",
         [
             *(dict, lambda late: {**late}, lambda late: late.copy(), lambda late: late | {}),
             *(lambda late: {} | late, lambda late: dict(late.items())),
@@ -80,13 +83,25 @@ class TestLateNumbers:
             lambda late: {name: late.pop(name) for name in list(late)},
             lambda late: {name: late.pop(name, None) for name in ("accuracy", "loss")},
             lambda late: eval(repr(late)),
+            lambda late: dict(collections.ChainMap(late)),
+            lambda late: {name: late.setdefault(name, 1.0) for name in ("accuracy", "loss")},
+            lambda late: dict(late.popitem() for _ in range(2)),
         ],
     )
-    def test_copies_are_of_floats(self, numbers, copy):
+    def test_copies_are_of_floats(self, numbers, copied):
         late, _ = numbers
-        found = copy(late)
+        found = copied(late)
         assert type(found) is dict and found == {"accuracy": 0.5, "loss": 2.5}
         assert all(type(value) is float for value in found.values())
+
+    def test_it_can_be_changed_copied_and_stored(self, numbers):
+        late, _ = numbers
+        late["mine"] = "text"
+        late.update(other=1)
+        assert late.setdefault("third", 3) == 3 and late["mine"] == "text" and late["other"] == 1
+        del late["accuracy"]
+        expected = {"loss": 2.5, "mine": "text", "other": 1, "third": 3}
+        assert late == expected == copy.deepcopy(late) == pickle.loads(pickle.dumps(late))
 
     def test_it_equals_its_numbers(self, numbers):
         late, _ = numbers

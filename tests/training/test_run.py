@@ -208,6 +208,21 @@ class TestNumbers:
         due = {n for n in range(1, 2 * PER_EPOCH + 1) if n % 7 == 0 or n % 11 == 0 or n % 8 == 0}
         assert read == sorted(due | {PER_EPOCH, 2 * PER_EPOCH})
 
+    def test_callbacks_of_keras_get_numbers(self, tmp_path):
+        losses, lines = [], tmp_path / "epochs.csv"
+        extra = [
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: losses.append(json.loads(json.dumps(logs)))
+            ),
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.TensorBoard(str(tmp_path / "keras"), update_freq=1),
+            keras.callbacks.CSVLogger(str(lines), append=True),
+            keras.callbacks.ProgbarLogger(),
+        ]
+        start(tmp_path / "run", extra=extra)
+        assert len(losses) == 2 * PER_EPOCH and all(type(each["loss"]) is float for each in losses)
+        assert len(lines.read_text().splitlines()) == 3
+
     def test_a_step_that_is_not_logged_is_read_after_the_next_one_has_begun(self, tmp_path):
         events = []
 
