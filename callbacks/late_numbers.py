@@ -9,31 +9,30 @@ from collections.abc import Iterator, MutableMapping
 
 import keras
 
+from callbacks.steps import StepCallback
+
 
 class LateNumber:
     """A number that a device may still compute: `float(number)` waits for it.
 
-    Any thread may read it. The tensor itself is read by one at a time, once: TensorFlow's is not
-    made for several (`EagerTensor.status`), and on a GPU a run ended with `SystemError`.
+    Any thread may read it. The tensor itself is read once, by one of them: an `EagerTensor` is not
+    safe to read from several threads at once, and on a GPU that ended with `SystemError`.
 
     Args:
         tensor: the number.
     """
 
     def __init__(self, tensor):
-        self.tensor = tensor
+        self.tensor = tensor  # None once its number is known
+        self.device: str = getattr(tensor, "device", "")
         self._number: float | None = None
         self._lock = threading.Lock()
-
-    @property
-    def device(self) -> str:
-        """Returns the name of the device; empty if it is unknown."""
-        return getattr(self.tensor, "device", "")
 
     def __float__(self) -> float:
         with self._lock:
             if self._number is None:
                 self._number = float(keras.ops.convert_to_numpy(self.tensor))
+                self.tensor = None
             return self._number
 
 
@@ -74,6 +73,9 @@ class LateNumbers(dict):
     def __eq__(self, other):
         return dict(self) == other
 
+    def __ne__(self, other):
+        return not self == other
+
     __hash__ = None
 
     def __repr__(self) -> str:
@@ -97,17 +99,29 @@ def unread(logs: dict, name: str):
     return dict.__getitem__(logs, name)
 
 
+def _reads_late(callback: keras.callbacks.Callback, method: str) -> bool:
+    """Returns whether a callback may get `LateNumbers`: it is Keras's, a run's, or does nothing.
+
+    Others get a dict of floats, since code outside of Python may read a dict without its methods.
+    """
+    if isinstance(callback, StepCallback) or type(callback).__module__.startswith("keras."):
+        return True
+    stock, own = keras.callbacks.Callback, type(callback)
+    return all(getattr(own, name) is getattr(stock, name) for name in (method, "on_batch_end"))
+
+
 class CallbackList(keras.callbacks.CallbackList):
     """Calls the callbacks of `fit()` like Keras's, after a batch with `LateNumbers`."""
 
     def on_train_batch_end(self, batch, logs=None):
         """Calls them in their order."""
-        numbers = LateNumbers(logs or {})
-        for callback in self.callbacks:
-            callback.on_train_batch_end(batch, logs=numbers)
+        self._call("on_train_batch_end", batch, LateNumbers(logs or {}))
 
     def on_test_batch_end(self, batch, logs=None):
         """Calls them in their order."""
-        numbers = LateNumbers(logs or {})
+        self._call("on_test_batch_end", batch, LateNumbers(logs or {}))
+
+    def _call(self, method: str, batch: int, numbers: LateNumbers) -> None:
         for callback in self.callbacks:
-            callback.on_test_batch_end(batch, logs=numbers)
+            given = numbers if _reads_late(callback, method) else dict(numbers)
+            getattr(callback, method)(batch, logs=given)

@@ -4,6 +4,7 @@ import time
 
 import keras
 
+from callbacks.late_numbers import unread
 from callbacks.steps import StepCallback
 from machine import xla_cache
 from machine.mfu import measure_peak
@@ -20,8 +21,9 @@ class Throughput(StepCallback):
     """Times each execution from the beginning of its batch to its end.
 
     Comes before every callback that evaluates or saves. The first execution, which traces and
-    compiles, counts only as `time_to_first_step`. The device may still compute at the end of an
-    execution, unless the run reads its results; the times of several add up to those of the device.
+    compiles, counts only as `time_to_first_step`. A GPU may still compute at the end of an
+    execution, unless the run reads its results; until then the clock does not stop, since a later
+    callback may wait for them, and the times of several executions add up to those of the GPU.
 
     Attributes:
         examples_per_step: examples per update of the weights, over all replicas.
@@ -44,15 +46,20 @@ class Throughput(StepCallback):
         self._steps, self._seconds = 0, 0.0
         self._window = (0, 0.0)  # steps and seconds since the last `since_last()`
         self._created = self._begun = time.perf_counter()
+        self._computes = False  # the device may still compute the last execution
 
     def on_train_batch_begin(self, batch, logs=None):
         """Starts the clock."""
-        self._begun = time.perf_counter()
+        if not self._computes:
+            self._begun = time.perf_counter()
 
     def on_step_end(self, step, logs):
         """Stops the clock."""
-        if self._steps == 0 or self.is_read():
-            float(logs["loss"])  # waits for the device
+        loss = unread(logs, "loss")
+        waits = self._steps == 0 or self.is_read()
+        if waits:
+            float(loss)  # waits for the device
+        self._computes = not waits and "GPU" in getattr(loss, "device", "")
         now = time.perf_counter()
         if self.time_to_first_step is None:
             self.time_to_first_step = now - self._created
@@ -65,6 +72,7 @@ class Throughput(StepCallback):
         ):
             self._peak = measure_peak(keras.config.dtype_policy().compute_dtype)
         steps, seconds = step - self._previous, now - self._begun
+        self._begun = now
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._window = (self._window[0] + steps, self._window[1] + seconds)
 

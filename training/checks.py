@@ -117,7 +117,8 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     at 414,000 instead of 99,000 tokens/s (bfloat16), and on an H100 split in two, 6 layers of 768
     at 485,000 instead of 173,000. With `--deterministic` it compiles only on one GPU, and only
     recipes whose compiled steps were found to be identical (`GPU_JIT_IS_DETERMINISTIC`): XLA
-    refuses some operations then, such as the gradient of max pooling.
+    refuses some operations then, such as the gradient of max pooling. How much faster such a run is
+    was not measured.
 
     Args:
         options: `--jit`, and the options that XLA does not support or would change.
@@ -135,10 +136,10 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     min_steps = GPU_JIT_MIN_STEPS * options.batch_shapes if on_gpu else options.JIT_MIN_STEPS
     is_long = min_steps is not None and steps >= min_steps
-    on_one_gpu = on_gpu and replicas == 1
+    is_plain = on_gpu and replicas == 1 and options.accumulate_steps == 1
     if options.deterministic:  # Keras compiles nothing then
-        return (is_long and on_one_gpu and options.GPU_JIT_IS_DETERMINISTIC) or "auto"
-    if on_one_gpu and options.accumulate_steps == 1:
+        return (is_long and is_plain and options.GPU_JIT_IS_DETERMINISTIC) or "auto"
+    if is_plain:
         return "auto" if is_long else False
     return is_long or "auto"
 

@@ -10,6 +10,7 @@ import keras
 import pytest
 
 from callbacks.late_numbers import CallbackList, LateNumber, LateNumbers, unread
+from callbacks.steps import StepCallback
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ class TestLateNumbers:
     def test_it_equals_its_numbers(self, numbers):
         late, _ = numbers
         assert late == {"accuracy": 0.5, "loss": 2.5} and late != {"loss": 2.5}
+        assert not late != {"accuracy": 0.5, "loss": 2.5}
 
     def test_a_missing_name_is_a_key_error(self, numbers):
         with pytest.raises(KeyError):
@@ -119,25 +121,45 @@ class TestLateNumbers:
 
 
 class TestCallbackList:
-    @pytest.mark.parametrize("name", ["on_train_batch_end", "on_test_batch_end"])
-    def test_a_batch_is_read_only_for_a_callback_that_looks(self, name, on_device, monkeypatch):
+    """A callback of this package or of Keras reads what it looks up; others get floats."""
+
+    @pytest.fixture(autouse=True)
+    def convert(self, monkeypatch):
         monkeypatch.setattr(keras.ops, "convert_to_numpy", lambda value: value)
+
+    @pytest.mark.parametrize("name", ["on_train_batch_end", "on_test_batch_end"])
+    def test_a_batch_is_read_only_for_a_callback_that_looks(self, name, on_device):
         seen = []
 
-        class Looks(keras.callbacks.Callback):
+        class Looks(StepCallback):
             def on_train_batch_end(self, batch, logs=None):
                 seen.append((len(on_device.reads), logs["loss"] if batch == 1 else None))
 
             on_test_batch_end = on_train_batch_end
 
-        class Does(keras.callbacks.Callback):
-            def on_batch_end(self, batch, logs=None):
-                seen.append((len(on_device.reads), None))
+        class Idle(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                pass
 
-            def on_test_batch_end(self, batch, logs=None):
-                self.on_batch_end(batch, logs)
-
-        callbacks = CallbackList([Looks(), Does()])
+        stock = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append((len(on_device.reads), None))
+        )
+        callbacks = CallbackList([Looks(), Idle(), stock])
         for batch in range(3):
             getattr(callbacks, name)(batch, {"loss": on_device("loss", 2.0)})
-        assert seen == [(0, None), (0, None), (0, 2.0), (1, None), (1, None), (1, None)]
+        if name == "on_test_batch_end":
+            assert seen == [(0, None), (0, 2.0), (1, None)]
+        else:
+            assert seen == [(0, None), (0, None), (0, 2.0), (1, None), (1, None), (1, None)]
+
+    @pytest.mark.parametrize("method", ["on_train_batch_end", "on_batch_end", "on_test_batch_end"])
+    def test_others_get_a_plain_dict(self, method, on_device):
+        seen = []
+        other = type(
+            "Other",
+            (keras.callbacks.Callback,),
+            {method: lambda self, batch, logs=None: seen.append(logs)},
+        )
+        name = "on_test_batch_end" if method == "on_test_batch_end" else "on_train_batch_end"
+        getattr(CallbackList([other()]), name)(0, {"loss": on_device("loss", 2.0)})
+        assert seen == [{"loss": 2.0}] and type(seen[0]) is dict and on_device.reads == ["loss"]

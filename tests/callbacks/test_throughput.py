@@ -57,6 +57,20 @@ def test_it_waits_for_the_device_where_the_run_reads_the_results(callback, clock
     assert callback.total()["examples_per_second"] == pytest.approx(32 * 9 / 9)
 
 
+def test_a_gpu_that_a_later_callback_waits_for_is_timed(callback, clock, on_device):
+    """Steps of a second each, for which a callback after this one waits; and evaluations."""
+    callback.count_steps(100, 100, read_every=(None, 5))
+    on_device.clock = clock
+    for step in range(1, 11):
+        is_read = step in (1, 2, 5, 10)
+        on_device.seconds = 0.9 if is_read else 0.0
+        callback.on_train_batch_begin(step - 1)
+        clock[0] += 0.1
+        callback.on_train_batch_end(step - 1, {"loss": on_device(step, 1.0, "/device:GPU:0")})
+        clock[0] += 60.0 if is_read else 0.9
+    assert callback.total()["examples_per_second"] == pytest.approx(32 * 9 / 9)
+
+
 def test_an_execution_of_several_steps(callback, clock):
     execute(callback, clock, 4, 5.0)
     execute(callback, clock, 9, 2.0)

@@ -621,6 +621,8 @@ class TestXla:
         assert checks.jit_compile(SharedOptions(deterministic=True), one, long) == "auto"
         identical = bert_mlm.Options(deterministic=True)
         assert checks.jit_compile(identical, one, long) is True
+        several = dataclasses.replace(identical, accumulate_steps=2)
+        assert checks.jit_compile(several, one, long) == "auto"
         assert checks.jit_compile(identical, one, long - 1) == "auto"
         assert checks.jit_compile(identical, mirrored, long) == "auto"
         # Six lengths: 8, 12, 16, 24, 32 and 40.
