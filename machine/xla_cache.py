@@ -3,9 +3,9 @@
 TensorFlow loads any program in a folder without checking its bytes, and must know the folder at
 import. So each process has a private folder: `restore()` copies the cached programs with a correct
 checksum to it, and `store()` moves newly compiled programs to the cache, and XLA's choice of the
-fastest kernels of GPUs. The programs of a GPU are kept where it is the only one: whether TensorFlow
-tells those of several GPUs apart was not tried. XLA reads its own flags once, so those for GPUs are
-set before the import, too.
+fastest kernels of GPUs. The programs of a GPU are kept where it is the only one, also split:
+whether TensorFlow tells those of several GPUs apart was not tried. XLA reads its own flags once, so
+those for GPUs are set before the import, too.
 
 A program is machine code: anyone who can write to the cache can run code as its reader. So its
 folders must belong to this user and be writable by no one else; otherwise they are not used.
@@ -177,7 +177,7 @@ def _processor(path: str = "/proc/cpuinfo") -> list[str]:
 
 
 def _gpu_software() -> list[str]:
-    """Returns the versions of what a GPU's program calls: the driver and NVIDIA's libraries."""
+    """Returns the versions of what a GPU's program calls: driver and NVIDIA's Python packages."""
     found = {
         f"{each.name} {each.version}"
         for each in importlib.metadata.distributions()
