@@ -16,7 +16,8 @@ class LateNumber:
     """A number that a device may still compute: `float(number)` waits for it.
 
     Any thread may read it. The tensor itself is read once, by one of them: an `EagerTensor` is not
-    safe to read from several threads at once, and on a GPU that ended with `SystemError`.
+    safe to read from several threads at once. On a GPU a run ended with `SystemError`, probably of
+    that.
 
     Args:
         tensor: the number.
