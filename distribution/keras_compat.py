@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import nn as tf_nn
 from keras.src.backend.tensorflow import random as tf_random
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.backend.tensorflow.core import Variable
@@ -31,6 +32,7 @@ from keras.src.trainers import compile_utils, epoch_iterator
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from distribution import attention
 from distribution.errors import DistributionError
 
 # Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
@@ -39,6 +41,9 @@ DROPOUT = (
     dropout_rnn_cell.DropoutRNNCell,
     spatial_dropout.BaseSpatialDropout,
 )
+
+# Batches on a GPU before their steps begin: that of the next step, and one that is being copied.
+BATCHES_AHEAD = 2
 
 
 @contextlib.contextmanager
@@ -63,6 +68,8 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
     if isinstance(strategy, (*mirrored, parameter_server)):
         patches += [distribute_data]
+    elif not isinstance(strategy, shared_weights):
+        patches += [copy_batches_ahead]
     if isinstance(strategy, shared_weights):
         patches += [share_states, add_in_place]
     else:
@@ -382,6 +389,104 @@ class _OwnPart:
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 
         return self.strategy.distribute_datasets_from_function(make)
+
+
+def copy_batches_ahead() -> contextlib.AbstractContextManager:
+    """Makes a run on one GPU copy its batches there while the steps before them are computed.
+
+    Breaks: without a strategy a step begins by copying its batch. TensorFlow starts a copy to a GPU
+    when all computing that it was given before has ended, and the step when the copy has: between
+    two steps the GPU waits for the process. (Under a strategy, TensorFlow copies ahead.) Does:
+    where a dataset has `copied_ahead`, the name of a device, prefetches it to that device.
+    """
+
+    def make(stock):
+        def init(self, *args, **kwargs):
+            stock(self, *args, **kwargs)
+            device = getattr(self._distributed_dataset, "copied_ahead", None)
+            if device:
+                self._distributed_dataset = self._distributed_dataset.apply(
+                    tf.data.experimental.prefetch_to_device(device, BATCHES_AHEAD)
+                )
+
+        return init
+
+    return _replaced(tf_trainer.TFEpochIterator, "__init__", make)
+
+
+@contextlib.contextmanager
+def attend_by_cudnn() -> Iterator[None]:
+    """Makes attention that is traced within it use the fast kernels of GPUs; for XLA alone.
+
+    Breaks: Keras's flash attention exists on JAX and PyTorch only (no thread known), and
+    `MultiHeadAttention` computes query, key and value by three products, which a GPU computes more
+    slowly than one of three times the columns. Does: lets cuDNN compute the attention that
+    `attention.takes`, and computes the three by one product where they are made of one tensor. The
+    weights stay those of Keras.
+    """
+    projected: dict[int, tf.Tensor] = {}  # by the layer of the projection
+
+    def make_attention(stock):
+        def dot_product_attention(
+            query, key, value, bias=None, mask=None, scale=None, is_causal=False, *others, **named
+        ):
+            is_plain = bias is None and isinstance(scale, float | None)
+            is_plain = is_plain and not any(others) and not any(named.values())
+            if is_plain and attention.takes(query, key, value, mask):
+                return attention.attention(query, key, value, scale, mask, is_causal)
+            return stock(query, key, value, bias, mask, scale, is_causal, *others, **named)
+
+        return dot_product_attention
+
+    def make_call(stock):
+        def call(self, query, value, key=None, *others, **named):
+            if value is query and (key is None or key is query):
+                projected.update(_projections(self, query))
+            return stock(self, query, value, key, *others, **named)
+
+        return call
+
+    def make_einsum(stock):
+        def call(self, inputs, *args, **named):
+            found = projected.pop(id(self), None)
+            return stock(self, inputs, *args, **named) if found is None else found
+
+        return call
+
+    with (
+        _replaced(tf_nn, "dot_product_attention", make_attention),
+        _replaced(keras.layers.MultiHeadAttention, "call", make_call),
+        _replaced(keras.layers.EinsumDense, "call", make_einsum),
+    ):
+        yield
+
+
+def _projections(layer: keras.layers.MultiHeadAttention, inputs) -> dict[int, tf.Tensor]:
+    """Computes query, key and value of self-attention by one product; by the layer's id.
+
+    Returns nothing where they differ in more than their weights, or the shapes are not fixed.
+    """
+    names = ("_query_dense", "_key_dense", "_value_dense")
+    layers = [getattr(layer, name) for name in names]
+    one = layers[0]
+    are_alike = all(
+        type(each) is keras.layers.EinsumDense
+        and each.quantization_mode is None
+        and each.activation in (None, keras.activations.linear)
+        and each.compute_dtype == layer.compute_dtype
+        and each.equation == one.equation
+        and each.kernel.shape == one.kernel.shape
+        and (each.bias is None) == (one.bias is None)
+        for each in layers
+    )
+    is_half = layer.compute_dtype in ("bfloat16", "float16")
+    if not (are_alike and is_half and None not in inputs.shape and len(inputs.shape) == 3):
+        return {}
+    kernel = tf.stack([tf.convert_to_tensor(each.kernel) for each in layers], axis=1)
+    found = tf.einsum("btd,dcnh->btcnh", tf.cast(inputs, kernel.dtype), kernel)
+    if one.bias is not None:
+        found += tf.stack([tf.convert_to_tensor(each.bias) for each in layers])
+    return dict(zip(map(id, layers), tf.unstack(found, axis=2), strict=True))
 
 
 def share_states() -> contextlib.AbstractContextManager:

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from distribution import keras_compat
+from distribution import attention, keras_compat
 from distribution.errors import DistributionError
 
 # The steps that `install()` has made, by model.
@@ -195,6 +195,11 @@ class Step:
         # The part that XLA compiles.
         whole = self.replicas == 1 and batches_per_update == 1
         self.jit_compile = jit_compile
+        self.uses_cudnn = (  # for attention
+            jit_compile
+            and not keras_compat.is_deterministic()
+            and attention.works(model.compute_dtype)
+        )
         self._in_parts = jit_compile and not whole
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
@@ -222,8 +227,9 @@ class Step:
         """Returns the model."""
         return self._model()
 
-    @staticmethod
-    def _compiled(function, jit_compile: bool):
+    def _compiled(self, function, jit_compile: bool):
+        if jit_compile and self.uses_cudnn:
+            function = keras_compat.attend_by_cudnn()(function)  # while it is traced
         function = tf.autograph.experimental.do_not_convert(function)
         return tf.function(function, jit_compile=True) if jit_compile else function
 

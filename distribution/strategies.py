@@ -220,6 +220,13 @@ def _split(kind: str, count: int) -> None:
 # --- Properties of a strategy ---
 
 
+def gpu_without_strategy(strategy: tf.distribute.Strategy) -> str | None:
+    """Returns the name of the GPU that computes the steps where no strategy does, else None."""
+    if name_of(strategy) == "none" and tf.config.list_logical_devices("GPU"):
+        return "GPU:0"
+    return None
+
+
 def name_of(strategy: tf.distribute.Strategy) -> str:
     """Returns the name of a strategy, a `cluster.Strategy`."""
     return next((name for name, kind in KINDS.items() if isinstance(strategy, kind)), "none")

@@ -14,11 +14,13 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from distribution import keras_compat
+from distribution import attention, keras_compat
 
-# Most logits of a chunk: 80 MB in float32. Larger products are faster.
+# Most logits of a chunk: 80 MB in float32, 800 on large GPUs. Larger products are faster.
 LOGITS_AT_ONCE = 20_000_000
-# A quarter of the predictions is a chunk, so that some can be left out, but not fewer than these.
+LOGITS_AT_ONCE_ON_LARGE_GPUS = 200_000_000
+# Elsewhere a quarter of the predictions is a chunk, so that some can be left out, but not fewer
+# than these.
 FEWEST_ROWS = 400
 # The metrics computed from the chunks, by their column of the scores.
 COLUMNS = {
@@ -246,9 +248,12 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
     vocabulary_size, width = kernel.shape
     kernel = tf.cast(kernel, hidden.dtype)
     count = tf.shape(hidden)[0]
-    most = tf.minimum(
-        max(1, LOGITS_AT_ONCE // vocabulary_size), tf.maximum(FEWEST_ROWS, -(-count // 4))
-    )
+    if attention.has_hopper_gpus():
+        most = tf.constant(max(1, LOGITS_AT_ONCE_ON_LARGE_GPUS // vocabulary_size))
+    else:
+        most = tf.minimum(
+            max(1, LOGITS_AT_ONCE // vocabulary_size), tf.maximum(FEWEST_ROWS, -(-count // 4))
+        )
     chunks = -(-count // most)
     rows = -(-count // tf.maximum(chunks, 1))  # of about the same size
     # One at least, since what no chunk has written has no shape.

@@ -347,7 +347,8 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
     """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
 
     It also reads the numbers of a step only where a callback looks them up
-    (`callbacks/late_numbers.py`).
+    (`callbacks/late_numbers.py`), and copies batches to a GPU before their steps
+    (`keras_compat.copy_batches_ahead`).
 
     Args:
         model: compiled and built; changed in place.
@@ -376,6 +377,8 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
                 f"model.fit() got a {type(data).__name__}, which begins again when the run "
                 f"resumes: call {all_arguments}"
             )
+        if fits_on_a_gpu(data):
+            data.copied_ahead = strategies.gpu_without_strategy(model.distribute_strategy)
         callbacks = kwargs.get("callbacks") or []
         if not any(each is of_run for each in callbacks):
             raise RunError(
@@ -395,6 +398,12 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
         return fit_stock(*args, **kwargs)
 
     model.fit = fit
+
+
+def fits_on_a_gpu(data: tf.data.Dataset) -> bool:
+    """Tells whether a GPU can hold what a dataset has: tensors, and not of strings."""
+    specs = tf.nest.flatten(data.element_spec)
+    return all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)
 
 
 def require_compiled(model: keras.Model, train_data) -> None:

@@ -484,6 +484,9 @@ class Run:
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
         if options.jit != "on" and keras_compat.not_for_xla(model) and plan.replicas > 1:
             jit = False
+        restored = False
+        if jit:  # before the first program is compiled
+            restored = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
         installed = step.install(
             model,
             batches_per_update=plan.accumulate_steps,
@@ -510,7 +513,6 @@ class Run:
             artifacts.require_saveable(saves or model, self.folder.path, type(options))
         self.records.perplexity_of = perplexity_of
         if jit:
-            restored = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
             log.info("%-14s %s", "XLA", "from the cache" if restored else "compiles the first step")
         if info is None:
             self.tensorboard.show_options(shown(options) | plan.fixed())

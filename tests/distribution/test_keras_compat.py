@@ -64,7 +64,7 @@ def stand_in(kind):
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        (tf.distribute.get_strategy(), OWN_COPIES),
+        (tf.distribute.get_strategy(), OWN_COPIES | {"TFEpochIterator.__init__"}),
         (stand_in(tf.distribute.MirroredStrategy), OWN_COPIES | {"TFEpochIterator.__init__"}),
         (
             stand_in(tf.distribute.MultiWorkerMirroredStrategy),
@@ -84,7 +84,7 @@ def test_a_patch_is_in_force_within_and_gone_afterwards(strategy, expected):
         with keras_compat.patch_keras_for(strategy):
             assert changed(before) == expected
             with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-                assert changed(before) == expected | OWN_COPIES
+                assert changed(before) == expected | OWN_COPIES | {"TFEpochIterator.__init__"}
             assert changed(before) == expected
         assert in_force() == before
     with pytest.raises(ZeroDivisionError), keras_compat.patch_keras_for(strategy):

@@ -129,3 +129,36 @@ def test_deterministic_runs_are_identical_also_after_a_kill(run, folder):
 def test_an_overflow_on_one_replica_skips_the_step_on_all():
     for jit_compile in (False, True):
         test_overflow.test_an_overflow_on_the_last_replica_only(1, jit_compile)
+
+
+def attention_on_the_device(precision: str) -> tuple[bool, list[str]]:
+    """Whether cuDNN's attention works, and what was said about it."""
+    import logging
+
+    from distribution import attention
+
+    said = []
+    logging.getLogger("recipes").addFilter(lambda record: said.append(record.getMessage()))
+    return attention.works(precision), said
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_attention_of_cudnn_is_right_on_hopper(precision):
+    """`works()` compares it with the plain one: masked, causal, and with gradients."""
+    from distribution import attention
+
+    found, said = forked.run(attention_on_the_device, precision, cpus=1)
+    assert (found, said) == (attention.has_hopper_gpus(), [])
+
+
+def test_a_compiled_run_in_half_precision_learns_what_an_uncompiled_one_does(folder):
+    """On a GPU with batches copied ahead, and on Hopper with cuDNN's attention."""
+    options = strategy_run.TINY_TEXT | strategy_run.data_options("bert_mlm", folder)
+    options |= dict(cache_dir=str(folder / "cache"), strategy="none", precision="mixed_bfloat16")
+    options |= dict(max_steps=60, epochs=100, dropout=0.0)
+    losses = []
+    for jit in ("on", "off"):
+        words = options | dict(jit=jit, run_dir=str(folder / f"half-{jit}"))
+        results, _ = forked.run(train_bert, words, cpus=1, seconds=300)
+        losses.append(results["test"]["cross_entropy"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)

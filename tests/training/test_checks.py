@@ -686,3 +686,15 @@ class TestClassWeights:
 
         changes = dict(build=build, arguments=arguments, pipeline=pipeline)
         assert "the model has several outputs" in self.message(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((np.ones((2, 1)), np.ones(2, bool)), True),
+        (({"x": np.ones(2), "name": np.array(["a", "b"])}, np.ones(2)), False),
+        ((tf.ragged.constant([[1], [2, 3]]), np.ones(2)), False),
+    ],
+)
+def test_what_fits_on_a_gpu(parts, expected):
+    assert checks.fits_on_a_gpu(tf.data.Dataset.from_tensor_slices(parts)) == expected

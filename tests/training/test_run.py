@@ -21,9 +21,9 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation
 from data import arrays
-from distribution import strategies
+from distribution import keras_compat, strategies
 from machine import device
-from tests.support import damaged, processes, tiny_recipe
+from tests.support import damaged, forked, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
@@ -123,6 +123,63 @@ class TwoOptimizers(keras.Model):
 
 
 EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
+
+
+def device_of_batches():
+    """The devices on which the step of each batch finds it, where they are copied to the second."""
+    data = tf.data.Dataset.from_tensors((np.ones((2, 1), "float32"),) * 2).repeat(2)
+    data.copied_ahead = "CPU:1"
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    devices = []
+
+    def train_function(iterator):
+        devices.extend({part.device[-5:] for part in next(iterator)})
+        return {"loss": 0.0}
+
+    keras_compat.build(model, data)
+    with keras_compat.patch_keras_for(strategies.make_strategy("none")):
+        model.train_function = train_function
+        model.fit(data, verbose=0, steps_per_epoch=2)
+    return devices
+
+
+class TestBatchesAhead:
+    """On one GPU a batch is there before its step begins; a logical CPU stands for it."""
+
+    @pytest.fixture
+    def copies_to(self, monkeypatch):
+        """Lets runs copy batches to a device; returns the datasets that were copied from."""
+        copied, stock = [], tf.data.experimental.prefetch_to_device
+
+        def prefetch_to_device(device, count):
+            copied.append((device, count))
+            return stock(device, count)
+
+        def to(device):
+            monkeypatch.setattr(strategies, "gpu_without_strategy", lambda strategy: device)
+            monkeypatch.setattr(tf.data.experimental, "prefetch_to_device", prefetch_to_device)
+            return copied
+
+        return to
+
+    def test_same_numbers_also_when_it_resumes(self, finished, copies_to, stopped):
+        copied = copies_to("CPU:0")
+        folder = stopped(13, **EVALUATIONS)
+        assert copied == [("CPU:0", 2)]  # that of `fit()`, not those of its evaluations
+        start(folder, **EVALUATIONS)
+        assert_as_unbroken(folder, finished)
+        assert len(copied) == 2
+
+    def test_steps_of_an_execution(self, tmp_path, copies_to):
+        copied = copies_to("CPU:0")
+        together = start(tmp_path / "together", steps_per_execution=3)
+        assert copied
+        copies_to(None)
+        assert start(tmp_path / "alone")["weights_sha256"] == together["weights_sha256"]
+
+    def test_the_devices(self, copies_to):
+        assert forked.run(device_of_batches, cpus=2) == ["CPU:1"] * 2
 
 
 class TestNumbers:
