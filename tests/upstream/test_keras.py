@@ -20,8 +20,8 @@ import pytest
 import tensorflow as tf
 
 from data.batches import evaluation_batches
-from distribution import keras_compat, step
-from tests.support import forked
+from distribution import attention, keras_compat, step
+from tests.support import cudnn, forked
 from tests.support.forked import KerasFails
 
 
@@ -218,6 +218,40 @@ def test_a_worker_computes_its_own_part(repaired):
         with only_if(repaired, keras_compat.distribute_data()), asking_keras():
             model.evaluate(data, verbose=0)
             assert set(computed) == {4}, f"of batches of 8 two workers computed {computed}"
+
+
+@repair(
+    "copy_batches_ahead", "without a strategy fit() copies batches in the step (no thread known)"
+)
+def test_a_batch_is_on_the_device_before_its_step(repaired):
+    data, devices = batches(*numbers()).repeat(), []
+
+    def take_batch(iterator):  # in place of a step
+        devices.extend(part.device[-5:] for part in next(iterator))
+        return {"loss": 0.0}
+
+    with asking_keras(), only_if(repaired, keras_compat.copy_batches_ahead()):
+        model = linear_model(keras.optimizers.SGD(0.01))
+        model.train_function = take_batch
+        if repaired:
+            data.copied_ahead = "CPU:1"
+        with tf.device("CPU:1"):
+            model.fit(data, steps_per_epoch=1, verbose=0)
+        assert devices == ["CPU:1"] * 2, f"the batch was on {devices}"
+
+
+@repair("attend_by_cudnn", "TensorFlow's attention has no fused kernel (no thread known)")
+def test_attention_of_one_kernel(repaired):
+    inputs = tf.cast(tf.random.stateless_normal([2, 4, 2, 8], [0, 0]), tf.bfloat16)
+    if repaired:  # a stand-in computes what a GPU would
+        attention.gen_xla_ops = types.SimpleNamespace(xla_custom_call_v2=cudnn.custom_call)
+    with asking_keras(), only_if(repaired, keras_compat.attend_by_cudnn()):
+        found = keras.ops.dot_product_attention(
+            inputs, inputs, inputs, flash_attention=None if repaired else True
+        )
+    scores = tf.einsum("btnh,bsnh->bnts", *2 * [tf.cast(inputs, tf.float32)]) / 8**0.5
+    expected = tf.einsum("bnts,bsnh->btnh", tf.nn.softmax(scores), tf.cast(inputs, tf.float32))
+    assert np.abs(tf.cast(found, tf.float32) - expected).max() < 0.02
 
 
 @repair("build", "Keras builds metrics and optimizer while it traces (no thread known)")
