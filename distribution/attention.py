@@ -19,10 +19,9 @@ log = logging.getLogger("recipes")
 
 # cuDNN's names of the precisions.
 PRECISIONS = {tf.bfloat16: "BF16", tf.float16: "F16"}
-# What is added to the score of a masked key. The backward pass subtracts it again, in float32:
-# where a query sees no key, a larger one would leave nothing of the other terms.
-MASKED = -(2.0**14)
-LARGEST_HEAD = 256  # columns of a head, on a GPU of the compute capability 9
+# What is added to the score of a masked key; cuDNN subtracts such numbers, so none is the least.
+MASKED = {tf.bfloat16: -(2.0**40), tf.float16: -(2.0**15)}
+LARGEST_HEAD = 128  # columns of a head
 # Which dimensions of its two factors each product sums and goes through, where B is the batch, T
 # and S are the places of queries and keys, N the heads and H a head's columns.
 FORWARD = {
@@ -36,14 +35,15 @@ BACKWARD = {
     "bmm2_grad_gemm2_dot_dimension_numbers": ((3, 3), ((0, 2), (0, 2))),  # BTNH, BSNH -> BNTS
 }
 # Largest difference from float32 that counts as equal, of the largest number. On an H200 it was
-# 0.5% (bfloat16, 128 places).
+# 0.6% (bfloat16, 128 places).
 TOLERANCE = 0.02
 
 
 def has_hopper_gpus() -> bool:
     """Tells whether there are GPUs and all are of the compute capability 9 (H100, H200, GH200).
 
-    They have 80 GB and more. What is done for them alone was tried on no others.
+    They have 80 GB and more, unless one is split in parts. What is done for them alone was tried on
+    no others.
     """
     gpus = tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
@@ -54,21 +54,27 @@ def has_hopper_gpus() -> bool:
 def takes(
     query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, mask: tf.Tensor | None = None
 ) -> bool:
-    """Tells whether `attention` can compute this: half precision, fixed and suitable shapes."""
-    if mask is not None and (mask.dtype != tf.bool or mask.shape.rank != 4):
+    """Tells whether `attention` can compute this: half precision, fixed shapes, as many keys.
+
+    That is what it was tried on.
+    """
+    shape = query.shape
+    if shape.rank != 4 or None in shape or not shape == key.shape == value.shape:
         return False
-    shapes = [tensor.shape for tensor in (query, key, value)]
-    if any(shape.rank != 4 or None in shape for shape in shapes):
+    if mask is not None and (
+        mask.dtype != tf.bool
+        or mask.shape.rank != 4
+        or None in mask.shape
+        or mask.shape[1] != 1  # one for all heads
+    ):
         return False
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
-    (_, places, *heads), (_, keys, *of_key), (_, _, *of_value) = shapes
+    places, columns = shape[1], shape[3]
     return (
-        len(dtypes) == 1
+        query.dtype == key.dtype == value.dtype
         and query.dtype in PRECISIONS
-        and heads == of_key == of_value
-        and heads[1] % 8 == 0
-        and heads[1] <= LARGEST_HEAD
-        and places % 2 == keys % 2 == 0
+        and columns % 8 == 0
+        and columns <= LARGEST_HEAD
+        and places % 2 == 0
     )
 
 
@@ -84,72 +90,72 @@ def attention(
 
     Args:
         query: of shape (batch, places, heads, columns).
-        key: of shape (batch, keys, heads, columns).
+        key: likewise.
         value: likewise.
         scale: of the scores; None for 1 / sqrt(columns).
-        mask: which keys a query sees, bool, of a shape that broadcasts to (batch, heads, places,
-            keys), or None for all. A query that sees none sees all alike.
+        mask: which keys a query sees, bool, of a shape that broadcasts to (batch, 1, places,
+            places), or None for all. A query that sees none sees all alike.
         is_causal: whether a query also sees no key behind its own place.
 
     Returns:
         A tensor of the query's shape and dtype. Gradients go to query, key and value.
     """
     batch, places, heads, columns = query.shape
-    keys = key.shape[1]
     scale = 1 / math.sqrt(columns) if scale is None else scale
     dtype, kind, bias = query.dtype, "Softmax", []
     if mask is not None:
         if is_causal:
-            mask = mask & tf.linalg.band_part(tf.ones([places, keys], tf.bool), -1, 0)
+            mask = mask & tf.linalg.band_part(tf.ones([places, places], tf.bool), -1, 0)
             is_causal = False
         kind = "ScaleBiasSoftmax"
-        # All keys alike, if none is seen.
-        sees = _heads_third(tf.reduce_any(mask, axis=-1, keepdims=True))
-        query = tf.where(sees, query, tf.zeros([], dtype))
-        added = tf.where(mask, tf.zeros([], dtype), tf.constant(MASKED, dtype))
-        of_heads = heads if mask.shape[1] == heads else 1
-        bias = [tf.broadcast_to(added, [batch, of_heads, places, keys])]
+        sees = tf.reduce_any(mask, axis=-1, keepdims=True)
+        query = tf.where(_heads_third(sees), query, tf.zeros([], dtype))
+        mask = mask | ~sees  # of a query of zeros: all keys alike
+        added = tf.where(mask, tf.zeros([], dtype), tf.constant(MASKED[dtype], dtype))
+        bias = [tf.broadcast_to(added, [batch, 1, places, places])]
 
-    def call(backward: bool, operands, shapes, dtypes) -> list[tf.Tensor]:
-        suffix = "Backward" if backward else ""
+    by_head = [batch, heads, places, columns]
+
+    def call(products: dict, operands: list, dtypes: list) -> list[tf.Tensor]:
+        suffix = "" if products is FORWARD else "Backward"
         found = gen_xla_ops.xla_custom_call_v2(
             operands=operands,
             call_target_name=f"__cudnn$fmha{kind}{suffix}",
-            backend_config=_config(
-                (batch, heads, places, keys),
-                dtype,
-                scale,
-                is_causal,
-                BACKWARD if backward else FORWARD,
-            ),
+            backend_config=_config(by_head, dtype, scale, is_causal, products),
             has_side_effect=False,
             result_dtypes=[*dtypes, tf.uint8],
-            result_shapes=[*shapes, [0]],
+            # What a head's softmax needs again is of float32, a number for each place; the last
+            # is cuDNN's room to work in.
+            result_shapes=[by_head[:3] if each == tf.float32 else by_head for each in dtypes]
+            + [[0]],
         )
-        return found[:-1]  # the last is cuDNN's room to work in
-
-    by_head = [batch, heads, places, columns]
-    of_keys = [batch, heads, keys, columns]
+        return found[:-1]
 
     @tf.custom_gradient
     def attend(query, key, value):
-        found, statistics = call(
-            False, [query, key, value, *bias], [by_head, by_head[:3]], [dtype, tf.float32]
-        )
+        found, statistics = call(FORWARD, [query, key, value, *bias], [dtype, tf.float32])
         found = _heads_third(found)
 
-        def gradient(d_found):
-            return [
-                _heads_third(part)
-                for part in call(
-                    True,
-                    [query, key, value, statistics, d_found, *bias, found],
-                    [by_head, of_keys, of_keys],
-                    [dtype] * 3,
-                )
-            ]
+        @tf.custom_gradient
+        def gradient(query, key, value, d_found):
+            operands = [query, key, value, statistics, d_found, *bias, found]
+            parts = [_heads_third(part) for part in call(BACKWARD, operands, [dtype] * 3)]
 
-        return found, gradient
+            def second(*d_parts):  # of a penalty of gradients: what `plain` has
+                wide = [tf.cast(each, tf.float32) for each in (query, key, value, d_found)]
+                q, k, v, d = wide
+                with tf.GradientTape() as outer:
+                    outer.watch(wide)
+                    with tf.GradientTape() as inner:
+                        inner.watch([q, k, v])
+                        again = plain(q, k, v, scale, mask, is_causal)
+                    first = inner.gradient(again, [q, k, v], d)
+                d_first = [tf.cast(each, tf.float32) for each in d_parts]
+                return [tf.cast(each, dtype) for each in outer.gradient(first, wide, d_first)]
+
+            return parts, second
+
+        return found, lambda d_found: gradient(query, key, value, d_found)
 
     return attend(query, key, value)
 
@@ -158,11 +164,11 @@ def _heads_third(tensor: tf.Tensor) -> tf.Tensor:
     return tf.transpose(tensor, [0, 2, 1, 3])
 
 
-def _config(sizes, dtype, scale: float, is_causal: bool, products: dict) -> str:
+def _config(by_head: list[int], dtype, scale: float, is_causal: bool, products: dict) -> str:
     """Returns what XLA reads of such a call: a `GpuBackendConfig` as JSON.
 
     Args:
-        sizes: batch, heads, places and keys.
+        by_head: batch, heads, places and columns.
         dtype: of query, key and value.
         scale: of the scores.
         is_causal: whether no query sees a key behind its own place.
@@ -179,7 +185,7 @@ def _config(sizes, dtype, scale: float, is_causal: bool, products: dict) -> str:
     }
     scores = {
         "element_type": PRECISIONS[dtype],
-        "dimensions": [str(size) for size in sizes],
+        "dimensions": [str(size) for size in (*by_head[:3], by_head[2])],
         "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         "is_dynamic_dimension": [False] * 4,
     }

@@ -403,8 +403,9 @@ def copy_batches_ahead() -> contextlib.AbstractContextManager:
     def make(stock):
         def init(self, *args, **kwargs):
             stock(self, *args, **kwargs)
-            device = getattr(self._distributed_dataset, "copied_ahead", None)
-            if device:
+            device = getattr(kwargs.get("x"), "copied_ahead", None)
+            if device and not hasattr(self, "copied_to"):  # by this patch, applied twice
+                self.copied_to = device
                 self._distributed_dataset = self._distributed_dataset.apply(
                     tf.data.experimental.prefetch_to_device(device, BATCHES_AHEAD)
                 )
@@ -425,24 +426,35 @@ def attend_by_cudnn() -> Iterator[None]:
     weights stay those of Keras.
     """
     projected: dict[int, tf.Tensor] = {}  # by the layer of the projection
+    graph = tf.compat.v1.get_default_graph()
 
     def make_attention(stock):
         def dot_product_attention(
             query, key, value, bias=None, mask=None, scale=None, is_causal=False, *others, **named
         ):
-            is_plain = bias is None and isinstance(scale, float | None)
-            is_plain = is_plain and not any(others) and not any(named.values())
-            if is_plain and attention.takes(query, key, value, mask):
-                return attention.attention(query, key, value, scale, mask, is_causal)
+            # The program of a `tf.function` of the user's is kept for what is not compiled.
+            is_ours = tf.compat.v1.get_default_graph() is graph
+            of_default = all(each is None for each in (bias, *others, *named.values()))
+            if is_ours and of_default and isinstance(scale, float | None):
+                query, key, value = map(tf.convert_to_tensor, (query, key, value))
+                mask = None if mask is None else tf.convert_to_tensor(mask)
+                if attention.takes(query, key, value, mask):
+                    return attention.attention(query, key, value, scale, mask, is_causal)
             return stock(query, key, value, bias, mask, scale, is_causal, *others, **named)
 
         return dot_product_attention
 
     def make_call(stock):
         def call(self, query, value, key=None, *others, **named):
+            found = {}
             if value is query and (key is None or key is query):
-                projected.update(_projections(self, query))
-            return stock(self, query, value, key, *others, **named)
+                found = _projections(self, query)
+            projected.update(found)
+            try:
+                return stock(self, query, value, key, *others, **named)
+            finally:
+                for layer in found:
+                    projected.pop(layer, None)
 
         return call
 
@@ -474,9 +486,10 @@ def _projections(layer: keras.layers.MultiHeadAttention, inputs) -> dict[int, tf
         and each.quantization_mode is None
         and each.activation in (None, keras.activations.linear)
         and each.compute_dtype == layer.compute_dtype
-        and each.equation == one.equation
+        and each.equation == "abc,cde->abde"
         and each.kernel.shape == one.kernel.shape
         and (each.bias is None) == (one.bias is None)
+        and (each.bias is None or each.bias.shape == each.kernel.shape[1:])
         for each in layers
     )
     is_half = layer.compute_dtype in ("bfloat16", "float16")

@@ -195,11 +195,7 @@ class Step:
         # The part that XLA compiles.
         whole = self.replicas == 1 and batches_per_update == 1
         self.jit_compile = jit_compile
-        self.uses_cudnn = (  # for attention
-            jit_compile
-            and not keras_compat.is_deterministic()
-            and attention.works(model.compute_dtype)
-        )
+        self.uses_cudnn = jit_compile and _can_use_cudnn(model)
         self._in_parts = jit_compile and not whole
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
@@ -492,6 +488,15 @@ def _one_sentence() -> Iterator[None]:
         while isinstance(first.__context__, DistributionError):
             first = first.__context__
         raise DistributionError(str(first)) from None
+
+
+def _can_use_cudnn(model: keras.Model) -> bool:
+    """Tells whether a model has layers of attention, and cuDNN can compute them here."""
+    if keras_compat.own_steps(model) or keras_compat.is_deterministic():
+        return False
+    layers = keras_compat.layers_of(model)
+    precisions = {each.compute_dtype for each in layers if "Attention" in type(each).__name__}
+    return bool(precisions) and all(map(attention.works, precisions))
 
 
 def _plain(function):

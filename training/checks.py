@@ -377,8 +377,6 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
                 f"model.fit() got a {type(data).__name__}, which begins again when the run "
                 f"resumes: call {all_arguments}"
             )
-        if fits_on_a_gpu(data):
-            data.copied_ahead = strategies.gpu_without_strategy(model.distribute_strategy)
         callbacks = kwargs.get("callbacks") or []
         if not any(each is of_run for each in callbacks):
             raise RunError(
@@ -395,7 +393,12 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
             epochs=kwargs.get("epochs", 1),
             steps=kwargs.get("steps_per_epoch"),
         )
-        return fit_stock(*args, **kwargs)
+        if fits_on_a_gpu(data):
+            data.copied_ahead = strategies.gpu_without_strategy(model.distribute_strategy)
+        try:
+            return fit_stock(*args, **kwargs)
+        finally:
+            data.copied_ahead = None
 
     model.fit = fit
 

@@ -31,9 +31,10 @@ def gpu(monkeypatch):
     attention.works.cache_clear()
 
 
-def drawn(dtype=tf.bfloat16, keys=PLACES, heads=HEADS, columns=COLUMNS):
+def drawn(dtype=tf.bfloat16, places=PLACES, keys=None, columns=COLUMNS):
     generator = np.random.default_rng(0)
-    shapes = [(BATCH, PLACES, heads, columns)] + 2 * [(BATCH, keys, heads, columns)]
+    of_keys = (BATCH, keys or places, HEADS, columns)
+    shapes = [(BATCH, places, HEADS, columns), of_keys, of_keys]
     return [tf.constant(generator.normal(size=shape), dtype) for shape in shapes]
 
 
@@ -63,7 +64,6 @@ MASKS = {
     "of padding": tf.sequence_mask([6, 4, 1, 3], PLACES)[:, None, None],
     "of padding in front": tf.sequence_mask([6, 4, 1, 3], PLACES)[:, None, None, ::-1],
     "of pairs": tf.constant(GENERATOR.random((BATCH, 1, PLACES, PLACES)) < 0.7),
-    "of heads": tf.constant(GENERATOR.random((BATCH, HEADS, PLACES, PLACES)) < 0.7),
     "for all": tf.constant(GENERATOR.random((1, 1, PLACES, PLACES)) < 0.7),
     "that leaves nothing": tf.sequence_mask([6, 0, 1, 0], PLACES)[:, None, None],
 }
@@ -82,8 +82,8 @@ def test_it_is_keras_attention(gpu, mask, is_causal):
     assert {each.dtype for each in found} == {tf.bfloat16}
 
 
-def test_scale_and_keys_of_another_length(gpu):
-    tensors = drawn(tf.float16, keys=10)
+def test_another_scale_and_precision(gpu):
+    tensors = drawn(tf.float16)
     found = with_gradients(attention.attention, tensors, scale=0.3)
     wide = [tf.cast(each, tf.float32) for each in tensors]
     assert_close(found, with_gradients(keras.ops.dot_product_attention, wide, scale=0.3))
@@ -112,9 +112,9 @@ def test_xla_takes_the_calls():
         ({"dtype": tf.float16}, True),
         ({"dtype": tf.float32}, False),
         ({"columns": 12}, False),
-        ({"columns": 264}, False),
-        ({"keys": 10}, True),
-        ({"keys": 7}, False),
+        ({"columns": 136}, False),
+        ({"places": 7}, False),
+        ({"keys": 10}, False),
     ],
 )
 def test_what_it_takes(changes, expected):
@@ -124,16 +124,44 @@ def test_what_it_takes(changes, expected):
 def test_it_takes_no_open_batch_and_no_mask_of_numbers():
     query, key, value = drawn()
     assert not attention.takes(query, key[:, :, :1], value[:, :, :1])  # grouped heads
+    assert not attention.takes(query, key[:1], value[:1])
     assert not attention.takes(query, key, value, tf.ones([4, 1, 6, 6]))
     assert not attention.takes(query, key, value, MASKS["of pairs"][:, 0])
+    of_heads = tf.ones([BATCH, HEADS, PLACES, PLACES], tf.bool)
+    assert not attention.takes(query, key, value, of_heads)
     took = []
 
-    @tf.function(input_signature=[tf.TensorSpec([None, *query.shape[1:]], query.dtype)])
-    def trace(tensor):
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, *query.shape[1:]], query.dtype),
+            tf.TensorSpec([BATCH, None, PLACES, PLACES], tf.bool),
+        ]
+    )
+    def trace(tensor, mask):
         took.append(attention.takes(tensor, tensor, tensor))
+        took.append(attention.takes(query, key, value, mask))
 
     trace.get_concrete_function()
-    assert took == [False]
+    assert took == [False, False]
+
+
+def test_a_penalty_of_gradients(gpu):
+    """The gradient of a function of gradients."""
+
+    def penalty(function, tensors):
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors)
+                total = tf.reduce_sum(function(*tensors, mask=MASKS["of pairs"]) ** 2)
+            gradients = inner.gradient(total, tensors)
+            squares = tf.add_n([tf.reduce_sum(each**2) for each in gradients])
+        return [tf.reshape(squares, [1]), *outer.gradient(squares, tensors)]
+
+    tensors = drawn()
+    wide = [tf.cast(each, tf.float32) for each in tensors]
+    expected = penalty(keras.ops.dot_product_attention, wide)
+    assert_close(penalty(attention.attention, tensors), expected, 0.05)
 
 
 class TestWorks:
@@ -207,9 +235,9 @@ def attend(layer, *inputs, **named):
 
 @pytest.mark.usefixtures("half_precision")
 class TestInKeras:
-    def layer(self, **named):
+    def layer(self, heads=HEADS, **named):
         keras.utils.set_random_seed(0)
-        layer = keras.layers.MultiHeadAttention(HEADS, COLUMNS, **named)
+        layer = keras.layers.MultiHeadAttention(heads, COLUMNS, **named)
         layer.build((BATCH, PLACES, 16), (BATCH, PLACES, 16))
         return layer
 
@@ -218,21 +246,75 @@ class TestInKeras:
 
     @pytest.mark.parametrize("use_bias", [True, False])
     def test_self_attention(self, gpu, products, use_bias):
-        stock, x = keras.layers.MultiHeadAttention.call, self.inputs()
+        kinds, x = (keras.layers.MultiHeadAttention, keras.layers.EinsumDense), self.inputs()
+        stock = [kind.call for kind in kinds]
         found, expected = attend(
             self.layer(use_bias=use_bias), x, x, attention_mask=MASKS["of pairs"][:, 0]
         )
         assert_close(found, expected, 0.03)
         assert gpu == ["ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward"]
         assert products.count("btd,dcnh->btcnh") == 1
-        assert keras.layers.MultiHeadAttention.call is stock
-        assert "call" in vars(keras.layers.EinsumDense)
+        assert [kind.call for kind in kinds] == stock
 
     def test_attention_to_something_else_has_products_of_its_own(self, gpu, products):
         x = self.inputs()
         found, expected = attend(self.layer(), x, 2 * x)
         assert_close(found, expected, 0.03)
         assert gpu and "btd,dcnh->btcnh" not in products
+
+    def test_projections_of_another_kind(self, gpu, products):
+        layer, x = self.layer(COLUMNS, use_bias=False), self.inputs()
+        for each in (layer._query_dense, layer._key_dense, layer._value_dense):
+            each.equation = "abc,cde->abed"
+        found, expected = attend(layer, x, x)
+        assert_close(found, expected, 0.03)
+        assert "btd,dcnh->btcnh" not in products
+
+    def test_biases_of_another_shape(self, gpu, products):
+        layer, x = self.layer(), self.inputs()
+        for each in (layer._query_dense, layer._key_dense, layer._value_dense):
+            each.bias = tf.ones([COLUMNS])
+
+        def compute():
+            return layer(x, x)
+
+        found = tf.function(keras_compat.attend_by_cudnn()(compute), autograph=False)()
+        assert_close([found], [tf.function(compute, autograph=False)()], 0.03)
+        assert "btd,dcnh->btcnh" not in products
+
+    def test_nothing_is_left_for_the_next_call(self, gpu):
+        """A projection that is replaced on the layer does not take what was computed for it."""
+        layer, x = self.layer(), self.inputs()
+        stock, of_key = keras.layers.EinsumDense.call, layer._key_dense
+        of_key.call = lambda inputs, training=None: stock(of_key, inputs)
+
+        def twice():
+            layer(x, x)
+            del of_key.call
+            try:
+                return layer(2 * x, 3 * x)
+            finally:
+                of_key.call = lambda inputs, training=None: stock(of_key, inputs)
+
+        found = tf.function(keras_compat.attend_by_cudnn()(twice), autograph=False)()
+        assert_close([found], [tf.function(twice, autograph=False)()], 0.03)
+
+    def test_a_function_of_the_user_stays_as_it_is(self, gpu):
+        """Its program is kept, and may be called where XLA compiles nothing."""
+        layer, x = self.layer(), self.inputs()
+        inner = tf.function(lambda: layer(x, x), autograph=False)
+        tf.function(keras_compat.attend_by_cudnn()(lambda: inner()), autograph=False)()
+        assert not gpu
+
+    def test_masks_of_numpy_and_what_is_switched_off(self, gpu):
+        query, key, value = drawn()
+        mask = np.tril(np.ones((1, 1, PLACES, PLACES), bool))
+        with keras_compat.attend_by_cudnn():
+            keras.ops.dot_product_attention(query, key, value, mask=mask)
+            assert gpu == ["ScaleBiasSoftmax"]
+            keras.ops.dot_product_attention(query, key, value, flash_attention=False)
+            keras.ops.dot_product_attention(query, key, value, bias=tf.zeros([1, 1, 1, 1]))
+        assert gpu == ["ScaleBiasSoftmax"]
 
     def test_causal_attention(self, gpu):
         x = self.inputs()
@@ -313,6 +395,13 @@ class TestInSteps:
         gpu.clear()
         assert self.fit(False, monkeypatch) == pytest.approx(compiled, rel=0.02)
         assert not gpu
+
+    def test_models_without_attention_do_not_ask(self, monkeypatch):
+        monkeypatch.setattr(attention, "works", lambda precision: 1 / 0)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            assert not step.install(model, jit_compile=True).uses_cudnn
 
     def test_deterministic_steps_do_not(self, gpu, monkeypatch):
         monkeypatch.setattr(keras_compat, "is_deterministic", lambda: True)

@@ -151,14 +151,32 @@ def test_attention_of_cudnn_is_right_on_hopper(precision):
     assert (found, said) == (attention.has_hopper_gpus(), [])
 
 
+def train_counting_attention(options: dict) -> tuple[float, int]:
+    """The recipe's cross-entropy, and how often cuDNN's attention was traced."""
+    from distribution import attention
+
+    stock, traced = attention.attention, []
+
+    def counted(*arguments):
+        traced.append(arguments)
+        return stock(*arguments)
+
+    attention.attention = counted
+    results, _ = train_bert(options)
+    return results["test"]["cross_entropy"], len(traced)
+
+
 def test_a_compiled_run_in_half_precision_learns_what_an_uncompiled_one_does(folder):
     """On a GPU with batches copied ahead, and on Hopper with cuDNN's attention."""
+    from distribution import attention
+
     options = strategy_run.TINY_TEXT | strategy_run.data_options("bert_mlm", folder)
     options |= dict(cache_dir=str(folder / "cache"), strategy="none", precision="mixed_bfloat16")
     options |= dict(max_steps=60, epochs=100, dropout=0.0)
     losses = []
     for jit in ("on", "off"):
         words = options | dict(jit=jit, run_dir=str(folder / f"half-{jit}"))
-        results, _ = forked.run(train_bert, words, cpus=1, seconds=300)
-        losses.append(results["test"]["cross_entropy"])
+        loss, traced = forked.run(train_counting_attention, words, cpus=1, seconds=300)
+        losses.append(loss)
+        assert bool(traced) == (jit == "on" and attention.has_hopper_gpus())
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
