@@ -164,6 +164,19 @@ def test_a_penalty_of_gradients(gpu):
     assert_close(penalty(attention.attention, tensors), expected, 0.05)
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [([], False), ([(9, 0)], True), ([(8, 0)], False), ([(9, 0), (8, 9)], False), ([()], False)],
+)
+def test_which_gpus_it_was_tried_on(capabilities, expected, monkeypatch):
+    def details_of(capability):
+        return {"compute_capability": capability} if capability else {}
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: capabilities)
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details_of)
+    assert attention.has_hopper_gpus() == expected
+
+
 class TestWorks:
     def test_where_it_does(self, gpu, caplog):
         assert attention.works("bfloat16") and attention.works("float16")

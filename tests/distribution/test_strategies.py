@@ -125,6 +125,16 @@ def test_replicas_that_are_away_are_planned_for(monkeypatch, planned, expected):
     assert strategies.planned_replicas(strategies.tf.distribute.get_strategy()) == expected
 
 
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_the_gpu_that_batches_are_copied_to(monkeypatch, gpus):
+    """Under a strategy TensorFlow copies them."""
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["GPU"] * gpus)
+    mirrored = object.__new__(tf.distribute.MirroredStrategy)
+    assert strategies.gpu_without_strategy(mirrored) is None
+    expected = "GPU:0" if gpus else None
+    assert strategies.gpu_without_strategy(tf.distribute.get_strategy()) == expected
+
+
 def test_more_replicas_than_gpus(monkeypatch):
     monkeypatch.setattr(
         strategies.tf.config, "list_physical_devices", lambda kind=None: ["GPU:0", "GPU:1"]

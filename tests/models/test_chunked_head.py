@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat, step
+from distribution import attention, keras_compat, step
 from models import chunked_head
 from models.chunked_head import chunked_masked_lm, weighted_cross_entropy
 
@@ -85,6 +85,20 @@ def test_chunks_without_a_weight_are_left_out(numbers, filled, jit, monkeypatch)
     assert set(chosen) <= set(computed)
     for scores in (found, expected):
         scores[1:3] = [score[computed] for score in scores[1:3]]
+    for our, whole in zip(found, expected, strict=True):
+        np.testing.assert_allclose(our, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_all_predictions_are_one_chunk_on_large_gpus(numbers, jit, monkeypatch):
+    monkeypatch.setattr(attention, "has_hopper_gpus", lambda: True)
+    monkeypatch.setattr(chunked_head, "FEWEST_ROWS", 4)
+    weights = np.zeros(PREDICTIONS)
+    weights[5] = 2.0
+    some = numbers | {"weights": tf.constant(weights)}
+    ours = tf.function(lambda: with_gradients(weighted_cross_entropy, some), jit_compile=jit)
+    found, expected = ours(), with_gradients(stock, some)
+    assert np.count_nonzero(found[1]) == PREDICTIONS
     for our, whole in zip(found, expected, strict=True):
         np.testing.assert_allclose(our, whole, rtol=1e-12, atol=1e-12)
 
