@@ -6,6 +6,9 @@ BIN := .venv/bin
 ARGS ?=
 CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11 to 3.13 is needed, %s is %d.%d; name another one with: make PYTHON=python3.12 ..." % (sys.executable, *v))'
 
+# tests/conftest.py: how many processes, and which files first.
+IN_PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
 .PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results lock clean
 
 help:
@@ -17,7 +20,7 @@ help:
 	@echo "make test                    lint and the test suite"
 	@echo "make types                   mypy, on all of the packages"
 	@echo "make format                  ruff: layout and import order"
-	@echo "make check-long              the tests that take minutes"
+	@echo "make check-long              the longer tests: every strategy, family and precision, two hosts"
 	@echo "make check-upstream          which of our repairs of Keras the installed Keras still needs"
 	@echo "make test-export             exports, with the packages they are for (an environment of its own)"
 	@echo "make test-ray                runs on a Ray cluster of three nodes on this machine (an environment of its own)"
@@ -59,13 +62,13 @@ format: .venv/installed
 # What lint finds holds no test up; it fails the target in the end.
 test: .venv/installed
 	@$(MAKE) --no-print-directory lint; lint=$$?; \
-	$(BIN)/python -m pytest -m "not long and not upstream and not export and not ray and not gpu" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
-	echo "left out: make types, make check-long (trainings of minutes, two hosts), make check-upstream, make check-tests, make test-export, make test-ray, make test-gpu, make soak, make soak-ray, make fuzz, make bench, make bench-gpu"; \
+	$(BIN)/python -m pytest -m "not long and not upstream and not export and not ray and not gpu" $(IN_PARALLEL) $(ARGS); tests=$$?; \
+	echo "left out: make types, make check-long (every strategy, family and precision, two hosts), make check-upstream, make check-tests, make test-export, make test-ray, make test-gpu, make soak, make soak-ray, make fuzz, make bench, make bench-gpu"; \
 	test $$lint -eq 0 || echo "make lint: failed, see above"; \
 	test $$lint -eq 0 -a $$tests -eq 0
 
 check-long: .venv/installed
-	@$(BIN)/python -m pytest -m long $(ARGS)
+	@$(BIN)/python -m pytest -m "long and not export and not ray" $(IN_PARALLEL) $(ARGS)
 
 check-upstream: .venv/installed
 	@$(BIN)/python -m pytest -m upstream -rxX $(ARGS)

@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -90,16 +91,22 @@ def parsed(content: bytes) -> ast.Module:
     return ast.parse(content)
 
 
+# The code of a node of such a tree, in Python's own layout.
+unparsed = functools.cache(ast.unparse)
+
+
+@functools.cache
+def definitions(node: ast.AST) -> list[ast.AST]:
+    """Returns the functions and classes in a node, its own before what they contain."""
+    every = [*getattr(node, "body", []), *ast.walk(node)]
+    return [child for child in every if isinstance(child, ast.FunctionDef | ast.ClassDef)]
+
+
 def find_function(tree: ast.Module, qualified: str) -> ast.AST:
     """Returns the node of a function or class, found by its qualified name."""
     node: ast.AST = tree
     for name in filter(None, qualified.split(".")):
-        every = [*getattr(node, "body", []), *ast.walk(node)]  # its own before what they contain
-        named = [
-            child
-            for child in every
-            if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
-        ]
+        named = [child for child in definitions(node) if child.name == name]
         inside = named[:1] if named and named[0] in node.body else named
         if len(inside) != 1:
             raise DoesNotApply(f"{len(inside)} definitions of {qualified}")
@@ -116,12 +123,8 @@ def find_code(where: ast.AST, old: str) -> ast.AST:
         kinds = (type(wanted.value),)
     elif isinstance(wanted, ast.Assign):  # it looks like a keyword argument
         kinds = (ast.Assign, ast.keyword)
-    found = [
-        node
-        for node in ast.walk(where)
-        if isinstance(node, kinds)
-        and (ast.unparse(node) == text or ast.unparse(node) == text.replace(" = ", "=", 1))
-    ]
+    texts = (text, text.replace(" = ", "=", 1))
+    found = [n for n in ast.walk(where) if isinstance(n, kinds) and unparsed(n) in texts]
     if len(found) != 1:
         raise DoesNotApply(f"{len(found)} times in the function: {old}")
     return found[0]
@@ -135,14 +138,18 @@ def broken_source(broken: Break, root: Path = ROOT) -> str:
     """
     try:
         content = (root / broken.file).read_bytes()
-        node = find_code(find_function(parsed(content), broken.function), broken.old)
-        lines = content.splitlines(keepends=True)
-        begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
-        end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+        tree = parsed(content)
+        node = find_code(find_function(tree, broken.function), broken.old)
+        starts = [0, *itertools.accumulate(map(len, content.splitlines(keepends=True)))]
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
         new = f"({broken.new})" if isinstance(node, ast.expr) else broken.new
         new = new.replace("\n", "\n" + " " * node.col_offset)
         edited = content[:begin] + new.encode() + content[end:]
-        ast.parse(edited)
+        # Of the whole file, only the statement around it can have become no Python.
+        around = next(n for n in tree.body if n.lineno <= node.lineno <= n.end_lineno)
+        after = starts[around.end_lineno] + len(edited) - len(content)
+        ast.parse(edited[starts[around.lineno - 1] : after])
         if ast.dump(ast.parse(broken.new)) == ast.dump(ast.parse(broken.old)):
             raise DoesNotApply("nothing changes")
     except (OSError, SyntaxError) as error:

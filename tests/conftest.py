@@ -32,11 +32,23 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("recipes")
 
+
+def pytest_xdist_auto_num_workers(config):
+    """One process more than cores, since some wait for others; as many as fit into the memory."""
+    # Models of all families, one after the other in a process, fill more of it.
+    gigabytes = 8 if config.option.markexpr.startswith("long") else 3
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # macOS does not tell which cores a process may use.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min((cores or 1) + 1, memory // (gigabytes * 2**30)))
+
+
 # Processes share the files; one that begins a long file last would keep the others waiting.
 LONGEST = (
-    *("test_resume.py", "test_equality.py", "test_run.py", "test_what_is_trained.py"),
-    *("test_changes_nothing.py", "test_loaded_runs.py", "test_chunked_head.py", "test_launch.py"),
-    *("test_bert_mlm.py", "test_doctor.py", "test_strategies.py", "test_kernel.py"),
+    *("test_equality.py", "test_plain_keras.py", "test_families_everywhere.py", "test_step.py"),
+    *("test_run.py", "test_loaded_runs.py", "test_what_is_trained.py", "test_resume.py"),
+    *("test_families.py", "test_causal_families.py", "test_fine_tuned_runs.py", "test_checks.py"),
+    *("test_transformers_format.py", "test_text_classification.py", "test_chunked_head.py"),
 )
 
 

@@ -1,5 +1,6 @@
 """Logging and pictures do not change the training."""
 
+import pytest
 import tensorflow as tf
 
 from callbacks import records
@@ -14,6 +15,7 @@ def tags(folder) -> set[str]:
     return {tag for tag, _, _ in events(folder)}
 
 
+@pytest.mark.long
 def test_weights_are_identical_without_norms_samples_and_charts(
     monkeypatch, tiny_run, run_bert, tmp_path
 ):

@@ -103,6 +103,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_log(
     assert [record["step"] for record in logged] == sorted({*due, total})
 
 
+@pytest.mark.long
 def test_in_a_run_whose_epochs_are_shorter_than_a_log(tmp_path, capsys):
     """The terminal, `metrics.jsonl` and TensorBoard show the same right number."""
     found = {}

@@ -48,6 +48,7 @@ def tokenizer(pieces):
 
 
 class TestLearnVocabulary:
+    @pytest.mark.long
     def test_the_same_in_any_process(self, pieces, tmp_path):
         path = tmp_path / "text.txt"
         path.write_text("\n".join(LINES), encoding="utf-8")
@@ -185,6 +186,7 @@ class TestTokenize:
 class TestLongWords:
     """Time stays linear, whatever the text holds."""
 
+    @pytest.mark.long
     def test_a_word_of_three_million_letters_is_unknown(self, tokenizer):
         the, of, unknown = map(tokenizer.token_to_id, ("the", "of", "[UNK]"))
         lines = ["the", f"the {'abcdefgh' * 375_000} of", "of"]

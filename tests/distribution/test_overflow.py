@@ -76,7 +76,10 @@ def train(workers, jit_compile):
     return seen
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["", "XLA"])
+@pytest.mark.parametrize(
+    "jit_compile",
+    [pytest.param(False, id=""), pytest.param(True, id="XLA", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("workers", [1, 2], ids=["mirrored x 2", "2 workers"])
 def test_an_overflow_on_the_last_replica_only(workers, jit_compile):
     seen = forked.run(train, workers, jit_compile, workers=workers)

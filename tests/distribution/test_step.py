@@ -510,7 +510,7 @@ def dropped(count):
     return found, masks
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_dropout_is_the_same_on_several_replicas_and_their_masks_differ(count):
     found, masks = forked.run(dropped, count, cpus=count)
     assert_same(found)
@@ -882,6 +882,7 @@ def compiled_runs(_=None):
     return found
 
 
+@pytest.mark.long
 def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
     found = forked.run(compiled_runs)
     assert found[0]["iterations"] == 12 and len(found[0]["losses"]) == 4
@@ -1134,7 +1135,10 @@ def padded_evaluations(count, jit_compile):
     return found
 
 
-@pytest.mark.parametrize(("count", "jit_compile"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("count", "jit_compile"),
+    [(1, False), pytest.param(1, True, marks=pytest.mark.long), (2, False)],
+)
 def test_padding_counts_in_no_loss_or_metric_of_a_whole_batch(count, jit_compile):
     found = forked.run(padded_evaluations, count, jit_compile)
     assert len(found) == (8 if count == 1 else 2)

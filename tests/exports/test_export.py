@@ -74,6 +74,7 @@ def test_texts_and_numbers_as_inputs_are_compared_too(tmp_path):
         keras_formats.compare(model, tmp_path / "saved", "saved_model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS[1:])
 def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     model = masked_lm().model
@@ -86,6 +87,7 @@ def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     assert differ([np.array(model(ones, training=False))], expected) > 1e-2
 
 
+@pytest.mark.long
 def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     """Each text alone, without padding, gives what it gives in a batch."""
     given = masked_lm()
@@ -138,6 +140,7 @@ def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
         texts.compare(model, tmp_path / "out", masked_lm().preset)
 
 
+@pytest.mark.long
 def test_classes_of_pairs(classifier, masked_lm, tmp_path):
     """The segments are those of training; both texts count."""
     model = classifier().model
@@ -153,6 +156,7 @@ def test_classes_of_pairs(classifier, masked_lm, tmp_path):
     assert texts.compare(model, tmp_path / "out", masked_lm().preset) < 1e-3
 
 
+@pytest.mark.long
 def test_the_program_and_a_process_without_this_package(tiny_run, tmp_path, command_line):
     folder = tmp_path / "new" / "bert"
     command = (tiny_run.folder, "--to", "saved_model", "--folder", folder)

@@ -50,6 +50,7 @@ def compile_and_step(cache, *words):
     return json.loads(said.splitlines()[-1]), said
 
 
+@pytest.mark.long
 def test_a_second_process_loads_what_the_first_compiled(tmp_path):
     (*cold, first), _ = compile_and_step(tmp_path)
     (stored,) = tmp_path.glob("programs/*/*.sha256-*")

@@ -198,6 +198,7 @@ def test_a_model_trains_and_evaluates_as_with_the_stock_head():
         np.testing.assert_allclose(ours_, whole, atol=2e-6)
 
 
+@pytest.mark.long
 def test_frozen_embeddings_get_no_gradient_and_the_rest_the_same(numbers):
     """As under adapters: a gradient of their size is neither computed nor held."""
     whole = with_gradients(weighted_cross_entropy, numbers)
@@ -226,6 +227,7 @@ def test_frozen_embeddings_get_no_gradient_and_the_rest_the_same(numbers):
         np.testing.assert_allclose(ours_, stock_, atol=2e-6)
 
 
+@pytest.mark.long
 def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path):
     trained, other = compiled(chunked_masked_lm(make_model())), compiled(make_model())
     for learner, steps in ((trained, 3), (other, 1)):

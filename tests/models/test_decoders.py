@@ -54,7 +54,7 @@ def test_documents_of_a_row_are_as_if_each_were_alone(family):
     assert np.abs(together[0, 4:] - found[0, 4:]).max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["GPT2", "Llama3"])
+@pytest.mark.parametrize("family", ["GPT2", pytest.param("Llama3", marks=pytest.mark.long)])
 def test_chunks_train_as_the_stock_head_does(family):
     """Tied embeddings, and others; dropout draws the same."""
     ids, logs, changes = tokens(4, 12), [], dict(dropout=0.3) if family == "GPT2" else {}

@@ -256,7 +256,7 @@ def test_an_encoder_without_a_pooler_gets_a_new_one(masked_lm, tmp_path, capsys)
     assert line in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("of_means", [True, False])
+@pytest.mark.parametrize("of_means", [pytest.param(True, marks=pytest.mark.long), False])
 def test_an_encoder_of_sentence_transformers_pools_means(of_means, masked_lm, tmp_path, capsys):
     """If it was trained on them: [CLS] begins as the mean, in one more layer, which is saved."""
     stock, original = masked_lm
@@ -414,6 +414,7 @@ class TestRecipes:
         again = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
         assert again["test"] == pytest.approx(results["test"])
 
+    @pytest.mark.long
     def test_a_masked_language_model_is_trained_further(self, masked_lm, tmp_path, capsys):
         model, preset = masked_lm
         text = tmp_path / "text.txt"

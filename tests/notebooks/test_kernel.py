@@ -61,6 +61,7 @@ MNIST = (
 )
 
 
+@pytest.mark.long
 def test_a_recipe_in_a_cell(kernel):
     cell = kernel.run(f"results = mnist.main({MNIST})\nprint(results['steps'], changes())")
     assert (cell.error, cell.err) == (None, ""), cell.message
@@ -87,6 +88,7 @@ def test_another_number_of_replicas_needs_another_kernel(kernel):
     assert kernel.run("print(changes())").out == "[]\n"
 
 
+@pytest.mark.long
 def test_interrupted_cell_saves_and_says_how_to_resume(kernel):
     code = "mnist.main(mnist.Options(dataset='digits', epochs=400, precision='float64'))"
     request = kernel.begin(code)

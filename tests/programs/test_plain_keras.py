@@ -18,13 +18,23 @@ STRATEGIES = {
     "2 workers": (2, {"strategy": "multi_worker"}),
     "accumulated": (1, {"strategy": "none", "accumulate_steps": 2, "global_batch_size": 6}),
 }
-LONG = [name for name in STRATEGIES if name != "mirrored x 2"]
+# What `make test` trains, under the first strategy; all of the rest in `make check-long`.
+QUICK = ("convnet", "masked_normalised")
+CASES = [
+    pytest.param(
+        strategy,
+        program,
+        marks=() if strategy == "mirrored x 2" and program in QUICK else pytest.mark.long,
+    )
+    for strategy in STRATEGIES
+    for program in ALL
+]
 DROPS_OUT = ("convnet", "time_series", "kerasnlp_task")
 NORMALISES = ("convnet", "time_series", "masked_normalised")
 
 
 def train(name, folder, workers=1, status=0, **options):
-    """Trains all programs under a strategy; returns their folder."""
+    """Trains programs under a strategy, all of them by default; returns their folder."""
     output = folder / name.replace(" ", "-")
     words = (json.dumps({"runs": ALL} | options), str(output))
     if workers == 1:
@@ -43,19 +53,20 @@ def folder(tmp_path_factory):
 def trained(folder, request):
     """Trains under each strategy that is asked for, two at a time."""
     items = [item for item in request.session.items if item.path == request.path]
-    names = {item.callspec.params.get("strategy") for item in items if hasattr(item, "callspec")}
+    asked = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = {params.get("strategy") for params in asked}
+    # A test that resumes after a kill compares with all of them.
+    every = any("program" not in params for params in asked)
+    chosen = dict(runs=[p for p in ALL if every or p in {params["program"] for params in asked}])
     with ThreadPoolExecutor(2) as pool:
-        runs = {"none": pool.submit(train, "none", folder, strategy="none")}
+        runs = {"none": pool.submit(train, "none", folder, strategy="none", **chosen)}
         for name, (workers, options) in STRATEGIES.items():
             if name in names:
-                runs[name] = pool.submit(train, name, folder, workers, **options)
+                runs[name] = pool.submit(train, name, folder, workers, **options, **chosen)
         yield lambda name: runs[name].result()
 
 
-@pytest.mark.parametrize("program", ALL)
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in STRATEGIES]
-)
+@pytest.mark.parametrize(("strategy", "program"), CASES)
 def test_it_is_equal_under_every_strategy(strategy, program, trained):
     if strategy == "accumulated" and program in (*DROPS_OUT, *NORMALISES):
         pytest.skip("each of the accumulated batches is normalised and drawn for by itself")

@@ -42,6 +42,7 @@ class TestResults:
         assert (results["steps"], results["epochs"]) == (40, 2)
         assert results["resumed_from_step"] is None
 
+    @pytest.mark.long
     def test_it_learns(self, run_bert, tmp_path, monkeypatch):
         """From where Keras begins: 40 steps teach the words' shares, and no more than that."""
         monkeypatch.setattr(bert_mlm, "init_unigram_bias", lambda *arguments: None)
@@ -68,6 +69,7 @@ class TestModel:
         names = processes.tensors_of(tiny_run.folder / "model" / "task.weights.h5")
         assert names and not [name for name in names if "optimizer" in name]
 
+    @pytest.mark.long
     def test_biases_and_layer_norms_do_not_decay(self, other_run):
         optimizer, variables = other_run.model.optimizer, other_run.model.trainable_variables
         for variable in optimizer.variables:
@@ -83,6 +85,7 @@ class TestModel:
 
 
 class TestRepeats:
+    @pytest.mark.long
     def test_one_seed_and_empty_caches_give_the_same_run(self, tiny_run, run_bert, tmp_path):
         again = run_bert(tmp_path / "run", cache_dir=tmp_path / "cache")
         assert list((tmp_path / "cache" / "vocabularies").iterdir())
@@ -105,6 +108,7 @@ class TestWays:
             assert run.results["test"][name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.long
 def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
     text, vocabulary = tmp_path / "a.txt", tmp_path / "vocabulary.txt"
     text.write_text("\n".join(f"{'a b ж ' * 3}{n}" for n in range(300)))

@@ -18,9 +18,8 @@ from tests.support import causal_presets, plain_keras
 from training import checks
 from training.loaded_run import load_run
 
-# GPT-2 is trained from scratch elsewhere: learned positions, one token for both ends. Llama 3
-# differs from it in both.
-EACH_FAMILY = plain_keras.each_family(causal_presets.FAMILIES, quick=("Llama3",))
+pytestmark = pytest.mark.long
+
 # The others compute norms or positions in float32, whatever the precision.
 FLOAT64 = ("GPT2", "OPT", "Bloom")
 LENGTH = 24
@@ -80,7 +79,7 @@ def train_plainly(preset, options):
     return first, task.get_weights(), together
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@pytest.mark.parametrize("family", causal_presets.FAMILIES)
 def test_a_causal_model_of_each_family(family, data, tmp_path):
     """Trains as KerasNLP does on the same examples, each alone; then it is used."""
     causal_presets.make_task(family).save_to_preset(str(tmp_path / "preset"))
@@ -117,7 +116,6 @@ def test_a_causal_model_of_each_family(family, data, tmp_path):
     assert list(generate(task, texts, stop_token_ids=stop, strip_prompt=True)) == answers
 
 
-@pytest.mark.long
 def test_a_family_without_a_start_token_has_no_perplexity_of_words(tiny_text, tmp_path):
     """The first token of a line is not predicted, so words and bytes would be too cheap."""
     causal_presets.make_task("Qwen").save_to_preset(str(tmp_path / "preset"))
@@ -132,7 +130,6 @@ def test_a_family_without_a_start_token_has_no_perplexity_of_words(tiny_text, tm
     assert any("perplexity_per_word" in note for note in results["notes"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "adapted"), [("GPT2", {"query", "value"}), ("GPTNeoX", {"query_key_value"})]
 )

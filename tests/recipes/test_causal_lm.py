@@ -99,6 +99,7 @@ def test_the_page_generates_from_the_model(finished, capsys):
     assert printed.startswith("the") and len(printed) > len("the\n")
 
 
+@pytest.mark.long
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
     """Neither do they end a document, nor do separators; characters of several bytes are bytes."""
     path = tmp_path / "text"
@@ -120,6 +121,7 @@ def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
     assert test["perplexity_per_byte"] == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_a_stopped_run_resumes_identically(finished, tiny_text, tmp_path, monkeypatch):
     folder, results = finished
     stock = StopAtStep.on_step_end
@@ -139,6 +141,7 @@ def test_a_stopped_run_resumes_identically(finished, tiny_text, tmp_path, monkey
     assert again["weights_sha256"] == results["weights_sha256"] and again["test"] == results["test"]
 
 
+@pytest.mark.long
 def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     folder, results = finished
     moved = shutil.copytree(folder, tmp_path / "moved")
@@ -222,6 +225,7 @@ def test_n_grams_score_a_text_as_the_beginning_of_a_document(architecture, tiny_
     assert found == pytest.approx([expected], rel=0.01)
 
 
+@pytest.mark.long
 def test_continuations_begin_where_a_document_begins(
     tiny_text, tmp_path, monkeypatch, command_line
 ):

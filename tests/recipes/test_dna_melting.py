@@ -91,6 +91,7 @@ def test_results(run, molecules):
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, handed):
     """Its duplexes count as much as they are told to, and none has a measured sequence."""
     options = TINY | dict(dataset=str(table), epochs=1, oligos=48, formula_weight=0.25)
@@ -413,6 +414,7 @@ class TestEnthalpies:
         if members == 2:
             assert np.abs(answers[0](inputs) - answers[1](inputs)).max() > 0.01
 
+    @pytest.mark.long
     def test_changed_ones_are_noticed(self, measured, tmp_path):
         changed = tmp_path / "changed.csv"
         changed.write_text(measured.read_text())

@@ -85,6 +85,7 @@ def predicted(folder, *inputs):
 
 
 class TestEvaluate:
+    @pytest.mark.long
     @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
     def test_masked_words_in_half_precision(self, precision, run_bert, tmp_path):
         trained = run_bert(tmp_path / "run", max_steps=2, precision=precision)
@@ -145,6 +146,7 @@ class TestEvaluate:
         # The model keeps the scale of its own training data: 30 degrees above are 30 degrees off.
         assert found["test"]["rmse"] > 20 > results["test"]["rmse"]
 
+    @pytest.mark.long
     def test_all_of_a_file_is_the_test_split(self, runs, data, tmp_path):
         """Baselines learn from the run's own training split, so nothing else changes."""
         folder, results = runs["text_classification"]
@@ -191,6 +193,7 @@ class TestEvaluate:
             status, _, err = command_line(evaluate, *words)
             assert status == 2 and said in err and err.count("\n") == 1
 
+    @pytest.mark.long
     def test_another_text_is_cut_into_the_runs_own_word_pieces(self, runs, data, tmp_path):
         text = (data / "text.txt").read_text()
         (tmp_path / "other.txt").write_text(
@@ -222,6 +225,7 @@ class TestEvaluate:
         status, _, errors = command_line(evaluate, folder, "--dataset", other)
         assert status == 2 and errors.count("\n") == 1 and "class 'new', the run knows" in errors
 
+    @pytest.mark.long
     def test_columns_of_other_names(self, runs, data, tmp_path, command_line):
         folder, _ = runs["text_classification"]
         renamed = tmp_path / "renamed"

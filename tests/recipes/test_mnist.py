@@ -68,6 +68,7 @@ def test_results(run, images):
     assert on_disk["test"] == results["test"]
 
 
+@pytest.mark.long
 def test_the_saved_model_needs_nothing_of_ours(run, images, tmp_path):
     folder, results = run
     pixels, labels = mnist.load_images(str(images)).splits["test"]

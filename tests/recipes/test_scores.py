@@ -132,6 +132,7 @@ def test_any_unit_is_learned_alike(tmp_path):
     assert np.std(b) > 4000
 
 
+@pytest.mark.long
 def test_half_precision_answers_in_full(tmp_path):
     """A bfloat16 has steps of 64 at 10,000."""
     folder = write(tmp_path / "prices", offset=10_000.0)
@@ -142,6 +143,7 @@ def test_half_precision_answers_in_full(tmp_path):
     assert np.std(found) > 1
 
 
+@pytest.mark.long
 def test_a_new_model_begins_at_the_mean_evidence(folder, tmp_path):
     """A step at a rate of almost zero; what it answers is compared with counts of words."""
     run_dir, _ = train(tmp_path / "run", folder, max_steps=1, base_learning_rate=1e-12)
@@ -193,6 +195,7 @@ def test_predict_prints_the_score(finished, capsys):
     assert [predict.format_value("score", n) for n in (3.71828, 123456.7)] == ["3.718", "123457"]
 
 
+@pytest.mark.long
 def test_the_saved_model_takes_texts_and_gives_scores(finished):
     run_dir, _ = finished
     path = export.main(export.Options(run_dir=run_dir, to="saved_model"))
@@ -271,6 +274,7 @@ def test_a_head_of_one_output_that_is_not_said_to_be_for_scores_is_new(tmp_path)
     assert not kept and note == f"a new head: that of {tmp_path} is for 1 classes"
 
 
+@pytest.mark.long
 def test_classes_and_scores_are_not_mixed_up(finished, folder, tmp_path):
     lines = [f"a {'good' if n % 2 else 'poor'} film {n}\t{n % 2}" for n in range(60)]
     data = tmp_path / "classes.tsv"
@@ -302,6 +306,7 @@ def test_what_is_wrong_ends_in_a_line(folder, tmp_path, changes, expected):
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_pairs_and_a_metric_to_keep_the_best_of(tmp_path):
     """STS-B's columns: both sentences are read, and the best weights are in the unit too."""
     header = "index\tsentence1\tsentence2\tscore"

@@ -119,7 +119,9 @@ def test_pairs_of_sentences(tmp_path):
     run = load_run(tmp_path / "run")
     inputs = run.load_model().preprocessor((["a film"], ["good"]), None)
     assert set(np.asarray(inputs["segment_ids"]).ravel()) == {0, 1}
-    answer, other = text_classification.predict(run, ["a film ||| good", "a film ||| bad"])
+    # One at a time: on some CPUs the last bits depend on how many there are.
+    (answer,) = text_classification.predict(run, ["a film ||| good"])
+    (other,) = text_classification.predict(run, ["a film ||| bad"])
     assert {found["class"] for found in answer} == {"0", "1"} and answer != other
     assert text_classification.predict(run, ["a\tfilm ||| good"]) == [answer]
     # The fields of two columns may contain anything.
@@ -135,6 +137,7 @@ def test_pairs_of_sentences(tmp_path):
     assert served["classes"].numpy()[0, 0].decode() == answer[0]["class"]
 
 
+@pytest.mark.long
 def test_balanced_classes_count_the_same(tmp_path):
     """Of a text that says nothing the rare class has nearly seven times the odds."""
     labels = np.array([0, 0, 0, 0, 0, 0, 0, 1] * 12)
@@ -167,6 +170,7 @@ def test_a_smoothed_label_is_spread_over_all_classes():
     np.testing.assert_allclose(unsmoothed, stock(labels, logits), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_smoothed_labels_bound_the_probabilities(tmp_path):
     """Without them a model of these sentences is certain."""
     rows = [f"a {'good' if n % 2 else 'bad'} film {n},{n % 2}" for n in range(96)]
@@ -192,6 +196,7 @@ def write_reviews(path, words):
     path.write_text("sentence,label\n" + "\n".join(lines))
 
 
+@pytest.mark.long
 def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
     """And that TF-IDF does not learn from all sentences."""
     vocabulary = tmp_path / "vocabulary.txt"
@@ -255,7 +260,7 @@ def test_a_new_model_begins_as_naive_bayes(layers):
     assert (by_hand == labels).mean() > 0.8
 
 
-@pytest.mark.parametrize("same_classes", [True, False])
+@pytest.mark.parametrize("same_classes", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_classifier_is_trained_further(same_classes, finished, folder, tmp_path):
     """A step at a rate of almost zero: what is saved is what it began with."""
     run_dir, _ = finished
@@ -303,6 +308,7 @@ class FakeTokenizer:
         return self.get_vocabulary().index(token)
 
 
+@pytest.mark.long
 def test_words_of_one_letter(tmp_path):
     """No word is one for TF-IDF: that is noted before the training, which goes to its end."""
     rows = "".join(
@@ -316,6 +322,7 @@ def test_words_of_one_letter(tmp_path):
     assert any("no TF-IDF baseline" in note for note in found["notes"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("same_classes", [True, False])
 def test_init_from_a_classifier_notes_that_its_head_is_not_used(
     same_classes, finished, folder, tmp_path
@@ -334,6 +341,7 @@ def test_init_from_a_classifier_notes_that_its_head_is_not_used(
     assert note.endswith(f"; --preset {finished[0] / 'model'} keeps its head") == same_classes
 
 
+@pytest.mark.long
 def test_the_head_of_a_frozen_encoder_begins_as_a_regression(
     finished, folder, tmp_path, monkeypatch
 ):

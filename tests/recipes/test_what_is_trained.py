@@ -93,7 +93,14 @@ def first_batch(dataset):
     return x, y, len(y)
 
 
-@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4), ("sqrt", 2), ("none", 1)])
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ("linear", 4),
+        pytest.param("sqrt", 2, marks=pytest.mark.long),
+        pytest.param("none", 1, marks=pytest.mark.long),
+    ],
+)
 def test_replicas_multiply_the_batch_and_the_rate(scaling, factor, at_fit, monkeypatch):
     monkeypatch.setattr(strategies, "replicas", lambda strategy: 4)
     found = at_fit(batch_size_per_replica=2, base_learning_rate=1e-3, lr_scaling=scaling)

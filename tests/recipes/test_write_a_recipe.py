@@ -92,6 +92,7 @@ def test_the_program_of_the_page_trains(run, tmp_path):
     assert accuracy in run("recipes.evaluate", folder, "--trust-module", "recipes.short")
 
 
+@pytest.mark.long
 def test_it_learns_and_shows_up(said):
     folder = said[1] / "one"
     found = results(folder)
@@ -123,11 +124,13 @@ def test_it_is_queried(said):
     assert re.search(r"^ +\d+\.\d%  (malignant|benign)$", answer, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_it_is_exported(said, run):
     run("recipes.export", said[1] / "one", "--to", "saved_model")
     assert (said[1] / "one" / "exports" / "saved_model" / "saved_model.pb").is_file()
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_is_identical(said, run, tmp_path):
     options = ("--precision", "float64", "--checkpoint-every", "7", "--run-dir", tmp_path / "run")
     run("recipes.tumours", *options, kill="33", status=-9)

@@ -322,7 +322,7 @@ class TestData:
             .skip(first_batch)
         )
 
-    @pytest.mark.parametrize("step", [4, 9])
+    @pytest.mark.parametrize("step", [4, pytest.param(9, marks=pytest.mark.long)])
     def test_a_fixed_order_resumes_at_an_epochs_end(self, tmp_path, step):
         """The second epoch begins with the same batches as the first one."""
 

@@ -51,6 +51,7 @@ def test_several_steps_in_one_execution_of_two_replicas(train):
     assert theirs["history"]["val_accuracy"] == ours["history"]["val_accuracy"]
 
 
+@pytest.mark.long
 def test_xla_trains_the_same_but_for_rounding(train):
     plain, compiled = train(precision="float32"), train(precision="float32", jit="on")
     ours, theirs = processes.tensors(plain), processes.tensors(compiled)

@@ -99,6 +99,7 @@ def test_killed_at_every_moment_and_at_random_ones(moments, steps, folder, unbro
     assert "is finished: nothing to do" in said
 
 
+@pytest.mark.long
 def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
     """An epoch's last step is saved before the validation, and again after it."""
     run_dir = folder / "replaced"
@@ -114,7 +115,8 @@ def test_killed_while_the_only_checkpoint_is_replaced(folder, unbroken):
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000020"]
 
 
-@pytest.mark.parametrize("recipe", ["tiny", pytest.param("bert", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["tiny", "bert"])
 def test_a_deterministic_run_on_one_device_that_xla_compiles(recipe, folder, unbroken):
     run, kill = f"{recipe}_xla", {"at": "step", "step": 9}
     run_dir = folder / run
@@ -174,6 +176,7 @@ def test_two_workers_are_restarted_and_resume(folder):
     assert_identical(outcomes[1], outcomes[0])
 
 
+@pytest.mark.long
 def test_no_worker_ends_before_the_chief_has_saved(folder):
     """The launcher, or SLURM, would kill a chief that still writes after another one's exit."""
     run_dir = folder / "slow" / "run"

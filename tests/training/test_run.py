@@ -171,6 +171,7 @@ class TestBatchesAhead:
         assert_as_unbroken(folder, finished)
         assert len(copied) == 2
 
+    @pytest.mark.long
     def test_steps_of_an_execution(self, tmp_path, copies_to):
         copied = copies_to("CPU:0")
         together = start(tmp_path / "together", steps_per_execution=3)
@@ -178,6 +179,7 @@ class TestBatchesAhead:
         copies_to(None)
         assert start(tmp_path / "alone")["weights_sha256"] == together["weights_sha256"]
 
+    @pytest.mark.long
     def test_the_devices(self, copies_to):
         assert forked.run(device_of_batches, cpus=2) == ["CPU:1"] * 2
 
@@ -584,7 +586,7 @@ def fill(disk, spare=0):
 class TestFullDisk:
     @pytest.mark.parametrize(
         "when",
-        [0, 5, 9, *(pytest.param(when, marks=pytest.mark.long) for when in (1, 17))],
+        [0, *(pytest.param(when, marks=pytest.mark.long) for when in (1, 5, 9, 17))],
     )
     def test_one_message_and_the_same_end(self, when, small_disk, at_step, finished, as_command):
         """Full before the first file, at the first event file, at a record, at an epoch's end."""
@@ -639,7 +641,9 @@ def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
     assert list(tmp_path.glob("run/plugins/profile/*/*.xplane.pb"))
 
 
-@pytest.mark.parametrize("step", [3, 12, 9])
+@pytest.mark.parametrize(
+    "step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (12, 9))]
+)
 def test_a_stop_ends_an_evaluation_in_mid_epoch(step, tmp_path, finished, monkeypatch):
     """A run that resumes repeats it, with the numbers and the place that it would have had."""
     stock, batches, checkpoint = StopEvaluation.on_test_batch_end, [], None

@@ -48,7 +48,9 @@ def lines(folder):
     return [[(k, v) for k, v in each.items() if "per_second" not in k] for each in records]
 
 
-@pytest.mark.parametrize("options", [{}, {"validate_every": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"validate_every": 4}, marks=pytest.mark.long)]
+)
 def test_what_draws_in_evaluations_draws_the_same_again(tmp_path, monkeypatch, options):
     whole = train(tmp_path / "whole", **options)
     stock, batches = stopping.StopEvaluation.on_test_batch_end, []
@@ -100,7 +102,13 @@ class StopAtStep(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("build", [build_stateful, build_jittered], ids=["stateful", "global"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build_stateful, id="stateful"),
+        pytest.param(build_jittered, id="global", marks=pytest.mark.long),
+    ],
+)
 def test_states_of_layers_and_of_the_global_generator_resume(build, tmp_path):
     whole = train(tmp_path / "whole", build=build)
     with pytest.raises(Stopped):
