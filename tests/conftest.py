@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("recipes")
 def pytest_xdist_auto_num_workers(config):
     """One process more than cores, since some wait for others; as many as fit into the memory."""
     # Models of all families, one after the other in a process, fill more of it.
-    gigabytes = 8 if config.option.markexpr.startswith("long") else 3
+    gigabytes = 6 if config.option.markexpr.startswith("long") else 3
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # macOS does not tell which cores a process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
