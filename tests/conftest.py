@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers(config):
 
 # Processes share the files; one that begins a long file last would keep the others waiting.
 LONGEST = (
-    *("test_equality.py", "test_plain_keras.py", "test_families_everywhere.py", "test_step.py"),
+    *("test_families_everywhere.py", "test_equality.py", "test_plain_keras.py", "test_step.py"),
     *("test_run.py", "test_loaded_runs.py", "test_what_is_trained.py", "test_resume.py"),
     *("test_families.py", "test_causal_families.py", "test_fine_tuned_runs.py", "test_checks.py"),
     *("test_transformers_format.py", "test_text_classification.py", "test_chunked_head.py"),
