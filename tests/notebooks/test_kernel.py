@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.kernel import Kernel
 
+pytestmark = pytest.mark.long
+
 # Run by the kernel: what a run must leave as it was.
 SNAPSHOT = """
 import inspect, logging, signal, sys
@@ -61,7 +63,6 @@ MNIST = (
 )
 
 
-@pytest.mark.long
 def test_a_recipe_in_a_cell(kernel):
     cell = kernel.run(f"results = mnist.main({MNIST})\nprint(results['steps'], changes())")
     assert (cell.error, cell.err) == (None, ""), cell.message
@@ -88,7 +89,6 @@ def test_another_number_of_replicas_needs_another_kernel(kernel):
     assert kernel.run("print(changes())").out == "[]\n"
 
 
-@pytest.mark.long
 def test_interrupted_cell_saves_and_says_how_to_resume(kernel):
     code = "mnist.main(mnist.Options(dataset='digits', epochs=400, precision='float64'))"
     request = kernel.begin(code)

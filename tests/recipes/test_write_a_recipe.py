@@ -102,23 +102,27 @@ def test_it_learns_and_shows_up(said):
     assert {"loss/train", "accuracy/test", "optimizer/learning_rate"} <= tags
 
 
+@pytest.mark.long
 def test_the_two_runs_of_the_page_are_equal(said):
     one, two = said[1] / "one", said[1] / "two"
     assert (results(one)["replicas"], results(two)["replicas"]) == (1, 2)
     processes.assert_equal_tensors(one, two)
 
 
+@pytest.mark.long
 def test_it_is_compared(said):
     (table,) = said[0]["recipes.compare"]
     assert "one" in table and "two" in table and "accuracy" in table
 
 
+@pytest.mark.long
 def test_it_is_evaluated(said):
     (table,) = said[0]["recipes.evaluate"]
     accuracy = results(said[1] / "one")["test"]["accuracy"]
     assert re.search(rf"^accuracy +{accuracy:.4f}$", table, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_it_is_queried(said):
     (answer,) = said[0]["recipes.predict"]
     assert re.search(r"^ +\d+\.\d%  (malignant|benign)$", answer, re.MULTILINE)
