@@ -147,9 +147,10 @@ def broken_source(broken: Break, root: Path = ROOT) -> str:
         new = new.replace("\n", "\n" + " " * node.col_offset)
         edited = content[:begin] + new.encode() + content[end:]
         # Of the whole file, only the statement around it can have become no Python.
-        around = next(n for n in tree.body if n.lineno <= node.lineno <= n.end_lineno)
+        around = next(n for n in tree.body if node.lineno <= n.end_lineno)
+        first = min(n.lineno for n in (around, *getattr(around, "decorator_list", ())))
         after = starts[around.end_lineno] + len(edited) - len(content)
-        ast.parse(edited[starts[around.lineno - 1] : after])
+        ast.parse(edited[starts[first - 1] : after])
         if ast.dump(ast.parse(broken.new)) == ast.dump(ast.parse(broken.old)):
             raise DoesNotApply("nothing changes")
     except (OSError, SyntaxError) as error:

@@ -132,7 +132,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all():
 
 
 def attention_on_the_device(precision: str) -> tuple[bool, list[str]]:
-    """Whether cuDNN's attention works, and the lines that were logged."""
+    """Returns `attention.works` of a precision, and the messages that it logged."""
     import logging
 
     from distribution import attention
