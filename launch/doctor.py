@@ -19,6 +19,7 @@ import numpy as np
 
 from launch.processes import visible_gpus
 from machine import requirements
+from machine.late_modules import import_late
 from machine.output import silent_broken_pipe
 from machine.quiet_start import start_quietly
 
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def report_devices() -> None:
     """Prints the devices, and the strategy of `--strategy auto`."""
     start_quietly()
+    import_late()
     # Keras reads it at import.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import tensorflow as tf
