@@ -11,10 +11,10 @@ them. They add up, and the temperature follows from thermodynamics, given the co
 strands and the salt. Trained with `model.fit()`: mean absolute error in degrees C, AdamW or Muon,
 linear warm-up, PolynomialDecay to zero.
 
-The default data are labelled by SantaLucia's formula (1998), which misses measured temperatures by
-about 1.8 degrees C: use it to try the recipe, not to draw conclusions. Measured temperatures are
-noisy and need other options: --epochs 30 --dropout 0.1 --optimizer muon --base-learning-rate 0.002
---members 2.
+The default data are labelled by SantaLucia's formula (1998), which misses measured temperatures of
+perfect duplexes by about 1.4 degrees C: use it to try the recipe, not to draw conclusions. Measured
+temperatures are noisy and need other options: --epochs 30 --dropout 0.1 --optimizer muon
+--base-learning-rate 0.002 --members 2.
 Results, with minutes and machine, are in README.md.
 """
 
