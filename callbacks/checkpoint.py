@@ -124,18 +124,21 @@ def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
     return dataclasses.replace(info, epochs_done=epochs_done, steps_into_epoch=into)
 
 
-def write(target: Path, state: dict, save_weights: Callable[[Path], None]) -> None:
+def write(
+    target: Path, state: dict, save_weights: Callable[[Path], None], checkpoints: Path
+) -> None:
     """Writes a checkpoint atomically: on an error, the old one is unchanged.
 
     Args:
         target: the checkpoint's folder, whose parent exists.
         state: JSON values, `step` among them.
         save_weights: writes the weights to a path.
+        checkpoints: the folder whose newest checkpoint an error names.
 
     Raises:
         CannotSave: the disk is full, or the folder is gone or not writable.
     """
-    last = newest_path(target.parent) or "not there"
+    last = newest_path(checkpoints) or "not there"
     with saving(f"the checkpoint {target}", f"; the last good one is {last}"):
         for left in target.parent.glob(".step-*"):  # left by a process that was killed
             files.remove(left)
@@ -369,8 +372,8 @@ class Checkpoint(StepCallback):
             self.folder.mkdir(exist_ok=True)
         # The best one first: a run that is killed between the two writes both again.
         if is_best:
-            write(self.folder.parent / "best", state, self.model.save_weights)
-        write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights)
+            write(self.folder.parent / "best", state, self.model.save_weights, self.folder)
+        write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights, self.folder)
         for old in _all(self.folder)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 

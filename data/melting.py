@@ -22,6 +22,7 @@ import tensorflow as tf
 from data import batches, tables
 from data.download import fetch
 from data.errors import DataError, listed
+from data.files import expand
 from data.installed_docs import hash_of
 from data.live_line import live_line
 from data.splits import SPLITS
@@ -175,7 +176,7 @@ def load_melting(
     """
     splits = _draw(seed, count) if dataset == FORMULA else _load(dataset, cache_dir, fold)
     if test_file is not None:
-        splits["test"] = [molecule for molecule, _ in _read_table(test_file.expanduser())]
+        splits["test"] = [molecule for molecule, _ in _read_table(expand(test_file))]
     empty = [split for split, molecules in splits.items() if not molecules]
     if empty:
         raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
@@ -183,7 +184,7 @@ def load_melting(
 
 
 def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]:
-    path = Path(dataset).expanduser()
+    path = expand(dataset)
     splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
     if dataset == NNN:
         split_of = _download(cache_dir)
@@ -258,7 +259,7 @@ def unread_note(dataset: str) -> str | None:
     """
     if dataset in (FORMULA, NNN):
         return None
-    path = Path(dataset).expanduser()
+    path = expand(dataset)
     files = [path / f"{split}.csv" for split in SPLITS] if path.is_dir() else [path]
     files = [file for file in files if file.exists()]
     known = {folded(name) for names in (*COLUMNS, PUBLISHED) for name in names}

@@ -235,7 +235,8 @@ def load_sentences(
                 "with train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
             )
     if test_file is not None:
-        rows["test"] = _read([files.expand(test_file)], columns, notes, labels)
+        read = _read([files.expand(test_file)], columns, notes, labels)
+        rows["test"] = _plain_numbers(read, rows["train"])
     if labels == "scores":
         return _scored(name, rows, notes)
     return _numbered(name, rows, notes, columns, test_file)
@@ -281,7 +282,7 @@ def _load_folder(
         notes.append(f"a tenth of the training sentences is the {kind} split")
     for split in ("valid", "test"):
         if paths[split]:
-            rows[split] = _read(paths[split], columns, notes, labels)
+            rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
     if cut:
         made, more = _split(name, rows["train"], held_out=cut, by_class=labels == "classes")
         rows, notes = rows | made, notes + more
@@ -303,7 +304,8 @@ def _read_training(
         The rows, and "classes" or "scores".
     """
     chosen = "scores" if labels == "auto" and columns.scores else labels
-    rows = _read(paths, columns, notes, chosen)
+    read = _read(paths, columns, notes, chosen)
+    rows = _plain_numbers(read, read)
     different = {label for _, label in rows}
     if chosen == "auto":
         fractions = not all(map(INTEGER.fullmatch, different))
@@ -314,7 +316,23 @@ def _read_training(
             f"labels are scores, {len(different):,} different numbers; with --labels classes each "
             "is a class"
         )
+    forms: dict[str, set[str]] = {}
+    for (_, written), (_, label) in zip(read, rows, strict=True):
+        forms.setdefault(label, set()).add(written)
+    alike = sorted(form for same in forms.values() if len(same) > 1 for form in same)
+    if chosen == "classes" and alike:
+        notes.append(f"labels that are the same number are one class: {_shown(alike)}")
     return rows, chosen
+
+
+def _plain_numbers(rows: list[Row], training: list[Row]) -> list[Row]:
+    """Returns rows whose labels are written as short as numbers can be: 1 for 1.0, 2.5 for 2.50.
+
+    Where a label of the training rows is no number, labels are names and stay as they are.
+    """
+    if not all(NUMBER.fullmatch(label) for _, label in training):
+        return rows
+    return [(text, re.sub(r"\.0+$|(\.[0-9]*[1-9])0+$", r"\1", label)) for text, label in rows]
 
 
 def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
@@ -623,8 +641,6 @@ def _read(
     labels = {label for _, label in rows if label.casefold() not in MISSING}
     if labels and all(map(SCORE.fullmatch, labels)):
         _require_none(missing)
-    if labels and all(map(NUMBER.fullmatch, labels)):
-        rows = [(text, re.sub(r"\.0+$|(\.[0-9]*[1-9])0+$", r"\1", label)) for text, label in rows]
     return rows
 
 

@@ -88,10 +88,11 @@ def read_table(
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
     empties_broken_rows: bool = False,
+    keeps_empty_rows: bool = False,
     any_case: bool = False,
     hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the wanted columns of each row that is not empty.
+    """Yields the wanted columns of each row, by default without empty rows.
 
     Args:
         path: UTF-8 with a header; `.tsv`, or a tab in the first line, makes it a TSV. A CSV has
@@ -101,6 +102,7 @@ def read_table(
             missing column has the values "", as has null in an object. Other columns are ignored.
         header: The names of the columns, if the file has no header line.
         empties_broken_rows: Whether rows of another length than the header have the values "".
+        keeps_empty_rows: Whether a row whose fields are all empty is yielded too, and null is "".
         any_case: Whether names that differ by case and outer spaces alone are the same.
         hint: What the message about a missing or repeated column ends with.
 
@@ -113,7 +115,10 @@ def read_table(
     """
     if has_objects(path.name):
         for where, row in read_objects(path):
-            yield where, [_field(where, row, wanted, hint, any_case) for wanted in columns]
+            yield (
+                where,
+                [_field(where, row, names, hint, any_case, keeps_empty_rows) for names in columns],
+            )
         return
     with _rows(path) as reader:
         names = [name.strip() for name in header or next(reader, [])]
@@ -125,9 +130,10 @@ def read_table(
         line = reader.line_num
         for row in reader:
             where, line = f"{path}, line {line + 1}", reader.line_num
-            if not any(map(str.strip, row)):
+            is_whole = len(row) == len(names)
+            if not any(map(str.strip, row)) and not (keeps_empty_rows and is_whole):
                 continue
-            if len(row) != len(names):
+            if not is_whole:
                 if empties_broken_rows:
                     yield where, [""] * len(places)
                     continue
@@ -218,7 +224,9 @@ def _undecodable(path: Path) -> int:
     return done - len(decoder.getstate()[0])
 
 
-def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> str:
+def _field(
+    where: str, row, names: Sequence[str], hint: str, any_case: bool, null_is_empty: bool
+) -> str:
     """Returns a field of an object as a table would have it."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object, found {row!r:.40}")
@@ -227,7 +235,7 @@ def _field(where: str, row, names: Sequence[str], hint: str, any_case: bool) -> 
     if place is None:
         return ""
     value = row[keys[place]]
-    if value is None and "" in names:
+    if value is None and (null_is_empty or "" in names):
         return ""
     if isinstance(value, bool | int | float):
         value = str(value)

@@ -1,9 +1,20 @@
 """Makes a program work without its standard streams, and end silently after `| head`."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
+
+
+def prepare_streams() -> None:
+    """Makes standard output take every text, and opens the streams that are closed.
+
+    What the encoding of the locale lacks is written as an escape, as on standard error.
+    """
+    open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -12,7 +23,7 @@ def silent_broken_pipe() -> Iterator[None]:
 
     Python itself would print a traceback, or `Exception ignored` when it ends.
     """
-    open_closed_streams()
+    prepare_streams()
     try:
         try:
             yield

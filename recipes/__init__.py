@@ -24,12 +24,12 @@ def _require_packages() -> None:
 _require_packages()
 
 from machine.late_modules import import_late  # noqa: E402
-from machine.output import open_closed_streams  # noqa: E402
+from machine.output import prepare_streams  # noqa: E402
 from machine.quiet_start import start_quietly  # noqa: E402
 from training.command_line import answer_early  # noqa: E402
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-open_closed_streams()
+prepare_streams()
 start_quietly()
 import_late()
 answer_early()

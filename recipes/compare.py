@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training import run_files
@@ -123,12 +123,27 @@ def tell_data_apart(runs: list[dict]) -> None:
                     run["settings"][name] = str(run["checksums"].get(name))[:8]
 
 
-def without_copies(runs: list[dict]) -> dict[str, dict]:
-    """Returns the runs with distinct weights by name; copies of one run share a name: "a = b"."""
+def names_of(folders: Sequence[Path]) -> dict[Path, str]:
+    """Returns the name of each folder, with as many of its parents as tell it from the others."""
+    parts = {folder: Path(os.path.abspath(folder)).parts for folder in folders}
+    names = {}
+    for folder, own in parts.items():
+        others = [other for other in parts.values() if other != own]
+        count = 1
+        while count < len(own) and any(other[-count:] == own[-count:] for other in others):
+            count += 1
+        names[folder] = str(Path(*own[-count:]))
+    return names
+
+
+def without_copies(runs: list[dict], names: dict[Path, str]) -> list[tuple[str, dict]]:
+    """Returns the runs with distinct weights and their names; copies share one: "a = b"."""
     by_weights: dict[object, list[dict]] = {}
     for number, run in enumerate(runs):
         by_weights.setdefault(run.get("weights_sha256", number), []).append(run)
-    return {" = ".join(run["folder"].name for run in same): same[0] for same in by_weights.values()}
+    return [
+        (" = ".join(names[run["folder"]] for run in same), same[0]) for same in by_weights.values()
+    ]
 
 
 def cells_of(runs: list[dict]) -> list[dict[str, str]]:
@@ -137,11 +152,13 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
     groups: dict[str, list[dict]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run["settings"], sort_keys=True), []).append(run)
-    names = dict.fromkeys(name for run in runs for name in run["settings"])
-    differ = [n for n in names if len({json.dumps(run["settings"].get(n)) for run in runs}) > 1]
+    settings = dict.fromkeys(name for run in runs for name in run["settings"])
+    differ = [n for n in settings if len({json.dumps(run["settings"].get(n)) for run in runs}) > 1]
+    names = names_of([run["folder"] for run in runs])
     rows = []
-    for named in map(without_copies, groups.values()):
-        cells, group = {"run": ", ".join(named)}, list(named.values())
+    for same in groups.values():
+        named = without_copies(same, names)
+        cells, group = {"run": ", ".join(name for name, _ in named)}, [run for _, run in named]
         cells |= {name: str(group[0]["settings"].get(name, "-")) for name in differ}
         cells["seed"] = ", ".join(str(run.get("seed")) for run in group)
         for part, prefix in (("test", ""), ("baseline", "baseline: ")):

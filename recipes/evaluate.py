@@ -85,6 +85,8 @@ class Options(RunOptions):
             problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):
             problems.append(f"--png {self.png}: must end in .png, .pdf or .svg")
+        if self.png is not None and not self.png.parent.is_dir():
+            problems.append(f"--png {self.png}: its folder does not exist")
         if self.dataset is None:
             named = [name for name in COLUMNS if getattr(self, name) is not None]
             problems += [f"{flag(name)}: needs --dataset" for name in named]
@@ -98,8 +100,6 @@ def main(options: Options) -> dict:
     if options.on is not None:
         folder = Path(options.on.removeprefix("blimp:"))
         results = evaluate_pairs(run, folder, options.cache_dir)
-        if options.png is not None:
-            plot_pairs(results["scores"], options.png)
     else:
         results = evaluate(
             run,
@@ -109,9 +109,18 @@ def main(options: Options) -> dict:
             test_file=options.test_file,
             **columns_of(options, run),
         )
+    _print(results, options)
+    if options.png is not None:  # afterwards: a file that cannot be written costs no result
+        plot_pairs(results["scores"], options.png)
+        if not options.json:
+            print(f"\nwrote {options.png}")
+    return results
+
+
+def _print(results: dict, options: Options) -> None:
     if options.json:
         print(json.dumps(results))
-        return results
+        return
     for note in results["notes"]:
         print(note)
     print(f"{'run':24} {results['run_dir']}, {results['steps']:,} steps")
@@ -123,16 +132,13 @@ def main(options: Options) -> dict:
         columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]
         print("accuracy in % ± standard error; a tie is wrong, chance is 50 %\n")
         print(minimal_pairs.format_table(results["scores"], columns))
-        if options.png is not None:
-            print(f"\nwrote {options.png}")
-        return results
+        return
     for title, numbers in (("", results["test"]), ("baseline: ", results["baseline"])):
         for name, value in numbers.items():
             print(f"{title + name:24} {value:.4f}")
     for name in ("test_by_class", "test_by_dataset"):
         if results.get(name):
             print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), results[name])}")
-    return results
 
 
 def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:

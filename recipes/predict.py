@@ -68,7 +68,7 @@ class Options(TakesMore, RunOptions):
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
         """Adds the keyword arguments of the recipe's `predict()`, where a run is named."""
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        first.add_argument("run_dir", nargs="?", type=Path)
+        first.add_argument("run_dir", nargs="?", type=files.expand)
         # The options that take a value.
         for name in ("--trust-module", "--file", "--text-column", "--second-text-column"):
             first.add_argument(name)
@@ -79,14 +79,23 @@ class Options(TakesMore, RunOptions):
         hints = typing.get_type_hints(predict)
         group = parser.add_argument_group(f"options of {predict.__module__}")
         for name, parameter in inspect.signature(predict).parameters.items():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                about = re.search(rf"^ +{name}: (.*)", predict.__doc__ or "", re.MULTILINE)
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                continue
+            about = re.search(rf"^ +{name}: (.*)", predict.__doc__ or "", re.MULTILINE)
+            is_required = parameter.default is inspect.Parameter.empty
+            try:
                 group.add_argument(
                     flag(name),
-                    default=parameter.default,
+                    default=None if is_required else parameter.default,
+                    required=is_required,
                     help=about[1].replace("%", "%%") if about else "An option of the recipe.",
                     **value_arguments(hints.get(name, type(parameter.default))),
                 )
+            except argparse.ArgumentError as error:
+                raise RunError(
+                    f"{predict.__module__}.predict(): the argument {name} needs another name: "
+                    f"recipes.predict has {flag(name)} itself"
+                ) from error
         return True
 
 
@@ -170,7 +179,8 @@ def read_columns(
     """
     wanted = [(column,)] if second is None else [(column,), (second,)]
     inputs: list[str | tuple[str, ...]] = []
-    for where, fields in tables.read_table(files.expand(path), *wanted):
+    # An empty field keeps its place.
+    for where, fields in tables.read_table(files.expand(path), *wanted, keeps_empty_rows=True):
         if any(fields) and not all(fields):
             raise DataError(f"{where}: one sentence of the pair is empty")
         inputs.append("" if not all(fields) else fields[0] if second is None else tuple(fields))

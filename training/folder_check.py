@@ -16,7 +16,7 @@ def not_a_run(folder: Path) -> list[str]:
         OSError: it cannot be read.
     """
     # Files that the launcher and the run write before options.json.
-    ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+")
+    ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+\.partial")
     names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
     if not names or (folder / "options.json").exists():
         return []

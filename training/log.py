@@ -34,7 +34,7 @@ class LogFile(logging.FileHandler):
     """Appends lines with the time to a file; a full disk ends the run with a one-line error."""
 
     def __init__(self, path: Path):
-        super().__init__(path, encoding="utf-8")
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def handleError(self, record):  # noqa: N802 (logging's name; its own prints a traceback)

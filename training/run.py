@@ -61,6 +61,7 @@ from training.signals import StopRequested, signals
 
 log = logging.getLogger("recipes")
 
+RATES = ("examples_per_second", "tokens_per_second", "mfu")  # None where not measured
 # What TensorFlow raises in a collective operation whose other workers are gone.
 PEER_GONE = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
 
@@ -743,7 +744,7 @@ class Run:
             "baseline": baseline,
             **more,
             "notes": self._notes + self.checkpoint.notes,
-            **({"tokens_per_second": None, "mfu": None} | self.throughput.total()),
+            **(dict.fromkeys(RATES) | self.throughput.total()),
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,

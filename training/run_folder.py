@@ -80,10 +80,15 @@ class RunFolder:
         if self._lock is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 self._made = ()  # the other run made it
                 raise RunError(
                     f"--run-dir {self.path}: another run is using this folder"
+                ) from error
+            except OSError as error:
+                raise RunError(
+                    f"--run-dir {self.path}: cannot be locked ({error.strerror}); pass a folder on "
+                    "a file system with locks (flock)"
                 ) from error
         self._find_run()
 

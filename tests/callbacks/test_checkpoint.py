@@ -22,7 +22,7 @@ RECORDS = {"history": {"loss": [3.0, 2.0, 1.0]}}
 def save(folder, step, content=b"weights", **more):
     state = {"step": step, "epochs_done": 0, "steps_into_epoch": step} | more
     target = folder / f"step-{step:08d}"
-    write(target, state, lambda path: path.write_bytes(content))
+    write(target, state, lambda path: path.write_bytes(content), target.parent)
     return target
 
 
@@ -40,7 +40,9 @@ class TestOnDisk:
             assert newest(tmp_path, set_aside=False).step == 3
             path.write_bytes(b"new")
 
-        write(target, {"step": 3, "epochs_done": 1, "steps_into_epoch": 0}, write_new)
+        write(
+            target, {"step": 3, "epochs_done": 1, "steps_into_epoch": 0}, write_new, target.parent
+        )
         assert newest(tmp_path).epochs_done == 1 and names(tmp_path) == ["step-00000003"]
         assert (target / "model.weights.h5").read_bytes() == b"new"
 
@@ -68,7 +70,9 @@ class TestOnDisk:
             raise OSError(28, "No space left on device")
 
         with pytest.raises(CannotSave, match="No space left on device.*step-00000001"):
-            write(tmp_path / "step-00000002", {"step": 2}, full)
+            write(tmp_path / "step-00000002", {"step": 2}, full, tmp_path)
+        with pytest.raises(CannotSave, match="best cannot be written.*step-00000001"):
+            write(tmp_path.parent / "best", {"step": 2}, full, tmp_path)
         assert names(tmp_path) == ["step-00000001"]
 
     def test_damaged_ones_are_set_aside(self, tmp_path, caplog):

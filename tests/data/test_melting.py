@@ -370,6 +370,10 @@ class TestSplits:
         with pytest.raises(DataError, match="line 1: 2 columns sodium, expected one"):
             load(path)
 
+    def test_a_home_that_does_not_exist_is_no_home(self):
+        with pytest.raises(DataError, match="~nobody-of-that-name/x.csv"):
+            load("~nobody-of-that-name/x.csv")
+
     def test_kelvin_is_refused(self, tmp_path):
         rows = [row | {"tm": str(300 + number)} for number, row in enumerate(hairpins(100))]
         with pytest.raises(DataError, match="x.csv: all temperatures .* above 200, .* °C"):

@@ -386,6 +386,23 @@ def test_a_number_and_its_integer_are_one_class(tmp_path, labels, classes):
     assert load_sentences(str(path), cache_dir=None).classes == classes
 
 
+def test_labels_are_written_as_training_has_them(tmp_path):
+    names = rows(60, ("1.0", "2.0", "beta"))
+    train = csv_file(tmp_path / "a.csv", names)
+    test = csv_file(tmp_path / "b.csv", [row for row in names if row[1] != "beta"])
+    loaded = load_sentences(str(train), cache_dir=None, test_file=test)
+    assert loaded.classes == ("1.0", "2.0", "beta")
+    numbers = csv_file(tmp_path / "c.csv", rows(60, ("1", "2")))
+    assert load_sentences(str(numbers), cache_dir=None, test_file=test).classes == ("1", "2")
+
+
+def test_labels_that_are_one_number_are_noted(tmp_path):
+    path = csv_file(tmp_path / "a.csv", rows(80, ("3.1", "3.10", "2", "1.0")))
+    loaded = load_sentences(str(path), cache_dir=None)
+    assert loaded.classes == ("1", "2", "3.1")
+    assert "labels that are the same number are one class: '3.1', '3.10'; " in loaded.note
+
+
 def test_classes_that_differ_by_case_are_noted(tmp_path):
     path = csv_file(tmp_path / "a.csv", rows(80, ("Neg", "neg", "pos", "other")))
     loaded = load_sentences(str(path), cache_dir=None)

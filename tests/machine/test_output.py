@@ -34,3 +34,15 @@ def test_the_launcher_ends_with_the_status_of_its_processes(tmp_path):
     program = f"{WITHOUT}os.chdir({str(tmp_path)!r}); os.execv({sys.executable!r}, {arguments!r})"
     ended = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("begin", ["import recipes", "with o.silent_broken_pipe(): pass"])
+def test_what_the_encoding_lacks_is_escaped(begin):
+    program = f"from machine import output as o\n{begin}\nprint('数 é \\udcff')"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+    )
+    assert ended.stdout == b"\\u6570 \xe9 \\udcff\n", ended.stderr

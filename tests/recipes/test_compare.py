@@ -87,6 +87,18 @@ class TestRows:
         assert (row["epochs"], other["epochs"], row["seed"]) == ("2", "3", "0, 1, 2")
         assert row["baseline: most_frequent_accuracy"] == "0.1000"
 
+    def test_folders_of_one_name_are_shown_with_what_tells_them_apart(self, run):
+        values = [0.5, 0.9, 0.7]
+        folders = [
+            run(f"seed{seed}/run", {"seed": seed}, {"test": {"accuracy": value}})
+            for seed, value in enumerate(values)
+        ]
+        (row,) = rows(*folders)
+        assert row["run"] == "seed0/run, seed1/run, seed2/run"
+        assert row["accuracy"] == "0.7000 ± 0.2000 (n=3)"
+        one, other = rows(folders[0], run("alone", {"epochs": 3}))
+        assert (one["run"], other["run"]) == ("run", "alone")
+
     def test_whatever_changes_the_training_is_no_seed(self, run):
         """As `--max-steps` does, which the options that are shown leave to the plan."""
         short = run("short", resolved={"total_steps": 5})

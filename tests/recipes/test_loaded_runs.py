@@ -24,6 +24,7 @@ from models import bert, init_from, presets
 from recipes import bert_mlm, evaluate, export, predict, text_classification
 from tests.support import strategy_run
 from tests.support.damaged import flip_a_bit
+from training.command_line import parse
 from training.errors import RunError
 from training.loaded_run import LoadedRun, load_run, same_outputs
 
@@ -438,6 +439,17 @@ class TestPairs:
         assert [line[0] for line in lines if line[-2:-1] == ["±"]] == ["one", "two", "all"]
         assert lines[-3][-3:] == ["100.0", "±", "0.0"]
 
+    @pytest.mark.parametrize("more", [(), ("--json",)])
+    def test_a_plot_that_cannot_be_written_costs_no_result(
+        self, runs, pairs, command_line, tmp_path, more
+    ):
+        folder, _ = runs["bert_mlm"]
+        (tmp_path / "plot.png").mkdir()
+        plot = ("--png", tmp_path / "plot.png", *more)
+        status, out, errors = command_line(evaluate, folder, "--on", f"blimp:{pairs}", *plot)
+        assert status == 2 and "plot.png: cannot be written (Is a directory)" in errors
+        assert json.loads(out)["scores"] if more else "a tie is wrong" in out
+
     def test_without_the_text_there_are_no_n_grams(self, runs, pairs, monkeypatch):
         folder, _ = runs["bert_mlm"]
         run = load_run(folder)
@@ -471,6 +483,7 @@ class TestPairs:
             (folder, f"blimp:{tmp_path}", "no pairs in *.jsonl files"),
             (folder, "glue", "--on glue: must be blimp:FOLDER"),
             (folder, f"blimp:{pairs} --png a.bmp", "--png a.bmp: must end in .png, .pdf or .svg"),
+            (folder, f"blimp:{pairs} --png no/a.png", "--png no/a.png: its folder does not exist"),
             (runs["mnist"][0], f"blimp:{pairs}", "recipes.mnist, has no log_likelihoods()"),
         ):
             status, _, errors = command_line(evaluate, run, "--on", *on.split(" "))
@@ -626,11 +639,50 @@ class TestPredict:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
 
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("a.csv", 'review\n"good"\n""\n"bad"\n'),
+            ("a.csv", "review,n\ngood,1\n,\nbad,2\n\n"),
+            ("a.tsv", "review\tn\ngood\t1\n\t\nbad\t2\n"),
+            ("a.jsonl", '{"review": "good"}\n{"review": null}\n{"review": "bad"}\n'),
+        ],
+    )
+    def test_a_row_without_a_text_keeps_its_place(self, name, content, tmp_path):
+        table = write(tmp_path / name, content.encode())
+        assert predict.read_columns(table, "review") == ("good", "", "bad")
+
     def test_json_of_lists_is_read_by_lines(self, tmp_path):
         """Of a chat's messages for example."""
         lines = ('[{"role": "user", "content": "a"}]', '[{"role": "user", "content": "b"}]')
         chats = write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
         assert predict.read_inputs(chats) == lines
+
+    def test_arguments_of_a_recipes_predict(self, tmp_path, monkeypatch, capsys):
+        def parsed(answers, *words):
+            module = types.SimpleNamespace(predict=answers)
+            monkeypatch.setattr(
+                predict, "_load", lambda *_, **__: types.SimpleNamespace(module=module)
+            )
+            return parse(predict.Options, "predict", arguments=["~/run", "a text", *words]).more
+
+        (tmp_path / "run").mkdir()
+        write(tmp_path / "run" / "results.json", b"{}")
+        monkeypatch.setenv("HOME", str(tmp_path))
+
+        def in_a_unit(run, inputs, *, unit: str, top: int = 3):
+            raise AssertionError
+
+        def to_a_file(run, inputs, *, file: str = "a"):
+            raise AssertionError
+
+        assert parsed(in_a_unit, "--unit", "K") == {"unit": "K", "top": 3}
+        for words, said in (((), "required: --unit"), (("--unit", "K", "--tpo", "1"), "--tpo")):
+            with pytest.raises(SystemExit):
+                parsed(in_a_unit, *words)
+            assert said in capsys.readouterr().err
+        with pytest.raises(RunError, match=r"predict\(\): the argument file needs another name"):
+            parsed(to_a_file)
 
     def test_pairs_of_a_table(self, tmp_path):
         table = write(tmp_path / "a.tsv", b"n\tone\ttwo\n1\ta film\tgood\n2\t\t\n")

@@ -209,7 +209,10 @@ class TestNumbers:
 
     def test_a_gpu_that_cannot_be_used_is_noted(self, tmp_path, monkeypatch):
         monkeypatch.setattr(device, "unused_gpu", lambda: "a GPU is there")
-        assert start(tmp_path / "run", max_steps=1)["notes"] == ["a GPU is there"]
+        results = start(tmp_path / "run", max_steps=1)
+        assert results["notes"] == ["a GPU is there"]
+        # The first step is not measured.
+        assert results["examples_per_second"] is results["tokens_per_second"] is None
 
     def test_evaluations_in_mid_epoch_are_each_of_their_split(self, finished):
         """Held against NumPy on the weights of that step."""

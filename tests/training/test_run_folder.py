@@ -1,5 +1,6 @@
 """Tests which contents of a run's folder are accepted and which refused, without training."""
 
+import errno
 import json
 import os
 import types
@@ -86,7 +87,7 @@ def save_checkpoint(there, step, **state):
         "callbacks": {"records": {"history": {}}},
     } | state
     target = there / "checkpoints" / f"step-{step:08d}"
-    checkpoint.write(target, state, lambda path: path.touch())
+    checkpoint.write(target, state, lambda path: path.touch(), target.parent)
 
 
 def save_results(there, steps):
@@ -109,7 +110,13 @@ class TestForeignFolders:
 
     def test_one_in_which_only_a_launcher_has_written_will_do(self, opened, tmp_path):
         (tmp_path / "run").mkdir()
-        for name in (".lock", "worker-0.log", "chief-0.log", "ps-1.log", ".options.json.123"):
+        for name in (
+            ".lock",
+            "worker-0.log",
+            "chief-0.log",
+            "ps-1.log",
+            f".options.json.123{files.PARTIAL}",
+        ):
             (tmp_path / "run" / name).touch()
         assert opened().checkpoint is None
 
@@ -199,6 +206,14 @@ class TestOtherRuns:
             second.open()
         second.discard()
         assert first.path.is_dir()
+
+    def test_a_file_system_without_locks_is_named(self, opened, tmp_path, monkeypatch):
+        def flock(file, operation):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+        with pytest.raises(RunError, match="cannot be locked .No locks available.; pass a folder"):
+            opened()
 
     def test_what_a_run_without_a_checkpoint_logged_goes(self, there, opened):
         (there / "metrics.jsonl").write_text("{}\n")
