@@ -182,6 +182,8 @@ def evaluation_batches(
         weights = more[0] if more else tf.ones_like(positions, keras.config.floatx())
 
         def without_padding(weights: tf.Tensor) -> tf.Tensor:
+            if weights.dtype == tf.bool:
+                weights = tf.cast(weights, keras.config.floatx())
             real = tf.cast(positions < count, weights.dtype)
             return weights * tf.reshape(real, [-1] + [1] * (weights.shape.rank - 1))
 

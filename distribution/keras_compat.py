@@ -509,7 +509,10 @@ def share_states() -> contextlib.AbstractContextManager:
     CentralStorageStrategy and ParameterServerStrategy refuse to assign in a replica. Does: creates
     them with `aggregation="only_first_replica"`; all replicas assign the same values.
     """
-    names = ("seed_generator_state", "moving_mean", "moving_variance")
+    names = (
+        *("seed_generator_state", "moving_mean", "moving_variance", "moving_stddev"),
+        *("renorm_mean", "renorm_stddev"),
+    )
 
     def make(stock):
         def init(self, *args, **kwargs):
@@ -895,8 +898,14 @@ def masks_of_labels(model: keras.Model, y, y_pred) -> list:
         y_pred: the outputs.
     """
     masks = [None] * len(keras.tree.flatten(y_pred))
+    entries = _losses_with_ignored(model)
+    if entries:  # as Keras's losses take labels: by name or in order, whatever the outputs are
+        if isinstance(y, dict) and isinstance(y_pred, list | tuple):
+            y = [y.get(name) for name in model._compile_loss.output_names]
+        elif isinstance(y, list | tuple) and isinstance(y_pred, dict):
+            y = dict(zip(model._compile_loss.output_names, y, strict=True))
     places = keras.tree.pack_sequence_as(y_pred, list(range(len(masks))))
-    for entry in _losses_with_ignored(model):
+    for entry in entries:
         place, labels, outputs = places, y, y_pred
         for name in entry.path:
             place, labels, outputs = place[name], labels[name], outputs[name]
@@ -980,6 +989,15 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
             metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path, factor)
             losses.append((factor, metric))
         _add_up_outputs(model, losses)
+
+
+def number_of_losses(model: keras.Model) -> int:
+    """Counts the losses that one `compute_loss()` adds up, at least one.
+
+    Lacks: no public name for the losses that `compile()` made of names, functions, lists and dicts.
+    """
+    compiled = model._compile_loss
+    return max(1, len(compiled._flat_losses)) if compiled is not None and compiled.built else 1
 
 
 class OneNumberError(DistributionError):
@@ -1129,7 +1147,8 @@ def rows_with_weight(sample_weight) -> tf.Tensor | None:
     present = None
     for leaf in keras.tree.flatten(sample_weight):
         if leaf is not None:
-            rows = tf.reduce_any(tf.reshape(leaf != 0, [tf.shape(leaf)[0], -1]), axis=1)
+            counts = tf.reshape(tf.cast(leaf, tf.bool), [tf.shape(leaf)[0], -1])
+            rows = tf.reduce_any(counts, axis=1)
             present = rows if present is None else present | rows
     return present
 
@@ -1207,8 +1226,10 @@ class _OfExamples(compile_utils.MetricsList):
             weights = tf.broadcast_to(rows, tf.shape(mask))
         for metric in self.metrics:
             if _is_own_class(metric):  # it may ignore the weights
-                parts = (tf.boolean_mask(each, present) for each in (y_true, y_pred))
-                metric.update_state(*parts)
+                labels, outputs = (tf.boolean_mask(each, present) for each in (y_true, y_pred))
+                if mask is not None:  # of the values within an example
+                    backend.set_keras_mask(outputs, tf.boolean_mask(mask, present))
+                metric.update_state(labels, outputs)
             else:
                 metric.update_state(y_true, y_pred, sample_weight=weights)
 
@@ -1263,16 +1284,17 @@ def global_seed(create: bool = False) -> list[keras.Variable]:
 def not_for_xla(model: keras.Model) -> list[str]:
     """Returns the names of a model's layers that XLA cannot compile in this process.
 
-    With several replicas what sums over them: batch normalization, and layers whose mask, or losses
-    whose `ignore_class`, decides which values count. Max pooling where operations are
-    deterministic. Lacks: no public API reports any of it.
+    What Keras marks so, such as `RandomRotation` and `StringLookup`. With several replicas what
+    sums over them: batch normalization, and layers whose mask, or losses whose `ignore_class`,
+    decides which values count. Max pooling where operations are deterministic. Lacks: no public API
+    reports any of it.
     """
     several = model.distribute_strategy.num_replicas_in_sync > 1
     names = []
     for layer in layers_of(model):
         normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         pools = is_op_determinism_enabled() and "MaxPooling" in type(layer).__name__
-        if (several and normalises) or pools:
+        if not layer.supports_jit or (several and normalises) or pools:
             names.append(layer.name)
     if several and getattr(model, "outputs", None):  # not of a subclass of keras.Model
         masked = [output for output in model.outputs if mask_of(output) is not None]

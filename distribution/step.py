@@ -77,8 +77,15 @@ def install(
             "(--strategy none)"
         )
     _require_optimizer_for(model)
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        for layer in keras_compat.layers_of(model):
+            if isinstance(layer, keras.layers.SpectralNormalization):  # assigns to its kernel
+                raise DistributionError(
+                    f"the layer {layer.name} does not work with central_storage, whose replicas "
+                    "share one copy of each weight; use --strategy mirrored"
+                )
     refused = keras_compat.not_for_xla(model)
-    if jit_compile and refused and (replicas > 1 or keras_compat.is_deterministic()):
+    if jit_compile and refused:
         raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
     model.steps_per_execution = updates_per_execution
     with strategy.scope():
@@ -265,7 +272,7 @@ class Step:
             if self.replicas > 1:
                 share = share / self.replicas
         gradients = tape.gradient(share, [v.value for v in self.variables])
-        self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
+        self.measure(x, y, y_pred, sample_weight)
         # Dense: adds the gradients of embedding rows that a batch looks up several times.
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
@@ -285,6 +292,14 @@ class Step:
                     "--jit: a mask of the model, or ignore_class of a loss, decides which values "
                     "count, so replicas add up in the middle of what XLA would compile; pass --jit "
                     "off"
+                )
+            alike = all(mask is masks[0] for mask in masks)
+            one_weight = not keras.tree.is_nested(sample_weight)
+            if training and self.batches_per_update > 1 and not (alike and one_weight):
+                raise DistributionError(
+                    "--accumulate-steps: masks, or ignore_class, make the outputs count different "
+                    "values, so the mean over the batches of an update is not known before the "
+                    "last of them; leave it out, or write the masks as sample weights of the data"
                 )
             weights = [_times_mask(w, m) for w, m in _per_output(sample_weight, masks)]
             sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
@@ -338,6 +353,9 @@ class Step:
             scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
             if scale is not None:
                 norm = norm / tf.cast(scale.value, norm.dtype)
+            fixed = getattr(optimizer, "loss_scale_factor", None)
+            if fixed is not None:
+                norm = norm / tf.cast(fixed, norm.dtype)
             self.norm.assign(tf.cast(norm, self.floatx))
         if self.variables:
             optimizer.apply(gradients, self.variables)
@@ -357,13 +375,33 @@ class Step:
         # A batch counts by its weight: the padded last one counts less. Each of several outputs
         # counts by its own weights; what is left of the loss, such as penalties, by all of them.
         rest = tf.cast(loss, self.floatx)
+        # A compute_loss() may call Keras's several times; the metrics have the mean of the calls.
+        calls = max(1, len(of_outputs) // keras_compat.number_of_losses(self.model))
         for value in of_outputs:
-            rest -= tf.reduce_sum(tf.cast(value, self.floatx))
+            rest -= tf.reduce_sum(tf.cast(value, self.floatx)) / calls
         tracker = keras_compat.loss_tracker(self.model)
         tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
         with keras_compat.padding_left_out(None if is_unpadded else sample_weight):
-            self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
+            self.measure(x, y, y_pred, sample_weight)
         return self.model.get_metrics_result()
+
+    def measure(self, x, y, y_pred, sample_weight) -> None:
+        """Updates the metrics of the model by its own `compute_metrics()`.
+
+        Raises:
+            DistributionError: it returns a value that is no metric, which several batches and
+                replicas could not add up.
+        """
+        found = self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))
+        kind = type(self.model)
+        if kind.compute_metrics is not keras.Model.compute_metrics and found:
+            unknown = sorted(found.keys() - self.model.get_metrics_result().keys())
+            if unknown:
+                raise DistributionError(
+                    f"{kind.__name__}.compute_metrics() returns {', '.join(unknown)}, which no "
+                    "metric of the model has: make it a keras.metrics.Metric, an attribute of the "
+                    "model that compute_metrics() updates"
+                )
 
     # --- Several batches of one update ---
 

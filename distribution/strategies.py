@@ -205,7 +205,10 @@ def _split(kind: str, count: int) -> None:
         # About 10 % remain for the CUDA context and cuDNN's workspace.
         query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
-            listed = subprocess.run([*query, "--id=0"], capture_output=True, text=True, check=True)
+            # The first of those that this process sees, by number or UUID.
+            first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+            command = [*query, f"--id={first}"]
+            listed = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise DistributionError(
                 f"--replicas {count}: nvidia-smi must report the GPU's memory in order to split it:"

@@ -424,6 +424,11 @@ def require_compiled(model: keras.Model, train_data) -> None:
             "that takes the inputs of train_data (of a GAN for instance: return "
             "self.discriminator(inputs))"
         )
+    if model.compiled and model.run_eagerly and not keras_compat.own_steps(model):
+        problems.append(
+            f"{type(model).__name__} is compiled with run_eagerly=True, and a run computes its "
+            "steps as graphs: leave it out"
+        )
     if not isinstance(train_data, tf.data.Dataset):
         problems.append(
             f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "
@@ -435,6 +440,12 @@ def require_compiled(model: keras.Model, train_data) -> None:
         problems.append(
             "train_data has ragged tensors: pad them with zeros, .to_tensor(shape=(None, length)), "
             "and let the model mask them, Embedding(..., mask_zero=True) or Masking()"
+        )
+    elif any(
+        isinstance(spec, tf.NoneTensorSpec) for spec in tf.nest.flatten(train_data.element_spec)
+    ):
+        problems.append(
+            "train_data has None in a batch: an output without weights of its own needs ones"
         )
     if problems:
         raise RunError("\n".join(problems))
@@ -514,7 +525,7 @@ def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
     """Returns the checksums of the first batches; rejects data that begin differently each time.
 
     Raises:
-        RunError: the data are empty, or names the functions whose batches repeat.
+        RunError: the data are empty, have a negative weight, or begin with other batches.
     """
     # Batches of `data.batches` are a function of the step; any other pipeline is read twice.
     first = _first_batches(train_data)
@@ -536,6 +547,13 @@ def _first_batches(train_data: tf.data.Dataset) -> list[str]:
         for tensor in tf.nest.flatten(batch, expand_composites=True):
             digest.update(tf.io.serialize_tensor(tensor).numpy())
         checksums.append(digest.hexdigest())
+        _, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        leaves = [leaf for leaf in tf.nest.flatten(weights) if leaf is not None]
+        if any(bool(tf.reduce_any(tf.cast(leaf, tf.float32) < 0)) for leaf in leaves):
+            raise RunError(
+                "train_data has a negative sample weight: the loss is a mean, divided by the sum "
+                "of the weights; put the sign into the labels or into compute_loss()"
+            )
     return checksums
 
 

@@ -483,7 +483,7 @@ class Run:
         checks.require_single_numbers(model)
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
-        if options.jit != "on" and keras_compat.not_for_xla(model) and plan.replicas > 1:
+        if options.jit != "on" and keras_compat.not_for_xla(model):
             jit = False
         restored = False
         if jit:  # before the first program is compiled

@@ -459,6 +459,120 @@ def test_the_loss_of_each_output_and_their_sum_are_weighted_means(count):
         assert logs == pytest.approx(expected, rel=1e-9)
 
 
+def test_an_evaluation_counts_each_call_of_a_loss():
+    """As adversarial training does, whose `compute_loss()` calls Keras's twice."""
+
+    class Twice(keras.Model):
+        def compute_loss(self, *arguments, **named):
+            return super().compute_loss(*arguments, **named) + super().compute_loss(
+                *arguments, **named
+            )
+
+    x, y, weights = weighted_pairs()
+    inputs = keras.Input((2,))
+    ones = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
+    model = Twice(inputs, {"twice": ones, "once": ones})
+    model.compile("sgd", {"once": "mse", "twice": "mae"})
+    data = arrays.evaluation_data(x, y, weights, batch_size=11)
+    keras_compat.build(model, data)
+    install(model)
+    logs = model.evaluate(data, verbose=0, return_dict=True)
+    assert logs["loss"] == pytest.approx(2 * (logs["once_loss"] + logs["twice_loss"]), rel=1e-6)
+
+
+def test_a_value_that_is_no_metric_is_refused():
+    class Measures(keras.Sequential):
+        def compute_metrics(self, *arguments):
+            return super().compute_metrics(*arguments) | {"bias": 1.0}
+
+    model = Measures([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4)
+    keras_compat.build(model, data)
+    install(model)
+    for compute in (model.fit, model.evaluate):
+        with pytest.raises(DistributionError, match="Measures.compute_metrics.. returns bias, whi"):
+            compute(data, verbose=0)
+
+
+def normalised_weights(kind):
+    """The weights after a step with batch renormalization; of what is said without a step."""
+    devices = [f"CPU:{index}" for index in range(2)]
+    if kind == "central_storage":
+        strategy = tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    else:
+        strategy = tf.distribute.MirroredStrategy(devices)
+    data = replicas.dataset((np.arange(8.0).reshape(4, 2), np.ones((4, 1))), 4)
+    keras.utils.set_random_seed(0)
+    said = ""
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            layers = [keras.layers.BatchNormalization(renorm=True), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,)), *layers])
+            model.compile("sgd", "mse")
+            spectral = keras.layers.SpectralNormalization(keras.layers.Dense(3), name="spectral")
+            other = keras.Sequential([keras.Input((2,)), spectral])
+            other.compile("sgd", "mse")
+        keras_compat.build(model, data)
+        install(model)
+        model.fit(data, verbose=0)
+        try:
+            install(other)
+        except DistributionError as error:
+            said = str(error)
+    return [weights.tolist() for weights in model.get_weights()], said
+
+
+def test_normalizations_under_central_storage():
+    """They assign to variables of which there is one copy; to kernels they may not."""
+    found = [forked.run(normalised_weights, kind) for kind in ("central_storage", "mirrored")]
+    for shared, mirrored in zip(found[0][0], found[1][0], strict=True):
+        np.testing.assert_allclose(shared, mirrored, rtol=1e-6)
+    assert found[0][1].startswith("the layer spectral does not work with central_storage")
+    assert found[1][1] == ""
+
+
+class OwnAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """A user's own class, which may ignore weights."""
+
+
+def own_accuracies(count):
+    """The accuracy of a class of one's own behind a mask, whose last batch is padded."""
+    strategy = replicas.strategy_of(count)
+    words = np.random.default_rng(0).integers(0, 4, (10, 6))
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((6,), dtype="int32"), keras.layers.Embedding(4, 3, mask_zero=True)]
+            )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, metrics=[OwnAccuracy("own"), "accuracy"])
+        data = arrays.evaluation_data(words, words % 3, batch_size=4)
+        keras_compat.build(model, data)
+        install(model)
+        logs = model.evaluate(data, verbose=0, return_dict=True)
+    return float(logs["own"]), float(logs["accuracy"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_metric_of_one_s_own_sees_the_mask(count):
+    own, stock = own_accuracies(1) if count == 1 else forked.run(own_accuracies, 2)
+    assert own == pytest.approx(stock, rel=1e-6)
+
+
+def test_weights_of_true_and_false_are_ones_and_zeros():
+    x, y = np.arange(12.0).reshape(4, 3), np.ones((4, 1))
+    found = []
+    for weights in (np.array([True, False, True, True]), np.array([1.0, 0.0, 1.0, 1.0])):
+        model = regression()
+        data = arrays.evaluation_data(x, y, weights, batch_size=3)
+        keras_compat.build(model, data)
+        install(model)
+        plain = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
+        found += [model.evaluate(each, verbose=0, return_dict=True) for each in (data, plain)]
+    assert all(logs == pytest.approx(found[0], rel=1e-6) for logs in found)
+
+
 def test_weights_in_a_tuple_are_those_of_the_outputs():
     x, *named = weighted_pairs()
     y, weights = (tuple(part.values()) for part in named)
@@ -614,6 +728,20 @@ class TestHalfPrecision:
         assert float(optimizer.dynamic_scale) == 2.0**15
         np.testing.assert_allclose(half, weights, rtol=5e-3)
         np.testing.assert_allclose(half_norms, norms, rtol=5e-3)  # without the scale
+
+
+def test_a_fixed_loss_scale_is_not_in_the_norm():
+    norms = []
+    for scale in (None, 1024.0):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(loss_scale_factor=scale), "mse")
+        data = replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4)
+        keras_compat.build(model, data)
+        install(model)
+        model.fit(data, verbose=0)
+        norms.append(gradient_norm(model))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
 def test_a_model_without_a_step_has_no_norm():
@@ -861,6 +989,27 @@ def test_weights_of_several_outputs_add_up_over_the_batches_of_an_update():
     assert found[1]["losses"] == pytest.approx(found[0]["losses"], rel=1e-12)
 
 
+def test_outputs_that_count_different_values_are_refused_with_accumulation():
+    """By a mask of one of them: what each batch weighs is not known before the last one."""
+    words = keras.Input((5,), dtype="int32")
+    states = keras.layers.Embedding(9, 4, mask_zero=True)(words)
+    outputs = [
+        keras.layers.Dense(1, name="of_tokens")(states),
+        keras.layers.Dense(1, name="of_rows")(keras.layers.GlobalAveragePooling1D()(states)),
+    ]
+
+    def build():
+        model = keras.Model(words, outputs)
+        model.compile("sgd", ["mse", "mse"])
+        return model
+
+    ids = np.random.default_rng(0).integers(0, 9, (8, 5))
+    examples = (ids, (np.ones((8, 5, 1)), np.ones((8, 1))))
+    with pytest.raises(DistributionError, match="^--accumulate-steps: masks, or ignore_class"):
+        replicas.fit(1, build, replicas.dataset(examples, 4), batches_per_update=2)
+    assert replicas.fit(1, build, replicas.dataset(examples, 4))["iterations"] == 2
+
+
 def compiled_runs(_=None):
     """Two epochs of AdamW on two replicas, three steps an execution; XLA; two batches a step."""
     replicas.strategy_of(2)  # before any operation, which begins with the GPU as it is
@@ -900,6 +1049,15 @@ def test_what_xla_cannot_compile_is_refused(layer, name, monkeypatch):
     model = keras.Sequential([keras.Input((4, 4)), layer()])
     model.compile("sgd", "mse")
     with pytest.raises(DistributionError, match=f"--jit on: XLA cannot compile {name}"):
+        install(model, jit_compile=True)
+
+
+def test_a_layer_that_keras_marks_is_not_compiled():
+    rotation = keras.layers.RandomRotation(0.1, name="rotation")
+    model = keras.Sequential([keras.Input((4, 4, 1)), rotation, keras.layers.Flatten()])
+    model.compile("sgd", "mse")
+    assert keras_compat.not_for_xla(model) == ["rotation"]
+    with pytest.raises(DistributionError, match="--jit on: XLA cannot compile rotation here"):
         install(model, jit_compile=True)
 
 
@@ -1071,6 +1229,27 @@ def test_replicas_that_add_up_ignored_labels_are_not_compiled():
     assert keras_compat.not_for_xla(model) == []
     model._distribute_strategy = types.SimpleNamespace(num_replicas_in_sync=2)
     assert keras_compat.not_for_xla(model) == ["the ignore_class of near"]
+
+
+def test_ignored_labels_of_several_outputs_by_name_or_in_order():
+    x, y = np.random.default_rng(0).normal(size=(6, 4)), np.arange(6) % 3
+    inputs = keras.Input((4,))
+    layers = {name: keras.layers.Dense(size, name=name) for name, size in (("a", 3), ("b", 1))}
+    losses = {
+        "a": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+        "b": "mse",
+    }
+    found = []
+    outputs = {name: layer(inputs) for name, layer in layers.items()}
+    for form in (list(outputs.values()), outputs):
+        model = keras.Model(inputs, form)
+        for labels in ({"a": y, "b": y[:, None]}, (y, y[:, None])):
+            model.compile(keras.optimizers.SGD(0.0), losses)
+            data = replicas.dataset((x, labels), 6)
+            keras_compat.build(model, data)
+            install(model)
+            found.append(model.fit(data, verbose=0).history["loss"][0])
+    assert len(found) == 4 and found == pytest.approx([found[0]] * 4, rel=1e-6)
 
 
 def mean_of_batch(y_true, y_pred):

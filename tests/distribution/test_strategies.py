@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import socket
+import types
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,27 @@ def test_the_gpu_that_batches_are_copied_to(monkeypatch, gpus):
     assert strategies.gpu_without_strategy(mirrored) is None
     expected = "GPU:0" if gpus else None
     assert strategies.gpu_without_strategy(tf.distribute.get_strategy()) == expected
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("2,1", "2"), ("GPU-ab", "GPU-ab")])
+def test_the_memory_that_is_split_is_that_of_the_gpu_in_use(monkeypatch, visible, asked):
+    def run(command, **_):
+        return types.SimpleNamespace(stdout={f"--id={asked}": "10000"}[command[-1]])
+
+    limits = []
+    config = types.SimpleNamespace(
+        list_physical_devices=lambda kind: ["GPU:0"],
+        get_logical_device_configuration=lambda device: None,
+        set_logical_device_configuration=lambda device, parts: limits.extend(parts),
+        LogicalDeviceConfiguration=lambda memory_limit=None: memory_limit,
+    )
+    monkeypatch.setattr(strategies, "tf", types.SimpleNamespace(config=config))
+    monkeypatch.setattr(strategies.subprocess, "run", run)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    strategies._split("GPU", 2)
+    assert limits == [4500, 4500]
 
 
 def test_more_replicas_than_gpus(monkeypatch):

@@ -51,6 +51,26 @@ class TestCompile:
         said = refused(tmp_path, parts={"pipeline": lambda x, y, **_: x}).splitlines()
         assert [line.split(" ")[0] for line in said] == ["run.prepare()", "train_data"]
 
+    def test_one_that_computes_eagerly(self, tmp_path):
+        said = refused(tmp_path, arguments=lambda: {"run_eagerly": True})
+        assert said.startswith("Sequential is compiled with run_eagerly=True")
+
+    def test_an_output_without_weights(self, tmp_path):
+        def pipeline(x, y, **batches):
+            return arrays.training_data(x, y, **batches).map(
+                lambda x, y, *_: (x, (y, y), (y, None))
+            )
+
+        assert refused(tmp_path, parts={"pipeline": pipeline}).startswith("train_data has None in")
+
+    def test_negative_weights(self, tmp_path):
+        def pipeline(x, y, **batches):
+            weights = np.where(np.arange(len(y)) % 2, 1.0, -0.5)
+            return arrays.training_data(x, y, weights, **batches)
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
+        assert said.startswith("train_data has a negative sample weight")
+
     def test_names_train_as_the_objects_that_they_stand_for(self, tmp_path):
         def build(options):
             return keras.Sequential([tiny_recipe.build_model(options), keras.layers.Softmax()])
