@@ -10,7 +10,8 @@ import tensorflow as tf
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import TensorBoard, escape
 
-BATCH = 250  # examples per call of the model
+BATCH = 250  # examples per call of the model, of texts fewer:
+TOKENS = 16_000
 MASKED = 4  # the first sentences of the split are shown
 FILLS = 3  # most likely word pieces per mask
 CLASSIFIED = 10  # the first sentences of the split are shown
@@ -59,14 +60,27 @@ class Predictions(StepCallback):
         if model.compute_dtype != model.variable_dtype:
             # KerasHub's head adds its float32 bias to half precision, which only works in a graph.
             call = tf.function(model)
-        parts = []
-        for start in range(0, len(keras.tree.flatten(self.inputs)[0]), BATCH):
-            part = slice(start, start + BATCH)
-            batch = keras.tree.map_structure(
-                lambda array, part=part: keras.ops.convert_to_tensor(array[part]), self.inputs
-            )
-            parts.append(keras.ops.convert_to_numpy(call(batch, training=False)))
-        return np.concatenate(parts)
+        return outputs_in_parts(call, self.inputs)
+
+
+def outputs_in_parts(model, inputs) -> np.ndarray:
+    """Returns a model's outputs for all examples, computed for some of them at a time.
+
+    Args:
+        model: a model, or a function of its inputs and `training`.
+        inputs: an array or a dict of arrays, of shape (n, ...), n at least 1.
+    """
+    rows = BATCH
+    if isinstance(inputs, dict) and "token_ids" in inputs:
+        rows = min(BATCH, max(1, TOKENS // inputs["token_ids"].shape[1]))
+    parts = []
+    for start in range(0, len(keras.tree.flatten(inputs)[0]), rows):
+        part = slice(start, start + rows)
+        batch = keras.tree.map_structure(
+            lambda array, part=part: keras.ops.convert_to_tensor(array[part]), inputs
+        )
+        parts.append(keras.ops.convert_to_numpy(model(batch, training=False)))
+    return np.concatenate(parts)
 
 
 class MaskedSamples(Predictions):
@@ -94,7 +108,8 @@ class MaskedSamples(Predictions):
 
     def show(self, outputs):
         """Writes one text per sentence, so that TensorBoard lists its epochs together."""
-        every = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)
+        logits = np.asarray(outputs, np.float64)[..., : len(self.vocabulary)]
+        every = scipy.special.softmax(logits, axis=-1)
         for number, shares in enumerate(every):
             tf.summary.text(f"filled_masks/sentence_{number + 1}", self._format(number, shares))
 

@@ -34,13 +34,16 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
     Returns:
         Arrays: floats from a standard normal distribution, integers 0 and 1, token ids from the
         vocabulary of a KerasNLP task; tensors where one of them has texts. Free dimensions have
-        size 2 (batch) or 8. In the first column integers are 1, since it may be a mask.
+        size 2 (batch) or 8, or what
+        a shorter model takes. In the first column integers are 1, since it may be a mask.
     """
     rng = np.random.default_rng(seed)
-    vocabulary_size = getattr(getattr(model, "backbone", None), "vocabulary_size", 2)
+    backbone = getattr(model, "backbone", None)
+    vocabulary_size = getattr(backbone, "vocabulary_size", 2)
+    free = min(8, getattr(backbone, "max_sequence_length", None) or 8)
 
     def make(tensor):
-        shape = [size or 8 for size in tensor.shape]
+        shape = [size or free for size in tensor.shape]
         shape[0] = tensor.shape[0] or 2
         if tensor.dtype == "string":
             return tf.constant(rng.choice(TEXTS, shape))

@@ -203,7 +203,8 @@ def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
 
     exported = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, model.backbone.vocabulary_size, (2, 8)).astype("int32")
+    length = min(8, getattr(model.backbone, "max_sequence_length", None) or 8)
+    tokens = rng.integers(0, model.backbone.vocabulary_size, (2, length)).astype("int32")
     with torch.no_grad():
         logits = exported(input_ids=torch.tensor(tokens).long()).logits.numpy()
     inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}

@@ -89,7 +89,7 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
         probabilities = keras.ops.softmax(model(inputs, training=False))
         return require_equal([outputs["probabilities"]], -np.sort(-np.asarray(probabilities)))
     inputs["mask_positions"] = np.argwhere(ids == tokenizer.mask_token_id)[:, 1:].astype(np.int32)
-    logits = np.array(model(inputs, training=False))
+    logits = np.array(model(inputs, training=False))[..., : tokenizer.vocabulary_size()]
     logits[..., special_ids(tokenizer)] = -np.inf
     probabilities = np.asarray(keras.ops.softmax(logits))
     return require_equal([outputs["scores"]], -np.sort(-probabilities)[..., :FILLS])
@@ -121,7 +121,8 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
             "padding_mask": is_token,
             "mask_positions": masks.to_tensor(0),
         }
-        best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False) + never), FILLS)
+        logits = model(inputs, training=False)[..., : tokenizer.vocabulary_size()]
+        best = tf.math.top_k(tf.nn.softmax(logits + never), FILLS)
         is_mask = tf.sequence_mask(masks.row_lengths())[:, :, tf.newaxis]
         return {
             "fills": tf.where(is_mask, tf.gather(pieces, best.indices), ""),

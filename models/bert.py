@@ -123,6 +123,7 @@ def fill_masks(model, tokenizer, token_ids: np.ndarray) -> np.ndarray:
     """
     positions = np.flatnonzero(token_ids == tokenizer.mask_token_id).astype(np.int32)
     logits = masked_logits(model, token_ids[None], positions[None])[0].astype(np.float64)
+    logits = logits[:, : tokenizer.vocabulary_size()]  # a preset may have more rows than pieces
     logits[:, word_pieces.special_ids(tokenizer)] = -np.inf
     return keras.ops.convert_to_numpy(keras.ops.softmax(logits))
 

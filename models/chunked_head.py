@@ -29,6 +29,7 @@ COLUMNS = {
 }
 # Half precision has no number below 6e-8; probabilities in a large vocabulary come close.
 HALF_PRECISION_SCALE = 1024.0
+HALF_PRECISION_LIMIT = 32_768.0  # half of its largest number
 
 
 class ChunkedHead(keras.Model):
@@ -259,7 +260,6 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
     # One at least, since what no chunk has written has no shape.
     needed = tf.maximum(1, tf.math.count_nonzero(weights, dtype=tf.int32))
     order = tf.argsort(tf.cast(weights == 0, tf.int32), stable=True)
-    scale = HALF_PRECISION_SCALE if hidden.dtype == tf.float16 else 1.0
 
     def cut(values):
         values = tf.gather(values, order)
@@ -283,11 +283,18 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
             forward = tf.cast(tf.matmul(low, kernel), bias.dtype) * share[:, None]
             one_hot = tf.cast(tf.gather(kernel, label), bias.dtype) * weight[:, None]
             per_prediction.append(forward - one_hot)
+            of_pieces = tf.linalg.matvec(e, share, transpose_a=True)
             if kernel_trains:
-                scaled = tf.cast(h, bias.dtype) * (share * scale)[:, None]
+                wide = tf.cast(h, bias.dtype)
+                scale = tf.constant(1.0, bias.dtype)
+                if h.dtype == tf.float16:  # no sum over the chunk is larger than this
+                    most_of_it = tf.reduce_max(tf.abs(wide)) * tf.reduce_max(of_pieces)
+                    fits = tf.math.divide_no_nan(HALF_PRECISION_LIMIT, most_of_it)
+                    scale = tf.where(most_of_it > 0, tf.minimum(HALF_PRECISION_SCALE, fits), scale)
+                scaled = wide * (share * scale)[:, None]
                 part = tf.matmul(low, tf.cast(scaled, h.dtype), transpose_a=True)
                 to_kernel += tf.cast(part, bias.dtype) / scale
-            to_bias += tf.linalg.matvec(e, share, transpose_a=True)
+            to_bias += of_pieces
         per_chunk = [
             array.write(index, values)
             for array, values in zip(per_chunk, per_prediction, strict=True)

@@ -484,4 +484,7 @@ def generate(
         task.preprocessor = attached
     if template is not None:  # the token that ends a turn is not special to every tokenizer
         outputs["padding_mask"] = outputs["padding_mask"] & (outputs["token_ids"] != template.end)
-    return [str(text) for text in preprocessor.generate_postprocess(outputs)]
+    generated = [str(text) for text in preprocessor.generate_postprocess(outputs)]
+    if template is None:
+        return generated
+    return [text.removesuffix(template.after) for text in generated]  # learned as its end

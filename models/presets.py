@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import keras
 import keras_nlp
 import numpy as np
+from huggingface_hub import constants
 
 from data import files
 from data.errors import DataError, first_line
@@ -35,6 +37,7 @@ EXAMPLES = {
 # Encoders that cannot be trained in half precision: RoFormer-v2 counts positions in it.
 NOT_IN_HALF = ("RoformerV2Backbone",)
 HEAD_WEIGHTS = "task.weights.h5"  # the whole task's, as `save_to_preset()` writes them
+HTTPS = 443  # the port
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
@@ -109,19 +112,22 @@ def no_network(preset: str) -> str | None:
     known = keras_nlp.models.Backbone.presets
     handle = known[preset]["kaggle_handle"] if preset in known else preset
     scheme, _, path = handle.partition("://")
+    port = HTTPS
     if scheme == "kaggle":
         host, root = "www.kaggle.com", os.environ.get("KAGGLEHUB_CACHE", "~/.cache/kagglehub")
         pattern = f"models/{'/'.join(path.split('/')[:4])}/*/config.json"
     elif scheme == "hf":
-        host = "huggingface.co"
-        root = f"{os.environ.get('HF_HOME', '~/.cache/huggingface')}/hub"
+        root = constants.HF_HUB_CACHE
+        address = urllib.parse.urlsplit(constants.ENDPOINT)
+        host = address.hostname or "huggingface.co"
+        port = address.port or (80 if address.scheme == "http" else HTTPS)
         pattern = f"models--{path.replace('/', '--')}/snapshots/*/config.json"
     else:
         return None
     if urllib.request.getproxies() or any(Path(root).expanduser().glob(pattern)):
         return None
     try:
-        socket.create_connection((host, 443), timeout=5).close()
+        socket.create_connection((host, port), timeout=5).close()
     except OSError:
         return host
     return None
@@ -256,17 +262,21 @@ def _fits(
     return False, f"a new head: that of {preset} is for {other}"
 
 
-def new_pooler(preset: str) -> str | None:
+def new_pooler(preset: str, is_frozen: bool = False) -> str | None:
     """Returns a line for the log if a preset's encoder gets other weights to pool; else None.
 
     Args:
         preset: a name, a handle, or a folder.
+        is_frozen: whether the encoder's own weights do not train.
     """
     if transformers_format.pools_means(preset):
         begins = "[CLS] begins as the mean of the tokens, in one more layer"
         return f"{begins}: {preset} was trained on means"
     lacks = transformers_format.lacks_pooler(preset)
-    return f"a new pooler, which reads [CLS]: {preset} has none" if lacks else None
+    if not lacks:
+        return None
+    stays = "; it stays random with --freeze-backbone and --lora-rank" if is_frozen else ""
+    return f"a new pooler, which reads [CLS]: {preset} has none{stays}"
 
 
 def new_masked_lm_head(preset: str) -> str | None:

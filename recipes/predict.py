@@ -73,9 +73,12 @@ class Options(TakesMore, RunOptions):
         for name in ("--trust-module", "--file", "--text-column", "--second-text-column"):
             first.add_argument(name)
         named, _ = first.parse_known_args(arguments)
-        if named.run_dir is None or not (named.run_dir / "results.json").exists():
+        # The values of the recipe's own options may come before it.
+        words = [files.expand(word) for word in arguments if not word.startswith("-")]
+        found = [path for path in (named.run_dir, *words) if path and _is_finished(path)]
+        if not found:
             return False
-        predict = _load(named.run_dir, trust_module=named.trust_module).module.predict
+        predict = _load(found[0], trust_module=named.trust_module).module.predict
         hints = typing.get_type_hints(predict)
         group = parser.add_argument_group(f"options of {predict.__module__}")
         for name, parameter in inspect.signature(predict).parameters.items():
@@ -97,6 +100,13 @@ class Options(TakesMore, RunOptions):
                     f"recipes.predict has {flag(name)} itself"
                 ) from error
         return True
+
+
+def _is_finished(folder: Path) -> bool:
+    try:
+        return (folder / "results.json").exists()
+    except (OSError, ValueError):  # a long text, or one with a NUL, is no path
+        return False
 
 
 def main(options: Options, **more) -> list[list[dict]]:

@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-from callbacks.predictions import ClassifiedSentences, Predictions
+from callbacks.predictions import ClassifiedSentences, Predictions, outputs_in_parts
 from callbacks.tensorboard import TensorBoard
 from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError
@@ -142,6 +142,8 @@ class Options(FineTuningOptions):
             problems.append(f"--class-weights {self.class_weights}: not with --labels scores")
         if self.labels == "scores" and self.label_smoothing:
             problems.append(f"--label-smoothing {self.label_smoothing}: not with --labels scores")
+        if self.preset == "auto":
+            problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
                 problems.append(
@@ -281,7 +283,8 @@ def main(options: Options) -> dict:
                 run.note(unused_head_note(options.init_from, preset, data.classes))
             elif not run.metadata:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
-                run.note(about_head, None if keep_head else presets.new_pooler(preset))
+                is_frozen = options.freeze_backbone or options.lora_rank is not None
+                run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
             model = build_model(
                 options,
                 len(data.classes) or 1,
@@ -566,9 +569,9 @@ def predict(
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
     model = run.load_model("float32")
-    logits = model(sentences.encode(texts, model.preprocessor))
+    logits = outputs_in_parts(model, sentences.encode(texts, model.preprocessor))
     if run.metadata.get("scores"):
-        return [[{"score": float(score)}] for score in keras.ops.convert_to_numpy(logits)[:, 0]]
+        return [[{"score": float(score)}] for score in logits[:, 0]]
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [top_k(row, run.metadata["classes"], top) for row in probabilities]
 

@@ -63,7 +63,8 @@ class LoadedRun:
         Raises:
             RunError: it cannot be loaded.
         """
-        policy = dtype or keras.config.dtype_policy().name
+        present = keras.config.dtype_policy().name if self.preset else self.options.precision
+        policy = dtype or present
         if policy not in self._models:
             model = artifacts.load_model(self.model_dir, dtype, self.module, self.options.precision)
             if self.weights is not None:

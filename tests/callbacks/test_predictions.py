@@ -48,9 +48,18 @@ class SaysA(keras.Model):
         return tf.zeros((len(inputs["token_ids"]), 2, 1)) + logits
 
 
-def test_masked_words_and_their_fills(tmp_path):
+class SaysPadding(SaysA):
+    """The same, with rows of no word piece, of which it is sure."""
+
+    def call(self, inputs, training=False):
+        logits = super().call(inputs, training)
+        return tf.concat([logits, tf.fill((*logits.shape[:2], 3), 99.0)], axis=-1)
+
+
+@pytest.mark.parametrize("kind", [SaysA, SaysPadding])
+def test_masked_words_and_their_fills(tmp_path, kind):
     callback = MaskedSamples(TensorBoard(tmp_path), masked_data(), VOCABULARY)
-    callback.set_model(SaysA())
+    callback.set_model(kind())
     callback.step = 7
     callback.on_epoch_end(0)
     found = shown(callback)

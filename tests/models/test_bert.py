@@ -38,3 +38,14 @@ def test_fills_are_read_at_each_mask(tiny_run):
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert np.abs(found[0] - found[1]).max() > 1e-4
+
+    class WithMoreRows:
+        """As of a preset whose embedding has more rows than there are word pieces."""
+
+        input = tiny_run.model.input
+
+        def __call__(self, inputs, training):
+            return np.pad(tiny_run.model(inputs, training=training), [(0, 0)] * 2 + [(0, 5)])
+
+    again = bert.fill_masks(WithMoreRows(), tokenizer, ids)
+    np.testing.assert_array_equal(again, found)

@@ -140,6 +140,25 @@ def test_half_precision_is_as_near_to_float64_as_the_stock_head(numbers, dtype):
         assert error < (0.003 if dtype == "float16" else 0.02), name
 
 
+def test_half_precision_does_not_overflow_where_a_piece_is_frequent():
+    """The sum of its probabilities and hidden states over a chunk is more than float16 holds."""
+    rng = np.random.default_rng(0)
+    rows, size = 512, 300
+    hidden = tf.constant(rng.normal(size=(rows, WIDTH)) + 3.0, tf.float32)
+    numbers = {
+        "hidden": hidden,
+        "kernel": tf.constant(rng.normal(size=(size, WIDTH)) * 0.02, tf.float32),
+        "bias": tf.constant(np.where(np.arange(size) == 7, 6.0, 0.0), tf.float32),
+        "labels": tf.constant(rng.integers(0, size, rows), tf.int32),
+        "weights": tf.ones(rows),
+    }
+    expected = with_gradients(stock, numbers)
+    found = with_gradients(weighted_cross_entropy, numbers | {"hidden": tf.cast(hidden, "float16")})
+    for ours_, right in zip(found[3:], expected[3:], strict=True):
+        assert np.isfinite(np.float64(ours_)).all()
+        assert np.linalg.norm(np.float64(ours_) - right) < 0.01 * np.linalg.norm(right)
+
+
 def make_model():
     keras.utils.set_random_seed(0)
     backbone = keras_nlp.models.BertBackbone(

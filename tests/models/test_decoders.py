@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from data.errors import DataError
+from data.templates import Template
 from models import decoders, presets
 from models.chunked_head import ChunkedHead
 from tests.support import causal_presets
@@ -225,6 +226,19 @@ def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
     stripped = texts(PROMPTS, strip_prompt=True)
     assert [prompt + text for prompt, text in zip(PROMPTS, stripped, strict=True)] == together
     assert gpt2.preprocessor is not None
+
+
+def test_the_end_of_a_template_is_no_answer(gpt2, monkeypatch):
+    template = Template("Q: {prompt} A: {response} ###", gpt2.preprocessor.tokenizer)
+    said = {"the loss": "is low ###", "loss the": "## ###  low"}
+    monkeypatch.setattr(
+        gpt2.preprocessor, "generate_postprocess", lambda outputs: list(said.values())
+    )
+    settings = dict(max_length=32, sampler=decoders.Sampler(), strip_prompt=True, template=template)
+    assert decoders.generate(gpt2, gpt2.preprocessor, list(said), **settings) == [
+        "is low",
+        "## ###  low",
+    ]
 
 
 def test_different_prompts_are_continued_by_different_draws(gpt2):

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import re
 import shutil
 import socket
@@ -194,7 +195,7 @@ class TestWhatCannotBeLoaded:
         monkeypatch.setattr(socket, "create_connection", create_connection)
         monkeypatch.setattr(urllib.request, "getproxies", dict)
         monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
-        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setattr(presets.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         assert self.message(CLASSIFIER, preset) == (
             f"preset {preset}: no network ({host} does not answer); pass the folder of a preset"
         )
@@ -203,6 +204,25 @@ class TestWhatCannotBeLoaded:
             (tmp_path / cached).mkdir(parents=True)
             (tmp_path / cached / "config.json").touch()
         assert presets.no_network(preset) is None
+
+    @pytest.mark.parametrize(
+        ("endpoint", "asked"),
+        [
+            ("https://huggingface.co", ("huggingface.co", 443)),
+            ("https://mirror.example/hf", ("mirror.example", 443)),
+            ("http://localhost:8080", ("localhost", 8080)),
+        ],
+    )
+    def test_a_mirror_of_hugging_face_is_asked(self, endpoint, asked, monkeypatch, tmp_path):
+        def create_connection(address, timeout):
+            assert address == asked
+            return io.BytesIO()
+
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        monkeypatch.setattr(urllib.request, "getproxies", dict)
+        monkeypatch.setattr(presets.constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(presets.constants, "ENDPOINT", endpoint)
+        assert presets.no_network("hf://owner/name") is None
 
     def test_a_family_without_the_task(self, gpt2):
         for preset in ("gpt2_base_en", gpt2):

@@ -677,6 +677,8 @@ class TestPredict:
             raise AssertionError
 
         assert parsed(in_a_unit, "--unit", "K") == {"unit": "K", "top": 3}
+        first = ["--top", "1", "--unit", "K", "~/run", "a text"]  # before the run's folder
+        assert parse(predict.Options, "predict", arguments=first).more == {"unit": "K", "top": 1}
         for words, said in (((), "required: --unit"), (("--unit", "K", "--tpo", "1"), "--tpo")):
             with pytest.raises(SystemExit):
                 parsed(in_a_unit, *words)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from callbacks.predictions import outputs_in_parts
 from callbacks.tensorboard import escape
 from data import arrays, sentences
 from data.errors import DataError
@@ -16,6 +17,7 @@ from tests.support import processes
 from tests.support.strategy_run import write_sentences
 from training.errors import OptionsError
 from training.loaded_run import load_run
+from training.options import all_problems
 
 TINY = dict(
     vocabulary_size=60,
@@ -102,6 +104,25 @@ def test_the_test_metrics_are_those_of_the_test_split(finished, folder):
     assert right["test"] != right["dev"]
     assert results["test"]["accuracy"] == pytest.approx(right["test"])
     assert results["history"]["val_accuracy"][-1] == pytest.approx(right["dev"])
+
+
+def test_auto_is_no_preset_here():
+    (problem,) = all_problems(text_classification.Options(preset="auto", lora_rank=8))
+    assert problem.startswith("--preset auto: pass scratch, the name of a preset")
+
+
+def test_long_texts_are_predicted_in_smaller_parts():
+    seen = []
+
+    def model(batch, training):
+        seen.append(len(batch["token_ids"]))
+        return batch["token_ids"][:, :1]
+
+    for length, expected in ((64, [250, 50]), (512, [31] * 9 + [21]), (20_000, [1] * 300)):
+        seen.clear()
+        tokens = np.arange(300)[:, None] + np.zeros((1, length), np.int32)
+        found = outputs_in_parts(model, {"token_ids": tokens})
+        assert seen == expected and found[:, 0].tolist() == list(range(300))
 
 
 def test_pairs_of_sentences(tmp_path):
