@@ -293,8 +293,9 @@ class Step:
                     "count, so replicas add up in the middle of what XLA would compile; pass --jit "
                     "off"
                 )
+            # Of one output, or where all count the same values, a batch's weight is known.
             alike = all(mask is masks[0] for mask in masks)
-            one_weight = not keras.tree.is_nested(sample_weight)
+            one_weight = len(masks) == 1 or not keras.tree.is_nested(sample_weight)
             if training and self.batches_per_update > 1 and not (alike and one_weight):
                 raise DistributionError(
                     "--accumulate-steps: masks, or ignore_class, make the outputs count different "

@@ -34,8 +34,8 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
     Returns:
         Arrays: floats from a standard normal distribution, integers 0 and 1, token ids from the
         vocabulary of a KerasNLP task; tensors where one of them has texts. Free dimensions have
-        size 2 (batch) or 8, or what
-        a shorter model takes. In the first column integers are 1, since it may be a mask.
+        size 2 (batch) or 8, fewer where a model takes fewer tokens. In the first column integers
+        are 1, since it may be a mask.
     """
     rng = np.random.default_rng(seed)
     backbone = getattr(model, "backbone", None)
