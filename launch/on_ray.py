@@ -329,9 +329,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     )
     add("-m", metavar="MODULE", help="Module to run; it gets all arguments after it.")
     options, run_dir = launch.split_options(parser, argv)
-    unknown = launch.module_problem(options.module)
-    if unknown:
-        parser.error(unknown)
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
     options.run_dir, options.folder = run_dir, os.getcwd()

@@ -400,7 +400,6 @@ def test_a_lock_that_a_lost_node_holds_is_waited_for(tmp_path, monkeypatch):
         ("--workers 2 -m recipes.mnist --run-dir runs/a", "must be an absolute path"),
         ("--workers 0:2 -m recipes.mnist --run-dir /r", "expected a whole number from 1"),
         ("--workers 3:2 -m recipes.mnist --run-dir /r", "expected N or MIN:MAX, found '3:2'"),
-        ("--workers 2 -m recipes.mnits --run-dir /r", "-m recipes.mnits: no such module"),
         ("--workers 2 --retries 1 -m recipes.mnist --run-dir /r", "--retries"),
     ],
 )
