@@ -1,7 +1,8 @@
-"""Imports parts of Keras that no recipe needs when somebody uses them.
+"""Imports modules of Keras that no recipe needs at their first use.
 
 `import keras` imports scikit-learn and matplotlib where they are installed, for `keras.wrappers`
-and `keras.visualization`: a quarter of the seconds that the imports of a recipe take.
+and `keras.visualization`: a quarter of the seconds that the imports of a recipe take. The private
+name stands here, not in `distribution.keras_compat`, since that imports Keras.
 """
 
 import importlib

@@ -371,8 +371,8 @@ class TestSplits:
             load(path)
 
     def test_a_home_that_does_not_exist_is_no_home(self):
-        with pytest.raises(DataError, match="~nobody-of-that-name/x.csv"):
-            load("~nobody-of-that-name/x.csv")
+        with pytest.raises(DataError, match="~no-such-user/x.csv"):
+            load("~no-such-user/x.csv")
 
     def test_kelvin_is_refused(self, tmp_path):
         rows = [row | {"tm": str(300 + number)} for number, row in enumerate(hairpins(100))]
