@@ -8,6 +8,7 @@ Tested with Keras 3.15.1 and TensorFlow 2.21.
 
 import contextlib
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -471,6 +472,16 @@ def attend_by_cudnn() -> Iterator[None]:
         _replaced(keras.layers.EinsumDense, "call", make_einsum),
     ):
         yield
+
+
+def attends_by_itself(layer: keras.layers.Layer) -> bool:
+    """Tells whether a layer computes attention without Keras's function, on TensorFlow.
+
+    Breaks: KerasHub's attention of Llama, Mistral, Gemma, Qwen and others asks whether there is
+    flash attention, and multiplies itself where there is none, as on TensorFlow. Does: recognises
+    the modules that ask, so that no run waits for the comparison of what it does not use.
+    """
+    return hasattr(sys.modules[type(layer).__module__], "fused_attention_op_available")
 
 
 def _projections(layer: keras.layers.MultiHeadAttention, inputs) -> dict[int, tf.Tensor]:

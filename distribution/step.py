@@ -530,11 +530,15 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _can_use_cudnn(model: keras.Model) -> bool:
-    """Tells whether a model has layers of attention, and cuDNN can compute them here."""
+    """Tells whether a model has layers of Keras's attention, and cuDNN can compute them here."""
     if keras_compat.own_steps(model) or keras_compat.is_deterministic():
         return False
-    layers = keras_compat.layers_of(model)
-    precisions = {each.compute_dtype for each in layers if "Attention" in type(each).__name__}
+    layers = [
+        each
+        for each in keras_compat.layers_of(model)
+        if "Attention" in type(each).__name__ and not keras_compat.attends_by_itself(each)
+    ]
+    precisions = {each.compute_dtype for each in layers}
     return bool(precisions) and all(map(attention.works, precisions))
 
 

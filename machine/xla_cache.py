@@ -40,8 +40,11 @@ WITHOUT_TRITON = (
     "--xla_gpu_enable_triton_gemm=false",
     "--xla_gpu_experimental_enable_fusion_autotuner=false",
 )
+# The parts of a program in several threads: BERT-base came to its first step five seconds earlier.
+IN_THREADS = "--xla_gpu_enable_llvm_module_compilation_parallelism=true"
+THREADS = "--xla_gpu_force_compilation_parallelism="  # their number
 # TensorFlow 2.20 ends the process at a flag that it does not know.
-SINCE_2_21 = (KERNELS[1], WITHOUT_TRITON[1])
+SINCE_2_21 = (KERNELS[1], WITHOUT_TRITON[1], IN_THREADS, THREADS)
 NVIDIA_GPUS = "/dev/nvidia[0-9]*"
 GPU_FILES = (NVIDIA_GPUS, "/dev/dxg")  # the second in Windows' Linux
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -78,11 +81,16 @@ def use_own_folder() -> None:
         os.environ["XLA_FLAGS"] = _with_flags_for_gpus(os.environ.get("XLA_FLAGS", ""))
 
 
+def flags_for_gpus() -> tuple[str, ...]:
+    """Returns the flags with which XLA compiles sooner for a GPU, on Linux."""
+    return (*WITHOUT_TRITON, IN_THREADS, f"{THREADS}{len(os.sched_getaffinity(0))}")
+
+
 def _with_flags_for_gpus(flags: str) -> str:
     """Adds XLA's flags for GPUs to those that the user has set, which stay as they are."""
     # The folder of the process that has started this one is not the user's.
     flags = re.sub(rf' --\w+="[^"]*{PREFIX}[^"]*"', "", flags)
-    added = (*(f'{name}="{_own}"' for name in KERNELS), *WITHOUT_TRITON)
+    added = (*(f'{name}="{_own}"' for name in KERNELS), *flags_for_gpus())
     unknown = () if _tensorflow_version() >= (2, 21) else SINCE_2_21
     for flag in added:
         is_set = re.search(rf"{flag.partition('=')[0]}\b", flags)

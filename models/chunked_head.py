@@ -324,6 +324,6 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
     label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     if kernel_trains:
         weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]
-        to_kernel = tf.tensor_scatter_nd_sub(to_kernel, label[:, None], weighted)
-    to_bias = tf.tensor_scatter_nd_sub(to_bias, label[:, None], weight)
+        to_kernel = tf.tensor_scatter_nd_add(to_kernel, label[:, None], -weighted)
+    to_bias = tf.tensor_scatter_nd_add(to_bias, label[:, None], -weight)
     return [*gradients, to_kernel if kernel_trains else None, to_bias]

@@ -416,6 +416,22 @@ class TestInSteps:
         with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
             assert not step.install(model, jit_compile=True).uses_cudnn
 
+    def test_attention_of_kerashub_alone_does_not_ask(self, monkeypatch):
+        """Llama's multiplies itself on TensorFlow."""
+        monkeypatch.setattr(attention, "works", lambda precision: 1 / 0)
+        backbone = keras_nlp.models.LlamaBackbone(
+            vocabulary_size=8,
+            num_layers=1,
+            num_query_heads=2,
+            num_key_value_heads=2,
+            hidden_dim=4,
+            intermediate_dim=4,
+        )
+        model = keras_nlp.models.LlamaCausalLM(backbone)
+        model.compile("sgd", "mse")
+        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            assert not step.install(model, jit_compile=True).uses_cudnn
+
     def test_deterministic_steps_do_not(self, gpu, monkeypatch):
         monkeypatch.setattr(keras_compat, "is_deterministic", lambda: True)
         self.fit(True, monkeypatch)

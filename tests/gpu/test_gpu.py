@@ -157,9 +157,9 @@ def train_counting_attention(options: dict) -> tuple[float, int]:
 
     stock, traced = attention.attention, []
 
-    def counted(*arguments):
+    def counted(*arguments, **named):
         traced.append(arguments)
-        return stock(*arguments)
+        return stock(*arguments, **named)
 
     attention.attention = counted
     results, _ = train_bert(options)

@@ -35,7 +35,7 @@ print(json.dumps([known, before == after, w.numpy().tobytes().hex()]))
 XLA_FLAGS = " ".join(
     (
         *(f"{flag}=/tmp/none" for flag in xla_cache.KERNELS),
-        *xla_cache.WITHOUT_TRITON,
+        *xla_cache.flags_for_gpus(),
         "--xla_gpu_deterministic_ops=true --xla_gpu_exclude_nondeterministic_ops=true",
     )
 )
@@ -161,11 +161,11 @@ def test_a_machine_with_a_gpu_begins_with_flags_for_it(begun):
     for file in ("/dev/nvidia", "/dev/dxg"):
         flags = begun("--xla_gpu_ftz=false", file)
         folders = [f'{name}="{xla_cache._own}"' for name in xla_cache.KERNELS]
-        assert flags.split() == ["--xla_gpu_ftz=false", *folders, *xla_cache.WITHOUT_TRITON]
+        assert flags.split() == ["--xla_gpu_ftz=false", *folders, *xla_cache.flags_for_gpus()]
     # A child has a folder of its own, and the user's flags stay.
     again = begun(flags, "/dev/nvidia").split()
     folders = [f'{name}="{xla_cache._own}"' for name in xla_cache.KERNELS]
-    assert sorted(again) == sorted(["--xla_gpu_ftz=false", *folders, *xla_cache.WITHOUT_TRITON])
+    assert sorted(again) == sorted(["--xla_gpu_ftz=false", *folders, *xla_cache.flags_for_gpus()])
     chosen = "--xla_gpu_enable_triton_gemm=true --xla_gpu_per_fusion_autotune_cache_dir=/mine"
     flags = begun(chosen, "/dev/nvidia")
     assert (
