@@ -1,3 +1,5 @@
+import re
+
 import keras
 import keras_nlp
 import numpy as np
@@ -101,6 +103,24 @@ def test_all_predictions_are_one_chunk_on_large_gpus(numbers, jit, monkeypatch):
     assert np.count_nonzero(found[1]) == PREDICTIONS
     for our, whole in zip(found, expected, strict=True):
         np.testing.assert_allclose(our, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_labels_are_added(numbers):
+    """By XLA a GPU has one instruction for additions to places that several labels share."""
+
+    @tf.function(jit_compile=True)
+    def ours():
+        return with_gradients(weighted_cross_entropy, numbers)
+
+    program = ours.experimental_get_compiler_ir()(stage="hlo")
+    combiners = set(re.findall(r" scatter\(.*to_apply=(%?[\w.-]+)", program))
+    roots = {
+        re.search(rf"\n{re.escape(name)} .*?ROOT .*? (\w+)\(", program, re.DOTALL)[1]
+        for name in combiners
+    }
+    # The other one puts each prediction in its place.
+    assert "add" in roots
+    assert roots <= {"add", "parameter"}
 
 
 def test_large_logits_do_not_overflow(numbers):
