@@ -88,6 +88,27 @@ def run(kernel, cells) -> str:
     return printed
 
 
+# Instead of what asks for the missing packages, and of the shell.
+MISSING_PACKAGES = """
+import sys
+from pathlib import Path
+
+IN_COLAB, commands = True, []
+get_ipython().getoutput = lambda *words, **named: ["a==1", "b>=2"]
+get_ipython().system = commands.append
+"""
+
+
+def test_missing_packages_are_installed(start):
+    kernel = start()
+    for notebook in sorted(NOTEBOOK.parent.glob("*.ipynb")):
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        (install,) = ["".join(c["source"]) for c in cells if "%pip" in "".join(c["source"])]
+        run(kernel, [MISSING_PACKAGES, install])
+        [command] = kernel.run("print(*commands, sep='\\n')").out.splitlines()
+        assert command.endswith("pip install --quiet 'a==1' 'b>=2'")
+
+
 @pytest.mark.long
 def test_from_top_to_bottom_and_interrupted_once(start, tiny_text, tmp_path):
     run_dir = tmp_path / "runs" / "colab"

@@ -4,7 +4,10 @@ No cell is changed; other settings are chosen after those of the notebook.
 """
 
 import json
+import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,17 @@ LLAMA_32_1B = dict(layers=16, width=2048, heads=32, key_value_heads=8, head=64)
 def test_nothing_that_was_run_is_kept():
     for cell in CELLS:
         assert cell.get("outputs", []) == [] and cell.get("execution_count") is None
+
+
+def test_the_commands_inherit_the_key_of_kaggle(monkeypatch):
+    """Each is a process of its own, which `kagglehub.login()` here would not reach."""
+    (code,) = [code for code in CODE if "KAGGLE_KEY" in code]
+    monkeypatch.setenv("KAGGLE_USERNAME", "from outside")
+    monkeypatch.setenv("KAGGLE_KEY", "")
+    monkeypatch.setattr("getpass.getpass", lambda prompt: f"typed at {prompt}")
+    exec(code, {"IN_COLAB": True, "Path": Path, "shutil": shutil})
+    assert os.environ["KAGGLE_USERNAME"] == "from outside"
+    assert os.environ["KAGGLE_KEY"] == "typed at KAGGLE_KEY: "
 
 
 def test_the_sizes_on_paper():
