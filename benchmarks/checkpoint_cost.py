@@ -46,7 +46,7 @@ def main(steps: int = 60, saves: int = 6) -> None:
             quiet=True,
         )
         results = bert_mlm.main(options)
-    a_step = 32 / results["examples_per_second"]
+    a_step = results["global_batch_size"] / results["examples_per_second"]
     a_save = sorted(spent)[len(spent) // 2]
     every = bert_mlm.Options().checkpoint_every
     saving = a_save * (1 / every + 1 / EPOCH)  # seconds a step

@@ -76,7 +76,8 @@ def prepare(folder: Path, sizes: dict) -> None:
         tokens=np.asarray(tokens["token_ids"]),
         mask=np.asarray(tokens["padding_mask"]),
         labels=labels[: 10 * sizes["batch_size"]],
-        mean_length=lengths.mean(),
+        mean_length=lengths.mean(),  # of all, which the recipe trains on
+        mean_length_of_batches=np.asarray(tokens["padding_mask"]).sum(1).mean(),
         logits=np.asarray(task({name: rows[:4] for name, rows in tokens.items()}, training=False)),
     )
     in_torch.save_weights(task, folder / "weights.npz")

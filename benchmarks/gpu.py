@@ -17,6 +17,7 @@ import concurrent.futures
 import datetime
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -143,6 +144,8 @@ class Bench:
         """Measures a group."""
         print(f"{name} ...", file=sys.stderr, flush=True)
         measure = f"{name}: seconds to the first step"
+        # Another group may have had the same program.
+        shutil.rmtree(self.folder / "cache" / "programs", ignore_errors=True)
         started = self.start(measure, "recipe", sizes)
         if started is None:
             return

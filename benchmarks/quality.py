@@ -92,10 +92,14 @@ class Goal:
 
         class Watch(keras.callbacks.Callback):
             def on_train_begin(self, logs=None):
-                self.resumed = time.perf_counter()
-                self.since = 0.0
+                self.resumed = self.last = time.perf_counter()
+
+            def on_epoch_begin(self, epoch, logs=None):
+                # What came since the last step is evaluation and saving.
+                self.resumed += time.perf_counter() - self.last
 
             def on_train_batch_end(self, batch, logs=None):
+                self.last = time.perf_counter()
                 if time.perf_counter() - self.resumed < max(EVERY, SHARE * goal.seconds):
                     return
                 float(logs["loss"])  # the step is over
@@ -104,9 +108,10 @@ class Goal:
                 late = goal.seconds > goal.limit or is_behind(goal.found, goal.best)
                 if late or goal.found[-1][1] <= goal.wanted:
                     goal.end()
-                self.resumed = time.perf_counter()
+                self.resumed = self.last = time.perf_counter()
 
             def on_train_end(self, logs=None):
+                goal.seconds += self.last - self.resumed
                 goal.found.append((goal.seconds, goal.evaluate(stock_model)))
                 goal.end()
 

@@ -235,6 +235,7 @@ def tutorial(folder: Path, sizes: dict, gate: Gate) -> None:
 
     data = tutorial_data(folder, sizes)
     gate.tokens_per_step = float(np.mean([int(np.sum(x["padding_mask"])) for x, _, _ in data]))
+    gate.imported = time.perf_counter()  # nor does that pass over the text count
     model = tutorial_model(sizes, 1e-3)
     model.fit(data, epochs=ENDLESS, callbacks=[keras_callback(gate)], verbose=0)
 
@@ -252,6 +253,10 @@ def transformers(folder: Path, sizes: dict, gate: Gate, only_masked: bool = Fals
     import numpy as np
     import torch
     import transformers as hf
+
+    used = (hf.Trainer, hf.BertForMaskedLM, hf.BertTokenizerFast)  # which imports them
+    assert all(used)
+    gate.imported = time.perf_counter()
 
     class OnlyMasked(hf.BertForMaskedLM):
         def forward(self, input_ids, labels, attention_mask=None, **others):
@@ -379,7 +384,8 @@ def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
             torch.tensor(stored[name]).long() if name != "logits" else stored[name]
             for name in ("tokens", "mask", "labels", "logits")
         )
-        gate.tokens_per_step = sizes["batch_size"] * float(stored["mean_length"])
+        mean_length = float(stored["mean_length_of_batches"])
+        gate.tokens_per_step = sizes["batch_size"] * mean_length
     few = slice(len(logits))
     with torch.no_grad():
         found = model(input_ids=tokens[few], attention_mask=mask[few]).logits.numpy()

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import SupportsFloat
 
-import keras
-
 from callbacks.checkpoint import newest_path
 from callbacks.errors import BadLoss, Stopped
 from callbacks.late_numbers import unread
@@ -38,7 +36,7 @@ class StopAtStep(StepCallback):
             )
 
 
-class StopEvaluation(keras.callbacks.Callback):
+class StopEvaluation(StepCallback):
     """Interrupts an evaluation when the run is asked to stop; the resumed run repeats it.
 
     Args:

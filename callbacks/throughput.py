@@ -76,6 +76,10 @@ class Throughput(StepCallback):
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
         self._window = (self._window[0] + steps, self._window[1] + seconds)
 
+    def leave_out(self, seconds: float) -> None:
+        """Excludes what another callback did between the last steps, or within the present one."""
+        self._begun += seconds
+
     def since_last(self) -> dict[str, float]:
         """Returns examples and tokens per second, and `mfu`, since the last call.
 

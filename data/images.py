@@ -89,7 +89,7 @@ def load_images(dataset: str, *, test_file: Path | None = None) -> Images:
             f"--test-file {test_file}: expected an IDX file whose name ends in {IMAGES}, plain or "
             f".gz, with one beside it whose name ends in {LABELS}"
         )
-    test = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES)))
+    test = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES), path))
     return dataclasses.replace(images, splits=images.splits | {"test": test})
 
 
@@ -166,10 +166,18 @@ def _folder(dataset: str) -> Images:
     return Images(dataset, _three_splits(train, test))
 
 
-def _read_pair(folder: Path, begin: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images and their labels from two IDX files, whose names have the same beginning."""
-    pixels = _read_idx(folder, begin + IMAGES, (SIDE, SIDE))
-    labels = _read_idx(folder, begin + LABELS, ())
+def _read_pair(
+    folder: Path, begin: str, images: Path | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads images and their labels from two IDX files, whose names have the same beginning.
+
+    Args:
+        folder: Contains both.
+        begin: The beginning of their names.
+        images: The one of the images, or None for either form.
+    """
+    pixels = _read_idx(images or _plain_or_gz(folder / (begin + IMAGES)), (SIDE, SIDE))
+    labels = _read_idx(_plain_or_gz(folder / (begin + LABELS)), ())
     if len(pixels) != len(labels) or len(labels) < 2 or labels.max() > 9:
         raise DataError(
             f"{folder}, {begin}* files: {len(pixels)} images, {len(labels)} labels from 0 to "
@@ -178,15 +186,18 @@ def _read_pair(folder: Path, begin: str) -> tuple[np.ndarray, np.ndarray]:
     return pixels, labels
 
 
-def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _plain_or_gz(path: Path) -> Path:
+    return path if path.exists() else path.with_name(f"{path.name}.gz")
+
+
+def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Reads an IDX file of unsigned bytes.
 
     The format: two zero bytes, a type (8 for unsigned bytes), the number of dimensions, each
     dimension's size as a big-endian 32-bit integer, then the values.
 
     Args:
-        folder: Contains the file, plain or .gz.
-        name: The file's name, without .gz.
+        path: The file, plain or .gz.
         shape: The shape of one item: (28, 28) for images, () for labels.
 
     Returns:
@@ -195,9 +206,6 @@ def _read_idx(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
         DataError: The file has another format.
     """
-    path = folder / name
-    if not path.exists():
-        path = folder / f"{name}.gz"
     with files.open_bytes(path) as stream:
         content = stream.read()
     header = 8 + 4 * len(shape)

@@ -725,7 +725,9 @@ def lengths(inputs: dict[str, np.ndarray]) -> np.ndarray | None:
 def naive_bayes_evidence(
     inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer, num_classes: int
 ) -> np.ndarray:
-    """Computes each word piece's evidence for the classes: Bernoulli naive Bayes, add-one smoothed.
+    """Computes each word piece's evidence for the classes by naive Bayes, add-one smoothed.
+
+    The binarised multinomial model: a sentence counts a piece once.
 
     Args:
         inputs: the training sentences, encoded by `encode`.

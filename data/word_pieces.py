@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -195,19 +196,31 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     return sorted(pieces, key=lambda piece: pieces[piece])
 
 
+def fold_case(word: str) -> str:
+    """Folds case as KerasHub does (NFKC_Casefold of Unicode), which composes characters."""
+    if word.isascii():
+        return word.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
+
+
 def _count_words(lines: Iterable[str]) -> dict[str, int]:
-    """Counts words as BERT splits them: lower case, accents stripped, punctuation apart."""
+    """Counts words as KerasHub's tokenizer looks them up.
+
+    Accents are stripped, punctuation is apart, and then the case is folded (NFKC_Casefold), which
+    also composes characters that the stripping of accents took apart, such as Korean syllables.
+    """
     import tokenizers
 
     chunks: collections.Counter[str] = collections.Counter()
     for line in lines:
         chunks.update(line.split())
     chunks.pop(UNKNOWN_IN_TEXT, None)
-    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False, strip_accents=True)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     words: collections.Counter[str] = collections.Counter()
     for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
+            word = fold_case(word)
             # A longer one is always [UNK], and the trainer takes quadratic time for it.
             if len(word.encode()) <= MAX_WORD_BYTES:
                 words[word] += count
@@ -224,7 +237,7 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     """
     import tokenizers
 
-    name = f"{text.sha256[:24]}-{size}-tokenizers-{tokenizers.__version__}"
+    name = f"{text.sha256[:24]}-{size}-folded-tokenizers-{tokenizers.__version__}"
     target = Path(cache_dir) / "vocabularies" / name
 
     def build(folder: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from data.errors import DataError
-from data.word_pieces import SPECIAL_TOKENS
+from data.word_pieces import OTHER_WHITE_SPACE, SPECIAL_TOKENS
 from exports.comparison import random_inputs, require_equal
 
 SET_THE_HEAD = """\
@@ -149,12 +149,20 @@ def compare(model: keras.Model, folder: Path) -> float:
     return require_equal([logits], model(inputs, training=False))
 
 
-def write_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> str:
+def write_causal_lm(
+    model: keras_nlp.models.CausalLM,
+    folder: Path,
+    template: str | None = None,
+    is_new: bool = False,
+) -> str:
     """Writes a causal language model with KerasHub's exporter: weights, configuration, tokenizer.
 
     Args:
         model: a causal language model with its preprocessor, in float32.
         folder: does not exist yet.
+        template: of the prompts that it was trained on, or None.
+        is_new: whether its byte pairs were learned by the run: a preset's were made for the words
+            that KerasHub's exporter writes, and KerasHub's tokenizer splits a text into none.
 
     Returns:
         Python that loads it, which `README.md` holds, too.
@@ -177,12 +185,25 @@ def write_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> str:
     if content["model_type"] in ARCHITECTURES:  # KerasHub, which writes none of these, needs them
         content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path = folder / "tokenizer.json"
+    if is_new and path.exists():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        parts = content["pre_tokenizer"].get("pretokenizers", [])
+        content["pre_tokenizer"] = {
+            "type": "Sequence",
+            "pretokenizers": [part for part in parts if part["type"] == "ByteLevel"],
+        }
+        path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     start = model.preprocessor.tokenizer.start_token
     lines = [
         "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)",
         "tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)",
         f"# Begin a text with {start}" if start else "# A text has no token at its beginning",
     ]
+    if template is not None:
+        lines.append(
+            f"# Trained on prompts in this form, which recipes.predict fills: {template!r}"
+        )
     text = "\n".join(lines)
     (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
     return text
@@ -266,7 +287,9 @@ def config(model: keras.Model, classes: Sequence[str]) -> dict:
     if isinstance(model, keras_nlp.models.BertTextClassifier):
         values["architectures"] = ["BertForSequenceClassification"]
         values["classifier_dropout"] = model.dropout
-        if not classes:
+        if not classes and model.num_classes > 1:  # of a recipe that does not name them
+            classes = [f"LABEL_{number}" for number in range(model.num_classes)]
+        elif not classes:
             values["problem_type"] = "regression"
             classes = ["score"]
         values["id2label"] = {str(number): name for number, name in enumerate(classes)}
@@ -288,7 +311,8 @@ def tokenizer_json(tokenizer) -> str:
 
     pieces = {piece: number for number, piece in enumerate(tokenizer.get_vocabulary())}
     made = tokenizers.Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
-    steps = []
+    # As `word_pieces.with_plain_spaces`, in training and in predictions.
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(OTHER_WHITE_SPACE), " ")]
     if tokenizer.strip_accents:
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if tokenizer.lowercase:

@@ -134,7 +134,8 @@ def attach(model: keras.Model, options) -> None:
 def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
     """Returns the factor of each weight's learning rate.
 
-    Weights outside the backbone and after its last layer (head, pooler) have factor 1, the last
+    Weights outside the backbone and after its last layer (head, pooler), and an output matrix of
+    its own that KerasHub keeps in the layer of the embeddings, have factor 1, the last
     layer `decay`, the layer below its square, and so on down to the embeddings
     (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B).
 
@@ -167,6 +168,9 @@ def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
         else:
             depth = 0 if seen == 0 else len(numbers) + 1
         factors |= {id(weight): decay ** (len(numbers) + 1 - depth) for weight in layer.weights}
+        head = getattr(layer, "reverse_embeddings", None)
+        if head is not None:  # not tied to the embeddings
+            factors[id(head)] = 1.0
     return factors
 
 

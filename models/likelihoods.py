@@ -143,6 +143,7 @@ def n_gram_log_likelihoods(
     *,
     text_sha256: str,
     sequence_length: int,
+    text_mode: str = "packed",
     max_examples: int | None = None,
     min_line_bytes: int = 0,
 ) -> list[float]:
@@ -155,7 +156,8 @@ def n_gram_log_likelihoods(
         cache_dir: the cache of downloads and sequences.
         text_sha256: the run's checksum of the text, which must match.
         sequence_length: tokens of a packed sequence.
-        max_examples: number of sequences to count, from the first one; None for all.
+        text_mode: "packed" or "lines", as the run's.
+        max_examples: number of sequences, or lines, to count, from the first one; None for all.
         min_line_bytes: lines of fewer bytes are not counted.
 
     Returns:
@@ -166,17 +168,20 @@ def n_gram_log_likelihoods(
     """
     if text.sha256 != text_sha256:
         raise DataError(f"{text.name}: not the text that the run was trained on")
+    part_of_lines = text_mode == "lines" and max_examples is not None
     rows = sequences_once(
         text,
         tokenizer,
         cache_dir,
-        text_mode="packed",
+        text_mode="lines" if part_of_lines else "packed",
         length=sequence_length,
         min_line_bytes=min_line_bytes,
     )
-    separator = SpecialTokens.of(tokenizer).sep
-    model = KneserNey(
-        rows["train"][:max_examples], tokenizer.vocabulary_size(), separator=separator
-    )
+    special = SpecialTokens.of(tokenizer)
+    separator, train = special.sep, rows["train"][:max_examples]
+    if part_of_lines:  # as one row: each line is a document
+        train = np.asarray(train)[~np.isin(train, (special.pad, special.cls))]
+        train = np.concatenate([[separator], train])[np.newaxis]
+    model = KneserNey(train, tokenizer.vocabulary_size(), separator=separator)
     encoded = _encode(tokenizer, texts, sys.maxsize)
     return model.log_likelihoods([np.array([separator, *ids]) for ids in encoded]).tolist()

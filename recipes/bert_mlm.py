@@ -322,6 +322,7 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         cache_dir,
         text_sha256=run.resolved["text_sha256"],
         sequence_length=run.options.sequence_length,
+        text_mode=run.options.text_mode,
         max_examples=run.options.max_examples,
         min_line_bytes=run.options.min_line_bytes,
     )

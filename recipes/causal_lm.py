@@ -21,6 +21,8 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 
 import dataclasses
 import itertools
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -48,6 +50,8 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
+
+LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -305,7 +309,13 @@ def main(options: Options) -> dict:
             )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            test |= perplexities(nats, data.splits["test"], tokenizer)
+            found = perplexities(nats, data.splits["test"], tokenizer)
+            test |= found
+            if "perplexity_per_word" not in found:
+                run.note(
+                    "perplexity_per_word is left out: it is larger than any floating point number, "
+                    "since lines without spaces are one word each"
+                )
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -362,11 +372,19 @@ def make_rows(
 
 
 def special_lines(data, tokenizer) -> list[str]:
-    """Returns notes about lines of a text that name special tokens."""
-    if isinstance(data, prompts.Prompts):
+    """Returns notes about lines of a text, or prompts and responses, that name special tokens."""
+    if not isinstance(data, prompts.Prompts):
+        lines = live_line(data.splits["train"], "searching for special tokens")
+        return next_tokens.special_notes(lines, tokenizer)
+    names = next_tokens.names_in_text(tokenizer)
+    texts = live_line(data.as_text().splits["train"], "searching for special tokens")
+    count = sum(any(name in text for name in names) for text in texts)
+    if not count:
         return []
-    lines = live_line(data.splits["train"], "searching for special tokens")
-    return next_tokens.special_notes(lines, tokenizer)
+    return [
+        f"{count:,} training prompts and responses contain the name of a special token "
+        f"({', '.join(names)}), which is read as the token"
+    ]
 
 
 def cut_examples(options: Options, rows: dict) -> list[str]:
@@ -381,7 +399,7 @@ def cut_examples(options: Options, rows: dict) -> list[str]:
 
 
 def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, float]:
-    """Returns the perplexity per word and per byte of lines.
+    """Returns the perplexity per word and per byte of lines, without what is no finite number.
 
     Args:
         nats: minus the log-likelihood of all their tokens.
@@ -389,8 +407,9 @@ def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, floa
         tokenizer: of KerasNLP; lines of its special tokens alone do not count.
     """
     return {
-        f"perplexity_per_{unit}": float(np.exp(nats / count))
+        f"perplexity_per_{unit}": math.exp(nats / count)
         for unit, count in next_tokens.measure(lines, tokenizer).items()
+        if nats / count < LARGEST_EXPONENT
     }
 
 

@@ -119,7 +119,7 @@ def main(options: Options) -> dict:
 
 def _print(results: dict, options: Options) -> None:
     if options.json:
-        print(json.dumps(results))
+        print(json.dumps(results, default=files.json_value))
         return
     for note in results["notes"]:
         print(note)
@@ -143,11 +143,13 @@ def _print(results: dict, options: Options) -> None:
 
 def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:
     """Formats the metrics of parts of a test split as a table with a row for each part."""
-    names = list(next(iter(parts.values())))
+    # A part may lack a metric, such as the R² of one molecule.
+    names = list(dict.fromkeys(name for numbers in parts.values() for name in numbers))
     width = max(24, *map(len, parts))
     lines = [" ".join([f"{title:{width}}", *(f"{name:>12}" for name in names)])]
     for part, numbers in parts.items():
-        values = (f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for n in numbers.values())
+        found = (numbers.get(name, "-") for name in names)
+        values = (n if n == "-" else f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for n in found)
         lines.append(" ".join([f"{part:{width}}", *(f"{value:>12}" for value in values)]))
     return "\n".join(lines)
 

@@ -26,6 +26,7 @@ from training.errors import OptionsError, RunError
 from training.loaded_run import load_run
 from training.options import RunOptions, check, option
 
+TAKE_TEXTS = ("recipes.bert_mlm", "recipes.text_classification")
 # Packages that a format needs beyond this package's own; all of them are in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime")}
 # Formats that lack operations which some models need.
@@ -64,6 +65,8 @@ def main(options: Options) -> Path:
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)
     is_causal = run.preset is not None and isinstance(model, keras_nlp.models.CausalLM)
+    # These recipes say what their outputs mean; the model of another is exported as it is.
+    takes_texts = is_bert and run.module.__name__ in TAKE_TEXTS
     if options.to == "huggingface" and not is_bert and not is_causal:
         raise OptionsError(
             f"--to huggingface: the model of {options.run_dir} is neither a BERT nor a CausalLM of "
@@ -79,15 +82,17 @@ def main(options: Options) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
             if options.to == "huggingface" and is_causal:
-                note = huggingface.write_causal_lm(model, temporary)
+                template = run.metadata.get("template")
+                is_new = getattr(run.options, "preset", None) == "scratch"
+                note = huggingface.write_causal_lm(model, temporary, template, is_new)
             elif options.to == "huggingface":
                 note = huggingface.write(model, temporary, classes)
-            elif options.to == "saved_model" and is_bert:
+            elif options.to == "saved_model" and takes_texts:
                 pairs = run.metadata.get("pairs", False)
                 note = texts.write(model, temporary, str(run.preset), classes, pairs)
             else:
                 note = keras_formats.write(model, temporary, options.to)
-            compared = compare(model, temporary, options, str(run.preset) if is_bert else None)
+            compared = compare(model, temporary, options, str(run.preset) if takes_texts else None)
             files.write_checksums(temporary)
     except OSError as error:
         raise RunError(f"--folder {folder}: {error.strerror or error}") from error
@@ -111,7 +116,7 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
         model: the exported model.
         folder: the export.
         options: the format, and whether to compare.
-        preset: the preset of a BERT, or None.
+        preset: the preset of a BERT whose SavedModel takes texts, or None.
 
     Returns:
         One line: the largest difference, or why they were not compared.

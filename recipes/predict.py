@@ -12,6 +12,7 @@ arguments are options of this program: `python -m recipes.predict RUN_DIR --help
 """
 
 import argparse
+import codecs
 import contextlib
 import dataclasses
 import inspect
@@ -147,7 +148,9 @@ def main(options: Options, **more) -> list[list[dict]]:
                 print("\n".join(lines), flush=True)  # a process that is killed loses no more
     next(found, None)  # removes the live line
     if options.json:
-        print(json.dumps(answers, ensure_ascii=False))
+        # Elsewhere than in UTF-8 a character that is missing would be printed as no JSON.
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(answers, ensure_ascii=not is_utf8, default=files.json_value))
     return answers
 
 
@@ -199,17 +202,37 @@ def read_columns(
     return tuple(inputs)
 
 
+def _is_a_list_a_line(path: Path) -> bool:
+    """Tells whether a file of JSON lines begins with a list, which may be the only one."""
+    if not path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+        return False
+    with files.open_bytes(files.expand(path)) as stream:
+        beginning = next((line for line in stream if line.strip()), b"")
+    return beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
 def _require_lines(path: Path) -> None:
     """Refuses a table, or JSON of objects, whose lines are no inputs.
 
     JSON that is a list a line, for instance a chat's messages, has such lines.
+
+    Raises:
+        DataError: it is one, or a JSON list of texts.
     """
     fields: list[str] = []
+    first: object = None
     if tables.is_table(path.name):
         fields = tables.header_of(files.expand(path))
     elif tables.has_objects(path.name):
         with contextlib.suppress(DataError):
-            fields = tables.header_of(files.expand(path))
+            _, first = next(tables.read_objects(files.expand(path)), ("", None))
+        if isinstance(first, dict) and not _is_a_list_a_line(path):
+            fields = list(first)
+    if isinstance(first, str) and not _is_a_list_a_line(path):
+        raise DataError(
+            f"--file {path}: JSON of texts; write one text per line, without quotes, into a file "
+            "with another ending"
+        )
     if fields:
         raise DataError(
             f"--file {path}: a table; name the column of the inputs with --text-column (it has "

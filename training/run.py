@@ -207,7 +207,9 @@ class Run:
             workers=self.workers,
         )
         self.progress = Progress(self.throughput, self.records)
-        self.profile = Profile(run_dir, profile_window(options.profile) if self.is_chief else None)
+        self.profile = Profile(
+            run_dir, profile_window(options.profile) if self.is_chief else None, self.throughput
+        )
         self.evaluation_callbacks = [self.progress, StopEvaluation(self._asked_to_stop)]
         self.checkpoint: Checkpoint
 
@@ -714,7 +716,7 @@ class Run:
         info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = with_perplexity(test, self.records.perplexity_of)
-        self.records.record_evaluation("test", steps, test)
+        self.records.record_evaluation("test", self.checkpoint.weights_step or steps, test)
         if self.is_chief:
             line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             if baseline:

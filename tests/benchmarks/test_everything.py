@@ -10,12 +10,15 @@ class FakeSide:
     """Trains at the rate of its batch size; a matrix product has 100 tokens a second."""
 
     environs: list[dict] = []
+    found_programs: list[bool] = []
 
     def __init__(self, name, python, folder, sizes, **environ):
         self.rate = 100 if name == "matrix_product" else sizes["batch_size"]
         self.works = sizes.get("jit") != "off"
         self.ends = sizes.get("steps_per_execution") == 10  # in its first turn
         self.environs.append(environ)
+        self.found_programs.append((folder / "cache" / "programs").exists())
+        (folder / "cache" / "programs").mkdir(parents=True, exist_ok=True)
 
     def steps(self, count):
         if not self.works or (self.ends and count == 5):
@@ -50,6 +53,15 @@ def test_a_group_of_the_gpu_bench(together, monkeypatch, tmp_path):
     assert f"| BERT ÷ {flag} | 1.00 | 1.00 to 1.00 | 40; 40 | 7 |" in table
     assert "\n- Not measured: BERT ÷ without XLA: out of memory\n- Not" in table
     assert table.endswith(": BERT ÷ Trainer: no --trainer-python\n")
+
+
+def test_a_group_begins_without_the_programs_of_another(monkeypatch, tmp_path):
+    monkeypatch.setattr(pipelines, "Side", FakeSide)
+    monkeypatch.setattr(FakeSide, "found_programs", [])
+    bench = gpu.Bench(tmp_path, None, 2, 5, minutes=1, together=1, write=lambda bench: None)
+    for _ in range(2):
+        bench.run("BERT", {"batch_size": 40}, [], warm=True)
+    assert FakeSide.found_programs == [False, True] * 2
 
 
 def test_a_side_that_ends_within_its_turn_is_not_measured(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from callbacks.late_numbers import CallbackList, LateNumber, LateNumbers, unread
 from callbacks.steps import StepCallback
+from callbacks.stopping import StopEvaluation
 
 
 @pytest.fixture
@@ -151,6 +152,11 @@ class TestCallbackList:
             assert seen == [(0, None), (0, 2.0), (1, None)]
         else:
             assert seen == [(0, None), (0, None), (0, 2.0), (1, None), (1, None), (1, None)]
+
+    def test_what_ends_an_evaluation_reads_nothing(self, on_device):
+        callbacks = CallbackList([StopEvaluation(lambda: False)])
+        callbacks.on_test_batch_end(0, {"loss": on_device("loss", 2.0)})
+        assert on_device.reads == []
 
     @pytest.mark.parametrize("method", ["on_train_batch_end", "on_batch_end", "on_test_batch_end"])
     def test_others_get_a_plain_dict(self, method, on_device):

@@ -1,11 +1,13 @@
 """A profile of some steps; one test uses TensorFlow's profiler, the others a fake one."""
 
+import time
 import types
 
 import pytest
 import tensorflow as tf
 
 from callbacks.profile import Profile
+from callbacks.throughput import Throughput
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def steps(callback, first, last, each=1):
     ],
 )
 def test_the_steps_of_the_window(calls, tmp_path, window, run, expected):
-    callback, seen = Profile(tmp_path, window), {}
+    callback, seen = Profile(tmp_path, window, Throughput()), {}
     for step in steps(callback, *run):
         if len(calls) > max(seen.values(), default=0):
             seen[step] = len(calls)
@@ -50,14 +52,36 @@ def test_the_steps_of_the_window(calls, tmp_path, window, run, expected):
 
 
 def test_a_run_that_ends_within_it_writes_it(calls, tmp_path):
-    callback = Profile(tmp_path, (2, 50))
+    callback = Profile(tmp_path, (2, 50), Throughput())
     assert list(steps(callback, 1, 3)) and len(calls) == 1
     callback.on_train_end()
     callback.close()
     assert calls[1:] == [["stop"]]
 
 
+def test_the_profilers_own_seconds_are_no_training(monkeypatch, tmp_path):
+    now = [1000.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for name in ("start", "stop"):
+        monkeypatch.setattr(
+            tf.profiler.experimental, name, lambda *_: now.__setitem__(0, now[0] + 100)
+        )
+    throughput = Throughput().count_steps(100, 100)
+    throughput.examples_per_step = 32
+    profile = Profile(tmp_path, (3, 4), throughput)
+    profile.set_model(types.SimpleNamespace(steps_per_execution=1))
+    profile.count_steps(100, 100)
+    for step in range(9):
+        for callback in (throughput, profile):
+            callback.on_train_batch_begin(step)
+        now[0] += 0.5
+        for callback in (throughput, profile):
+            callback.on_train_batch_end(step, {"loss": 1.0})
+    assert now[0] > 1200
+    assert throughput.total()["examples_per_second"] == pytest.approx(64)
+
+
 def test_what_is_written(tmp_path):
-    callback = Profile(tmp_path, (1, 1))
+    callback = Profile(tmp_path, (1, 1), Throughput())
     list(steps(callback, 1, 1))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))

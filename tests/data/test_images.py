@@ -121,6 +121,10 @@ def test_all_of_a_test_file_is_the_test_split(folder, tmp_path, ending):
     np.testing.assert_array_equal(found["test"][1], labels)
     for split in ("train", "valid"):
         np.testing.assert_array_equal(found[split][0], own[split][0])
+    # The file in its other form is another file.
+    other = file.with_name(f"new-{images.IMAGES}{'' if ending else '.gz'}")
+    other.write_bytes((bytes if ending else gzip.compress)(idx(255 - pixels)))
+    np.testing.assert_array_equal(loaded().splits["test"][0][..., 0] * 255, pixels)
 
 
 def test_a_test_file_of_another_name(folder):

@@ -10,6 +10,7 @@ import pytest
 from data import word_pieces
 from data.errors import DataError
 from data.text import Text
+from models import bert
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +73,13 @@ class TestLearnVocabulary:
     def test_frequent_words_are_pieces_and_unk_is_none(self, pieces):
         assert {"the", "of", "number"} <= set(pieces)
         assert "unk" not in word_pieces.learn_vocabulary(["<unk> the of"] * 50, 60)
+
+    def test_pieces_are_those_that_the_tokenizer_looks_up(self):
+        """KerasHub folds case after it has stripped accents, which composes Korean again."""
+        pieces = word_pieces.learn_vocabulary(["한국어 문장 Straße ½"] * 50, 60)
+        found = bert.tokenizer_of(pieces)("한국어 문장 straße ½")
+        assert pieces.index("[UNK]") not in np.asarray(found)
+        assert "ß" not in "".join(pieces)
 
     def test_a_size_without_room_names_one_that_has(self):
         with pytest.raises(DataError, match="--vocabulary-size 20 .* use at least") as caught:

@@ -60,6 +60,10 @@ def test_the_configuration_means_the_encoder(masked_lm, classifier):
     assert config["hidden_act"] == "gelu_pytorch_tanh" and config["layer_norm_eps"] == 1e-12
     assert config["id2label"] == dict(zip("012", CLASSES, strict=True))
     assert config["architectures"] == ["BertForSequenceClassification"]
+    # A recipe of one's own need not name its classes.
+    config = huggingface.config(classifier().model, ())
+    assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+    assert "problem_type" not in config
     config = huggingface.config(masked_lm().model, ())
     assert config["architectures"] == ["BertForMaskedLM"] and "id2label" not in config
 
@@ -72,7 +76,8 @@ def test_tokenizer_json_gives_keras_ids(masked_lm):
         masked_lm().preset, special_tokens_in_strings=True
     )
     there = tokenizers.Tokenizer.from_str(huggingface.tokenizer_json(tokenizer))
-    for line in REAL:
+    spaces = [f"the{space}loss" for space in " \xa0\u1680\u2028\u3000"]
+    for line in (*REAL, *spaces):
         assert there.encode(line).ids == encode(tokenizer, line, 512).tolist(), line
 
 
@@ -131,6 +136,27 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
         if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
             ids = encode(model.preprocessor.tokenizer, line, 512).tolist()
             assert tokenizer(line, truncation=False)["input_ids"] == ids, line
+
+
+@pytest.mark.export
+def test_byte_pairs_of_ones_own_are_split_as_keras_does(tmp_path):
+    """KerasHub's tokenizer does not split texts into words, and its exporter's file does."""
+    from transformers import AutoTokenizer
+
+    task = causal_presets.make_task("Llama3")
+    huggingface.write_causal_lm(task, tmp_path / "out", is_new=True)
+    there = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (*causal_presets.TEXT, "it has 2 layers of 64, since 1990", "a  b\n\tc"):
+        ids = [int(each) for each in task.preprocessor.tokenizer(text)]
+        assert there(text, add_special_tokens=False)["input_ids"] == ids, text
+
+
+def test_the_template_of_prompts_is_named(tmp_path):
+    task = causal_presets.make_task("GPT2")
+    template = "Q: {prompt} A: {response}"
+    assert template in huggingface.write_causal_lm(task, tmp_path / "prompts", template)
+    assert template in (tmp_path / "prompts" / "README.md").read_text()
+    assert "prompts" not in huggingface.write_causal_lm(task, tmp_path / "text")
 
 
 def test_a_causal_model_of_another_family_is_refused(tmp_path):

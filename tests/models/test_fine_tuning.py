@@ -94,6 +94,13 @@ class TestLayerDecay:
         assert {name: by_layer[name] for name in layers} == expected
         assert by_layer["token_embedding"] == 0.03125 and by_layer["pooled_dense"] == 1.0
 
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_an_output_matrix_of_its_own_is_a_head(self, tied):
+        """KerasHub keeps it in the layer of the embeddings."""
+        found = self.factors(causal_presets.make_task("Llama", tie_word_embeddings=tied))
+        factors = {path.rsplit("/", 1)[1]: f for path, f in found.items() if "embedding" in path}
+        assert factors == {"embeddings": 0.125} | ({} if tied else {"reverse_embeddings": 1.0})
+
     def test_weights_of_one_path_have_the_factors_of_their_layers(self):
         """KerasHub gives the output projections of all of SmolLM3's layers one path."""
         model = causal_presets.make_task("SmolLM3")

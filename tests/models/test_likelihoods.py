@@ -110,5 +110,11 @@ def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp
         ids = [[SEP, *bert.encode(tokenizer, text, 99)[1:-1]] for text in texts]
         expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
         np.testing.assert_allclose(found(max_examples=count), expected)
+    # Of a run on a part of the lines the n-grams count these.
+    some = [i for line in lines[:7] for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]
+    model = KneserNey(np.array([[SEP, *some]]), len(PIECES), order=5, separator=SEP)
+    expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
+    of_lines = dict(text_mode="lines", sequence_length=32)
+    np.testing.assert_allclose(found(max_examples=7, **of_lines), expected)
     with pytest.raises(DataError, match="not the text that the run was trained on"):
         found(text_sha256="0" * 64)

@@ -99,6 +99,14 @@ def test_the_page_generates_from_the_model(finished, capsys):
     assert printed.startswith("the") and len(printed) > len("the\n")
 
 
+def test_a_perplexity_that_is_no_number_is_left_out(finished):
+    """Of lines without spaces, as in Chinese, each of which is one word."""
+    tokenizer = load_run(finished[0]).load_model().preprocessor.tokenizer
+    found = causal_lm.perplexities(3000.0, ["字" * 400], tokenizer)
+    assert list(found) == ["perplexity_per_byte"]
+    assert found["perplexity_per_byte"] == pytest.approx(np.exp(3000 / 1201))
+
+
 @pytest.mark.long
 def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
     """Neither do they end a document, nor do separators; characters of several bytes are bytes."""
@@ -260,6 +268,10 @@ def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
     assert shown == ["a"] * 3
     long = "one two three four five six seven eight nine: {prompt}:{response}"
     assert causal_lm.beginnings(options, asked, tokenizer, long) == []
+    assert causal_lm.special_lines(asked, tokenizer) == []
+    named = causal_lm.prompts.Prompts("x", {"train": [("a", "b <|end_of_text|> c")]})
+    (note,) = causal_lm.special_lines(named, tokenizer)
+    assert note.startswith("1 training prompts and responses contain") and "end_of_text" in note
     # Not the whole split is searched for one.
     many = causal_lm.prompts.Prompts("x", {"valid": [pairs[1]] * 1000 + [pairs[0]]})
     assert causal_lm.beginnings(options, many, tokenizer, "{prompt}:{response}") == []

@@ -93,6 +93,13 @@ class TestEvaluate:
         found = evaluated(trained.folder)
         assert found["test"] == pytest.approx(trained.results["test"], rel=1e-3)
 
+    def test_a_part_may_lack_a_metric(self):
+        more = {"molecules": 3, "mae": 1.0, "r2": 0.5}
+        parts = {"one": {"molecules": 1, "mae": 2.0}, "more": more}
+        header, one, more = map(str.split, evaluate.format_parts("dataset", parts).splitlines())
+        assert header == ["dataset", "molecules", "mae", "r2"]
+        assert (one[-1], more[-1]) == ("-", "0.5000")
+
     @pytest.mark.parametrize("recipe", RECIPES)
     def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
         folder, results = runs[recipe]
@@ -657,6 +664,25 @@ class TestPredict:
         lines = ('[{"role": "user", "content": "a"}]', '[{"role": "user", "content": "b"}]')
         chats = write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
         assert predict.read_inputs(chats) == lines
+        assert predict.read_inputs(write(tmp_path / "chat.jsonl", lines[0].encode())) == lines[:1]
+
+    def test_json_of_texts_is_no_line_each(self, tmp_path):
+        for name, content in (("a.json", '["good", "bad"]'), ("b.jsonl", '"good"\n"bad"\n')):
+            with pytest.raises(DataError, match=f"{name}: JSON of texts; write one text per line"):
+                predict.read_inputs(write(tmp_path / name, content.encode()))
+
+    def test_json_of_numbers_of_numpy_and_of_other_encodings(self, monkeypatch, tmp_path):
+        answers = [[{"x": np.float32(1.5), "unit": "°C"}]]
+        module = types.SimpleNamespace(predict=lambda *_, **__: answers, __name__="mine")
+        run = types.SimpleNamespace(module=module, metadata={})
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        for encoding in ("utf-8", "ascii"):
+            printed = io.BytesIO()
+            monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding))
+            predict.main(predict.Options(run_dir=tmp_path, inputs=("a",), json=True))
+            sys.stdout.flush()
+            assert json.loads(printed.getvalue()) == [[{"x": 1.5, "unit": "°C"}]]
+            assert ("°".encode() in printed.getvalue()) == (encoding == "utf-8")
 
     def test_arguments_of_a_recipes_predict(self, tmp_path, monkeypatch, capsys):
         def parsed(answers, *words):

@@ -348,6 +348,9 @@ class TestCheckpoints:
         value = found["history"]["val_loss"][0]
         line = f"weights        of epoch 1, the best of 3 (val_loss {value:.4f})\n"
         assert line in capsys.readouterr().out
+        records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        tested = [each for each in records if each["event"] == "evaluation"]
+        assert [each["step"] for each in tested] == [PER_EPOCH]
         model = tiny_recipe.build_model(tiny_recipe.Options())
         model.load_weights(best.folder / "model.weights.h5")
         stored = load_run(folder, trust_module=tiny_recipe.__name__).load_model()
