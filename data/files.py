@@ -20,6 +20,8 @@ from data.errors import DataError
 log = logging.getLogger("recipes")
 
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
+METADATA = "recipe.json"  # stored with a run's model, covered by its checksums
+SPLITS_WORDS = "splits_words"  # in it: whether its tokenizer does
 # Options of runs whose checkpoints do not hold the model that is tested: part of its weights, or
 # those before their average.
 NOT_WHOLE_WITH = ("ema", "lora_rank", "freeze_backbone")

@@ -292,7 +292,8 @@ def rules_of(layer) -> str:
     settings = json.dumps(_settings(layer.get_config()), default=repr)
     proto = getattr(tokenizer, "proto", None)  # of SentencePiece: the pieces with their scores
     vocabulary = vocabulary_sha256(vocabulary_of(tokenizer))
-    return repr((type(layer).__name__, settings, vocabulary, proto, keras_nlp.__version__))
+    made_from = (type(layer).__name__, settings, vocabulary, proto, keras_nlp.__version__)
+    return repr((*made_from, "words") if getattr(tokenizer, "splits_words", False) else made_from)
 
 
 def _settings(config):

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -737,6 +738,50 @@ def convert_without(part: str) -> contextlib.AbstractContextManager:
         return port_weight
 
     return _replaced(SafetensorLoader, "port_weight", make)
+
+
+# Tokenizers of KerasHub whose families split a text into words as GPT-2, Llama 3 or Qwen 2 do.
+LIKE_GPT2 = ("GPT2", "Roberta", "Bart", "OPT", "GPTNeoX")
+LIKE_LLAMA3 = ("Llama3", "SmolLM3")
+LIKE_QWEN2 = ("Qwen2", "Qwen", "QwenMoe", "Qwen3", "Qwen3Moe")
+
+
+def split_words(tokenizer) -> None:
+    """Makes a byte-pair tokenizer of KerasHub split a text into words before it merges pairs.
+
+    Breaks: `BytePairTokenizer` passes its pattern of words to `tokenizers` as a text to look for,
+    not as a `Regex` (no thread known), so a text is one word: runs of spaces and long numbers get
+    other tokens than in the pretraining of a preset, and than in a `tf.data` pipeline of KerasHub's
+    own. Does: splits as the family's own tokenizer does. Families with yet other rules, and
+    tokenizers of other kinds, stay as they are.
+
+    Args:
+        tokenizer: of a preset that was pretrained elsewhere, or of a run from one.
+    """
+    import tokenizers
+    from keras_hub.src.tokenizers.byte_pair_tokenizer import SPLIT_PATTERN_TOKENIZERS
+
+    parts = tokenizers.pre_tokenizers
+    family = type(tokenizer).__name__.removesuffix("Tokenizer")
+    merges = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(merges, tokenizers.Tokenizer):
+        return
+    if family in LIKE_GPT2:  # the pattern that ByteLevel has itself
+        words: Any = parts.ByteLevel(tokenizer.add_prefix_space, use_regex=True)
+    elif family in (*LIKE_LLAMA3, *LIKE_QWEN2):
+        pattern = SPLIT_PATTERN_TOKENIZERS
+        if family in LIKE_QWEN2:  # a digit is a word
+            pattern = pattern.replace(r"\p{N}{1,3}", r"\p{N}")
+        words = parts.Sequence(
+            [
+                parts.Split(tokenizers.Regex(pattern), "isolated"),
+                parts.ByteLevel(tokenizer.add_prefix_space, use_regex=False),
+            ]
+        )
+    else:
+        return
+    merges.pre_tokenizer = words
+    tokenizer.splits_words = True
 
 
 # What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value. GPT-NeoX

@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 from data import files
 from data.errors import DataError, first_line
-from distribution.keras_compat import convert_without
+from distribution.keras_compat import convert_without, split_words
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -404,6 +404,16 @@ def _memory() -> int | None:
     return min(limits)
 
 
+def _splits_words(folder: Path) -> bool:
+    """Tells whether a preset's texts are split into words before byte pairs are merged.
+
+    Those of presets from elsewhere are, and of runs from them. A run that learned its own byte
+    pairs has trained without, as KerasHub's tokenizer does.
+    """
+    own = folder / files.METADATA
+    return not own.is_file() or bool(_read_json(own).get(files.SPLITS_WORDS))
+
+
 def _read_json(path: Path) -> dict:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -440,6 +450,9 @@ def load(kind, preset: str, **changes):
         if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
             if "backbone" not in changes:  # that one was loaded here, too
                 transformers_format.add_segments(getattr(loaded, "backbone", loaded), preset)
+        if _splits_words(Path(preset)):
+            owner = getattr(loaded, "preprocessor", loaded)
+            split_words(getattr(owner, "tokenizer", owner))
         return loaded
     except DataError:
         raise

@@ -17,13 +17,13 @@ import numpy as np
 from callbacks.errors import saving
 from data import files
 from data.errors import DataError, first_line
+from distribution import keras_compat
 from training import checks
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
 CONFIG = "config.json"  # of the archive
 ADAPTER = "adapter.lora.h5"
-METADATA = "recipe.json"  # stored with the model, covered by its checksums
 VERSIONS_OF = ("keras", "keras-nlp", "tensorflow", "tensorflow-text", "numpy")
 
 
@@ -113,8 +113,10 @@ def save_model(
                     model.backbone.save_lora_weights(str(temporary / ADAPTER))
             else:
                 model.save(temporary / KERAS_FILE)
+            if getattr(getattr(preprocessor, "tokenizer", None), "splits_words", False):
+                metadata = metadata | {files.SPLITS_WORDS: True}
             text = json.dumps(metadata, ensure_ascii=False, default=files.json_value)
-            (temporary / METADATA).write_text(text, "utf-8")
+            (temporary / files.METADATA).write_text(text, "utf-8")
             if card:
                 (temporary / "README.md").write_text(card, encoding="utf-8")
             files.write_checksums(temporary)
@@ -189,7 +191,11 @@ def load_model(
                 name = json.loads((folder / "task.json").read_text("utf-8"))["class_name"]
                 kind = getattr(keras_nlp.models, name)
                 dtype = dtype or keras.config.dtype_policy().name
-                return kind.from_preset(str(folder), compile=False, dtype=dtype)
+                task = kind.from_preset(str(folder), compile=False, dtype=dtype)
+                text = (folder / files.METADATA).read_text("utf-8")
+                if json.loads(text).get(files.SPLITS_WORDS):
+                    keras_compat.split_words(task.preprocessor.tokenizer)
+                return task
             policy = dtype or trained_in or keras.config.dtype_policy().name
             with checks.precision(policy):
                 if dtype is None:

@@ -85,12 +85,12 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
         RunError: the run is not finished or damaged, or its recipe must not or cannot be imported.
     """
     _require_finished(folder)
-    problem = files.damage(folder / "model", [artifacts.METADATA])
+    problem = files.damage(folder / "model", [files.METADATA])
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
     saved = run_files.read_options(folder, "options", "resolved")
     results = run_files.read_results(folder, "recipe", "module", "test", "steps")
-    metadata = run_files.read_metadata(folder / "model" / artifacts.METADATA)
+    metadata = run_files.read_metadata(folder / "model" / files.METADATA)
     weights = None
     if best:
         info = _read_best(folder)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from data import files, word_pieces
 from data.errors import DataError
-from tests.support import syncs, tiny_presets
+from models import presets
+from tests.support import causal_presets, syncs, tiny_presets
 from training import artifacts, checks
 from training.options import SharedOptions
 
@@ -98,7 +100,7 @@ def test_metadata_of_numpy_are_stored_as_numbers_and_lists(tmp_path):
     classes = np.array(["a", "b"], dtype=object)  # as pandas has them
     metadata = {"mean": np.float32(0.5), "scales": np.eye(2), "count": np.int64(3), "of": classes}
     artifacts.save_model(small_model(), tmp_path / "model", metadata=metadata)
-    stored = json.loads((tmp_path / "model" / artifacts.METADATA).read_text())
+    stored = json.loads((tmp_path / "model" / files.METADATA).read_text())
     assert stored == {"mean": 0.5, "scales": [[1, 0], [0, 1]], "count": 3, "of": ["a", "b"]}
     assert isinstance(stored["count"], int)
     with pytest.raises(TypeError):
@@ -190,3 +192,56 @@ def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     artifacts.require_saveable(model, tmp_path, SharedOptions)
     assert list(tmp_path.iterdir()) == []
+
+
+def tokens(tokenizer, text):
+    """What byte pairs make of a text: the pieces."""
+    return [tokenizer.id_to_token(int(number)) for number in tokenizer(text)]
+
+
+@pytest.mark.parametrize(
+    ("family", "of_1990", "of_spaces"),
+    [
+        ("GPT2", ["19", "90"], ["x", "Ġ", "Ġa"]),
+        ("Llama3", ["199", "0"], ["x", "Ġ", "Ġa"]),
+        ("Qwen", ["1", "9", "9", "0"], ["x", "Ġ", "Ġa"]),
+        ("Bloom", ["19", "90"], ["x", "ĠĠ", "a"]),  # has rules of its own: as KerasHub
+    ],
+)
+def test_texts_of_a_preset_are_split_as_its_family_does_and_of_new_byte_pairs_not(
+    family, of_1990, of_spaces, tmp_path
+):
+    """KerasHub splits no text into words; a preset was pretrained with them."""
+    learned = causal_presets.make_tokenizer(family)
+    merges = ["Ġ Ġ", "1 9", "9 0", "19 9", "Ġ a"]
+    pieces = dict(learned.vocabulary)
+    for merge in merges:
+        pieces.setdefault(merge.replace(" ", ""), len(pieces))
+    stock = type(learned)(vocabulary=pieces, merges=merges)
+    assert tokens(stock, "1990") == ["19", "90"] and tokens(stock, "x  a") == ["x", "ĠĠ", "a"]
+    task = causal_presets.make_task(family)
+    preprocessor = type(task.preprocessor)(stock, sequence_length=32)
+
+    def saved(name, tokenizer):
+        preprocessor.tokenizer = tokenizer
+        artifacts.save_model(task, tmp_path / name, metadata={}, preprocessor=preprocessor)
+        loaded = artifacts.load_model(tmp_path / name, None, types.ModuleType("recipe"))
+        return loaded.preprocessor.tokenizer
+
+    # Of a run that learned its own, KerasHub's rule stays, also where it is a preset.
+    own = saved("own", stock)
+    assert tokens(own, "x  a") == ["x", "ĠĠ", "a"]
+    kind = keras_nlp.models.CausalLMPreprocessor
+    assert tokens(presets.load(kind, str(tmp_path / "own")).tokenizer, "x  a") == tokens(
+        own, "x  a"
+    )
+    # A preset from elsewhere has none of our metadata.
+    (tmp_path / "own" / files.METADATA).unlink()
+    (tmp_path / "own" / files.SUMS).unlink()
+    found = presets.load(kind, str(tmp_path / "own")).tokenizer
+    assert (tokens(found, "1990"), tokens(found, "x  a")) == (of_1990, of_spaces)
+    changes = family != "Bloom"
+    assert (word_pieces.rules_of(found) != word_pieces.rules_of(stock)) == changes
+    # Of a run from it the rule is kept.
+    for loaded in (saved("run", found), presets.load(kind, str(tmp_path / "run")).tokenizer):
+        assert (tokens(loaded, "1990"), tokens(loaded, "x  a")) == (of_1990, of_spaces)

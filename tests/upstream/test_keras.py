@@ -18,6 +18,7 @@ import keras_nlp
 import numpy as np
 import pytest
 import tensorflow as tf
+import tokenizers
 
 from data.batches import evaluation_batches
 from distribution import attention, keras_compat, step
@@ -570,3 +571,24 @@ def test_a_sliding_window_in_float64(repaired):
     with asking_keras(), only_if(repaired, keras_compat.integers_of_32_bits()):
         drawn = task.generate(prompt, stop_token_ids=None)
         assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")
+
+
+@repair(
+    "split_words",
+    "KerasHub's BytePairTokenizer gives its pattern of words to `tokenizers` as a text to look for "
+    "(no thread known)",
+)
+def test_a_text_is_split_into_words(repaired):
+    """As KerasHub does within a tf.data pipeline."""
+    characters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*characters, "\u0120\u0120", "\u0120a", "<|endoftext|>"]
+    tokenizer = keras_nlp.models.GPT2Tokenizer(
+        vocabulary={piece: number for number, piece in enumerate(pieces)},
+        merges=["\u0120 \u0120", "\u0120 a"],
+    )
+    if repaired:
+        keras_compat.split_words(tokenizer)
+    text = tf.data.Dataset.from_tensors("x  a")
+    (expected,) = text.map(tokenizer).as_numpy_iterator()
+    with asking_keras():
+        np.testing.assert_array_equal(tokenizer("x  a"), expected)
