@@ -101,6 +101,7 @@ def insert(callbacks, first, model) -> None:
 
 def trainer_callback(gate: Gate):
     """Returns the gate as a callback of the `Trainer`."""
+    import torch
     import transformers as hf
 
     class Turns(hf.TrainerCallback):
@@ -108,6 +109,8 @@ def trainer_callback(gate: Gate):
             gate.before_step()
 
         def on_step_end(self, args, state, control, **others):
+            if gate.left == 1 and torch.cuda.is_available():
+                torch.cuda.synchronize()  # the steps of the turn are over
             gate.after_step()
 
     return Turns()
