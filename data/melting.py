@@ -362,6 +362,9 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
     outside, inside = -1, len(sequence)
     for left, right in zip(opened, reversed(closed), strict=True):
         before, after = sequence[outside + 1 : left], sequence[right + 1 : inside][::-1]
+        if not read:  # the outer end: the bases beside the helix face each other
+            longer = max(len(before), len(after))
+            before, after = before.rjust(longer, "-"), after.rjust(longer, "-")
         facing(before, after, INTERNAL if read else END)
         read.append((sequence[left], sequence[right], PAIR))
         outside, inside = left, right

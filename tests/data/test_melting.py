@@ -86,7 +86,9 @@ def test_columns_are_what_a_molecule_is_built_from(pairs, ends, loop, nick):
     """From the outside in: dangling ends, then pairs, each followed by what is unpaired."""
     left, right = ends[0], ends[1]
     brackets = ["." * len(left), "." * len(right)]
-    expected = [(*column, END) for column in itertools.zip_longest(*ends, fillvalue="-")]
+    longer = max(map(len, ends))  # the bases beside the helix face each other
+    beside = (end.rjust(longer, "-") for end in ends)
+    expected = [(*column, END) for column in zip(*beside, strict=True)]
     for number, (pair, inner) in enumerate(pairs):
         expected.append((*pair, PAIR))
         if number == len(pairs) - 1:
@@ -99,6 +101,12 @@ def test_columns_are_what_a_molecule_is_built_from(pairs, ends, loop, nick):
     joint = "+" if nick else ""
     sequence, structure = left + joint + right[::-1], brackets[0] + joint + brackets[1][::-1]
     assert shown(sequence, structure) == expected
+
+
+def test_either_strand_first_gives_the_same_columns():
+    molecule = melting.Molecule("AAGCGC+GCGCT", "..((((+)))).", 1.0, 1e-6)
+    read = melting.columns(molecule)
+    assert [(b, a, kind) for a, b, kind in reversed(read)] == melting.columns(molecule.turned)
 
 
 @settings(max_examples=100)
