@@ -149,7 +149,10 @@ class Records(StepCallback):
         self._record("evaluation", step, {"split": split} | shown)
 
     def _record(self, event: str, step: int, numbers: dict) -> None:
-        record = {"event": event, "step": step, "epoch": self.epoch + 1, **numbers}
+        epoch = self.epoch + 1
+        if step < self.step:  # of weights that were the best
+            epoch = -(-step // self.steps_per_epoch)
+        record = {"event": event, "step": step, "epoch": epoch, **numbers}
         if self.path is not None:
             self._write(self.path, record)
         for listener in self.listeners:

@@ -221,8 +221,9 @@ def _count_words(lines: Iterable[str]) -> dict[str, int]:
     for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
             word = fold_case(word)
-            # A longer one is always [UNK], and the trainer takes quadratic time for it.
-            if len(word.encode()) <= MAX_WORD_BYTES:
+            # A longer one is always [UNK], and the trainer takes quadratic time for it. The fold of
+            # "´" holds a space, and no piece may: KerasHub strips the lines of a vocabulary.
+            if len(word.encode()) <= MAX_WORD_BYTES and not any(map(str.isspace, word)):
                 words[word] += count
     return words
 

@@ -17,6 +17,7 @@ import keras_nlp
 import numpy as np
 import safetensors.numpy
 
+from data import files
 from data.errors import DataError
 from data.word_pieces import OTHER_WHITE_SPACE, SPECIAL_TOKENS
 from exports.comparison import random_inputs, require_equal
@@ -150,10 +151,7 @@ def compare(model: keras.Model, folder: Path) -> float:
 
 
 def write_causal_lm(
-    model: keras_nlp.models.CausalLM,
-    folder: Path,
-    template: str | None = None,
-    is_new: bool = False,
+    model: keras_nlp.models.CausalLM, folder: Path, template: str | None = None
 ) -> str:
     """Writes a causal language model with KerasHub's exporter: weights, configuration, tokenizer.
 
@@ -161,8 +159,6 @@ def write_causal_lm(
         model: a causal language model with its preprocessor, in float32.
         folder: does not exist yet.
         template: of the prompts that it was trained on, or None.
-        is_new: whether its byte pairs were learned by the run: a preset's were made for the words
-            that KerasHub's exporter writes, and KerasHub's tokenizer splits a text into none.
 
     Returns:
         Python that loads it, which `README.md` holds, too.
@@ -185,8 +181,12 @@ def write_causal_lm(
     if content["model_type"] in ARCHITECTURES:  # KerasHub, which writes none of these, needs them
         content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    # KerasHub's tokenizer splits a text into no words, unless `split_words` made it do so.
+    splits_words = getattr(model.preprocessor.tokenizer, files.SPLITS_WORDS, False)
+    text = json.dumps({files.SPLITS_WORDS: splits_words})  # for runs from this folder
+    (folder / files.METADATA).write_text(text, encoding="utf-8")
     path = folder / "tokenizer.json"
-    if is_new and path.exists():
+    if path.exists() and not splits_words:
         content = json.loads(path.read_text(encoding="utf-8"))
         parts = content["pre_tokenizer"].get("pretokenizers", [])
         content["pre_tokenizer"] = {

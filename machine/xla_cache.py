@@ -82,8 +82,10 @@ def use_own_folder() -> None:
 
 
 def flags_for_gpus() -> tuple[str, ...]:
-    """Returns the flags with which XLA compiles sooner for a GPU, on Linux."""
-    return (*WITHOUT_TRITON, IN_THREADS, f"{THREADS}{len(os.sched_getaffinity(0))}")
+    """Returns the flags with which XLA compiles sooner for a GPU."""
+    usable = getattr(os, "sched_getaffinity", None)  # none on macOS
+    cores = len(usable(0)) if usable else os.cpu_count()
+    return (*WITHOUT_TRITON, IN_THREADS, f"{THREADS}{cores}")
 
 
 def _with_flags_for_gpus(flags: str) -> str:

@@ -322,7 +322,7 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
         return gradients
     # The labels' part of the gradient, for all chunks at once. Negative numbers are added: what XLA
     # compiles for a GPU adds in one instruction and subtracts by trying again and again, which took
-    # a third of the steps of a causal model (docs/performance.md).
+    # up to two fifths of a causal model's step (docs/performance.md).
     label, weight = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     if kernel_trains:
         weighted = tf.cast(tf.reshape(hidden, [-1, width]), bias.dtype) * weight[:, None]

@@ -236,7 +236,7 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
-    metadata = _read_json(folder / "recipe.json")
+    metadata = _read_json(folder / files.METADATA)
     return _fits(preset, classes, count, metadata.get("classes"), metadata.get("scores") is True)
 
 

@@ -309,13 +309,8 @@ def main(options: Options) -> dict:
             )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            found = perplexities(nats, data.splits["test"], tokenizer)
-            test |= found
-            if "perplexity_per_word" not in found:
-                run.note(
-                    "perplexity_per_word is left out: it is larger than any floating point number, "
-                    "since lines without spaces are one word each"
-                )
+            test |= perplexities(nats, data.splits["test"], tokenizer)
+            run.note(*missing_perplexities(test))
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -411,6 +406,16 @@ def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, floa
         for unit, count in next_tokens.measure(lines, tokenizer).items()
         if nats / count < LARGEST_EXPONENT
     }
+
+
+def missing_perplexities(test: dict) -> list[str]:
+    """Returns a note where the perplexity per word is left out."""
+    if "perplexity_per_word" in test:
+        return []
+    return [
+        "perplexity_per_word is left out: it is larger than any floating point number, since lines "
+        "without spaces are one word each"
+    ]
 
 
 def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:

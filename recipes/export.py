@@ -83,8 +83,7 @@ def main(options: Options) -> Path:
         with files.atomic(folder) as temporary:
             if options.to == "huggingface" and is_causal:
                 template = run.metadata.get("template")
-                is_new = getattr(run.options, "preset", None) == "scratch"
-                note = huggingface.write_causal_lm(model, temporary, template, is_new)
+                note = huggingface.write_causal_lm(model, temporary, template)
             elif options.to == "huggingface":
                 note = huggingface.write(model, temporary, classes)
             elif options.to == "saved_model" and takes_texts:

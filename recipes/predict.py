@@ -203,12 +203,17 @@ def read_columns(
 
 
 def _is_a_list_a_line(path: Path) -> bool:
-    """Tells whether a file of JSON lines begins with a list, which may be the only one."""
+    """Tells whether the first of a file of JSON lines is a list, and may be the only line."""
     if not path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
         return False
     with files.open_bytes(files.expand(path)) as stream:
         beginning = next((line for line in stream if line.strip()), b"")
-    return beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    try:
+        value = json.loads(beginning.removeprefix(codecs.BOM_UTF8))
+    except ValueError:  # the list continues in the next line
+        return False
+    # Of turns; a list of rows is a table.
+    return isinstance(value, list) and all("role" in each for each in value)
 
 
 def _require_lines(path: Path) -> None:

@@ -81,6 +81,10 @@ class TestLearnVocabulary:
         assert pieces.index("[UNK]") not in np.asarray(found)
         assert "ß" not in "".join(pieces)
 
+    def test_no_piece_has_a_space(self):
+        pieces = word_pieces.learn_vocabulary(["don´t stop ´me now"] * 50, 60)
+        assert not any(character.isspace() for character in "".join(pieces))
+
     def test_a_size_without_room_names_one_that_has(self):
         with pytest.raises(DataError, match="--vocabulary-size 20 .* use at least") as caught:
             word_pieces.learn_vocabulary(LINES, 20)

@@ -104,6 +104,8 @@ def test_a_perplexity_that_is_no_number_is_left_out(finished):
     tokenizer = load_run(finished[0]).load_model().preprocessor.tokenizer
     found = causal_lm.perplexities(3000.0, ["字" * 400], tokenizer)
     assert list(found) == ["perplexity_per_byte"]
+    assert "lines without spaces" in causal_lm.missing_perplexities(found)[0]
+    assert causal_lm.missing_perplexities({"perplexity_per_word": 2.0}) == []
     assert found["perplexity_per_byte"] == pytest.approx(np.exp(3000 / 1201))
 
 

@@ -350,7 +350,7 @@ class TestCheckpoints:
         assert line in capsys.readouterr().out
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         tested = [each for each in records if each["event"] == "evaluation"]
-        assert [each["step"] for each in tested] == [PER_EPOCH]
+        assert [(each["step"], each["epoch"]) for each in tested] == [(PER_EPOCH, 1)]
         model = tiny_recipe.build_model(tiny_recipe.Options())
         model.load_weights(best.folder / "model.weights.h5")
         stored = load_run(folder, trust_module=tiny_recipe.__name__).load_model()
