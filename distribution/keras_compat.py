@@ -740,6 +740,30 @@ def convert_without(part: str) -> contextlib.AbstractContextManager:
     return _replaced(SafetensorLoader, "port_weight", make)
 
 
+def convert_llama() -> contextlib.AbstractContextManager:
+    """Makes KerasHub read two settings of a Llama in the format of `transformers`.
+
+    Breaks: its converter leaves out `rms_norm_eps`, so every Llama has 1e-6 instead of 1e-5, and
+    the scaling of rotary positions where `transformers` 5 writes it, in `rope_parameters` (no
+    thread known). Does: passes both on.
+    """
+    from keras_hub.src.utils.transformers import convert_llama3
+
+    def make(stock):
+        def convert_backbone_config(config):
+            rope = config.get("rope_parameters") or {}
+            if rope.get("rope_type") == "llama3":
+                config = config | {"rope_scaling": rope}
+            found = stock(config)
+            if "rms_norm_eps" in config:
+                found["layer_norm_epsilon"] = config["rms_norm_eps"]
+            return found
+
+        return convert_backbone_config
+
+    return _replaced(convert_llama3, "convert_backbone_config", make)
+
+
 # Tokenizers of KerasHub whose families split a text into words as GPT-2, Llama 3 or Qwen 2 do.
 LIKE_GPT2 = ("GPT2", "Roberta", "Bart", "OPT", "GPTNeoX")
 LIKE_LLAMA3 = ("Llama3", "SmolLM3")
@@ -781,6 +805,10 @@ def split_words(tokenizer) -> None:
     else:
         return
     merges.pre_tokenizer = words
+    if family == "Llama3":  # a word that is a token is not merged from parts
+        merges.model.ignore_merges = True
+    if family in (*LIKE_QWEN2, "GPTNeoX"):
+        merges.normalizer = tokenizers.normalizers.NFC()
     tokenizer.splits_words = True
 
 
@@ -1003,11 +1031,18 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
 
     Raises:
         DistributionError: a loss returns no single number and no mean, or compares the examples of
-            a batch with each other, where there are several batches.
+            a batch with each other, where there are several batches; or one output has several
+            losses, of which Keras trains the first alone.
     """
     compiled = model._compile_loss
     if compiled is None or not compiled.built:
         return
+    of_one_output = [entry.name for entry in compiled._flat_losses if not entry.path]
+    if len(of_one_output) > 1:
+        raise DistributionError(
+            f"{len(of_one_output)} losses of one output ({', '.join(map(str, of_one_output))}), of "
+            "which Keras trains the first alone; add them up in one function or keras.losses.Loss"
+        )
     replicas = model.distribute_strategy.num_replicas_in_sync
     several = replicas > 1 or batches_per_update > 1
     prepared = []

@@ -121,6 +121,18 @@ def _require_optimizer_for(model: keras.Model) -> None:
         if used:
             raise DistributionError(f"{type(used[0]).__name__}({name}=...): {remedy}")
 
+    for each in optimizers:
+        if type(each).__name__ == "ScheduleFreeAdamW":
+            raise DistributionError(
+                "ScheduleFreeAdamW of Keras 3.15 is not the published algorithm (it averages with "
+                "the new weights, decays the average alone, and is evaluated without it); use "
+                "AdamW with a schedule, or use_ema=True"
+            )
+        if getattr(each, "use_ema", None) and getattr(each, "gradient_accumulation_steps", None):
+            raise DistributionError(
+                f"{type(each).__name__}(use_ema=True, gradient_accumulation_steps=...): Keras "
+                "averages after every batch, not every update; use --accumulate-steps instead"
+            )
     if strategy.num_replicas_in_sync > 1:
         require_none(
             "gradient_accumulation_steps",

@@ -106,8 +106,8 @@ def make_optimizer(
         keras_compat.orthogonalize_heads(optimizer, width)
     else:
         optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
-    # The patterns are matched against a variable's name, not its path.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
+    # Of the variable itself: TensorFlow's names are paths, in which a layer may be called so, too.
+    optimizer.exclude_from_weight_decay(var_names=[r"(bias|gamma|beta|scale)[^/]*$"])
     layer_decay = getattr(options, "layer_decay", 1.0)
     if model is not None and layer_decay != 1.0:
         factors = layer_factors(model, layer_decay)

@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 from data import files
 from data.errors import DataError, first_line
-from distribution.keras_compat import convert_without, split_words
+from distribution.keras_compat import convert_llama, convert_without, split_words
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -414,6 +414,18 @@ def _splits_words(folder: Path) -> bool:
     return not own.is_file() or bool(_read_json(own).get(files.SPLITS_WORDS))
 
 
+def _strip_accents(tokenizer, preset: str) -> None:
+    """Makes KerasNLP's own presets of uncased BERTs strip accents, as their pretraining did.
+
+    KerasHub's strip none (https://github.com/google-research/bert, "Pre-trained models": the
+    uncased ones do).
+    """
+    uncased = (keras_nlp.models.BertTokenizer, keras_nlp.models.DistilBertTokenizer)
+    named = preset in keras_nlp.models.Backbone.presets
+    if named and isinstance(tokenizer, uncased) and tokenizer.lowercase:
+        tokenizer.strip_accents = True
+
+
 def _read_json(path: Path) -> dict:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -445,14 +457,16 @@ def load(kind, preset: str, **changes):
             if tokenizer is not None:
                 changes["tokenizer"] = tokenizer
         new = convert_without("pooler") if transformers_format.lacks_pooler(preset) else None
-        with new or contextlib.nullcontext():
+        with new or contextlib.nullcontext(), convert_llama():
             loaded = kind.from_preset(preset, **changes)
         if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
             if "backbone" not in changes:  # that one was loaded here, too
                 transformers_format.add_segments(getattr(loaded, "backbone", loaded), preset)
         if _splits_words(Path(preset)):
             owner = getattr(loaded, "preprocessor", loaded)
-            split_words(getattr(owner, "tokenizer", owner))
+            tokenizer = getattr(owner, "tokenizer", owner)
+            split_words(tokenizer)
+            _strip_accents(tokenizer, preset)
         return loaded
     except DataError:
         raise

@@ -38,6 +38,23 @@ TYPES = {
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
 WITH_POOLER = ("bert", "albert")  # in KerasHub's backbone
 
+# Settings of causal language models that KerasHub does not read, with what it computes; the first
+# value is that of a file without the setting.
+GATED = {"hidden_act": ("silu",), "rope_type": ("default",)}
+SETTINGS: dict[str, dict[str, tuple]] = {
+    "llama": GATED
+    | {"rope_type": ("default", "llama3"), "attention_bias": (False,), "mlp_bias": (False,)},
+    "mistral": GATED,
+    "qwen2": GATED | {"use_sliding_window": (False,)},
+    "qwen3": GATED | {"attention_bias": (False,)},
+    "smollm3": GATED
+    | {"tie_word_embeddings": (True,), "attention_bias": (False,), "mlp_bias": (False,)},
+    "gpt2": {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_by_inverse_layer_idx": (False,),
+    },
+}
+
 # Weights of a head in Keras and in `transformers`.
 ROBERTA = {
     "MaskedLM": {
@@ -185,12 +202,30 @@ def dropout_of(preset: str) -> float | None:
 
 
 def require_same_operations(preset: str) -> None:
-    """Rejects an encoder that KerasHub would convert to one with other outputs.
+    """Rejects a model that KerasHub would convert to one with other outputs.
 
     Raises:
         DataError: with the setting of its `config.json`.
     """
     content = config_of(preset)
+    kind = content.get("model_type", "")
+    if kind in SETTINGS:
+        rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+        content = {"rope_type": rope.get("rope_type", rope.get("type", "default"))} | content
+        for name, allowed in SETTINGS[kind].items():
+            if content.get(name, allowed[0]) not in allowed:
+                raise DataError(
+                    f"preset {preset}: {name} is {content[name]}, and KerasHub's {kind} has "
+                    f"{allowed[0]}"
+                )
+    if kind == "llama":
+        stored = _read_json(preset, "tokenizer.json")
+        is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
+        if stored and (stored.get("model", {}).get("byte_fallback") or not is_bytes):
+            raise DataError(
+                f"preset {preset}: its tokenizer is SentencePiece's, as Llama 2's, and KerasHub "
+                "would read it as Llama 3's"
+            )
     if content.get("model_type") not in HEADS:
         return
     for name in ("hidden_act", "activation"):

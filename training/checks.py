@@ -269,7 +269,7 @@ def require_single_numbers(model: keras.Model) -> None:
             raise RunError(
                 f"the metric {name} has several values, of shape {shape}: a run records one "
                 "number of each metric; average them (for instance "
-                "keras.metrics.F1Score(average='macro'))"
+                "keras.metrics.F1Score(average='macro') of one-hot labels)"
             )
 
 

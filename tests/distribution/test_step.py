@@ -1087,6 +1087,8 @@ def optimizers_on_two_devices(_=None):
         "overwrites": (adam(use_ema=True, ema_overwrite_frequency=2), None),
         "averages": (adam(use_ema=True), None),
         "nadam": (keras.optimizers.Nadam(), None),
+        "free": (keras.optimizers.ScheduleFreeAdamW(), None),
+        "averages batches": (adam(use_ema=True, gradient_accumulation_steps=2), None),
         "constraint": (adam(), at_most_one),
     }
     central = tf.distribute.experimental.CentralStorageStrategy
@@ -1109,11 +1111,30 @@ def optimizers_on_two_devices(_=None):
     return said
 
 
+@pytest.mark.parametrize("loss", [["mse", "mae"], [keras.losses.MeanSquaredError(), "mae"]])
+def test_several_losses_of_one_output_are_refused(loss):
+    """Keras trains the first one alone."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss)
+    data = tf.data.Dataset.from_tensors((tf.ones((4, 2)), tf.ones((4, 1))))
+    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        keras_compat.build(model, data)
+        with pytest.raises(DistributionError, match="2 losses of one output .*add them up in one"):
+            install(model)
+
+
 def test_optimizers_that_replicas_cannot_have_are_refused():
     said = forked.run(optimizers_on_two_devices)
     mirrored = {"mirrored accumulates", "mirrored overwrites"}
     central = {"accumulates", "overwrites", "averages", "nadam", "constraint"}
+    wrong = {"free", "averages batches"}  # on one device, too
+    central |= wrong
+    mirrored |= {f"{name} {case}" for name in ("one", "mirrored") for case in wrong}
     assert said.keys() == mirrored | {f"central {case}" for case in central}
+    assert said["one free"].startswith("ScheduleFreeAdamW of Keras 3.15 is not the published")
+    assert said["one averages batches"].startswith(
+        "Adam(use_ema=True, gradient_accumulation_steps=...): Keras averages after every batch"
+    )
     assert said["mirrored accumulates"] == (
         "Adam(gradient_accumulation_steps=...): does not work on several replicas; use "
         "--accumulate-steps instead"

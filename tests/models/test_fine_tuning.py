@@ -4,6 +4,7 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from data.errors import DataError
 from models import fine_tuning
@@ -238,6 +239,14 @@ class TestMuon:
         for path, (change, before) in decayed.items():
             decay = 0.0 if path.endswith(("bias", "gamma", "beta")) else self.RATE * 0.5
             np.testing.assert_allclose(change - plain[path][0], decay * before, atol=2e-6)
+
+    def test_a_layer_may_be_called_like_a_bias(self):
+        """TensorFlow's names are paths."""
+        optimizer = fine_tuning.make_optimizer(options(weight_decay=0.5), 0.1)
+        with tf.name_scope("bias_head"):
+            kernel, bias = (tf.Variable([1.0], name=name) for name in ("kernel", "bias"))
+        decays = [optimizer._use_weight_decay(each) for each in (kernel, bias)]
+        assert kernel.name.startswith("bias_head/") and decays == [True, False]
 
 
 class TestAverage:

@@ -272,3 +272,17 @@ def test_a_head_without_its_weights_is_not_kept(tmp_path):
     (folder / "task.weights.h5").unlink()
     kept, said = presets.kept_head(str(folder), ["bad", "good"])
     assert not kept and said == f"a new head: that of {folder} has no weights (task.weights.h5)"
+
+
+def test_uncased_berts_of_kerasnlp_strip_accents():
+    """Kaggle's presets do not say so; a folder of one's own says what it wants."""
+    pieces = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "cafe", "caf", "##\u00e9"]
+    for preset, lowercase, stripped in (
+        ("bert_tiny_en_uncased", True, True),
+        ("bert_base_en", False, False),
+        ("folder", True, False),
+    ):
+        tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=lowercase)
+        presets._strip_accents(tokenizer, preset)
+        assert tokenizer.strip_accents is stripped
+        assert (list(tokenizer("caf\u00e9")) == [5]) is stripped

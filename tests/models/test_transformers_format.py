@@ -1,5 +1,6 @@
 """Models in the format of `transformers` as presets; written by our own exports, or by it."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -140,6 +141,60 @@ class TestExportsReadAgain:
         tokenizer = decoders.load_preprocessor(preset, 16).tokenizer
         for text in causal_presets.TEXT:
             assert list(tokenizer(text)) == list(task.preprocessor.tokenizer(text))
+
+
+LLAMA_ROPE = dict(rope_theta=5e5, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value", "message"),
+    [
+        ("llama", "hidden_act", "gelu", "hidden_act is gelu, and KerasHub's llama has silu"),
+        ("llama", "attention_bias", True, "attention_bias is True, and KerasHub's llama has False"),
+        ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}, "rope_type is linear, and"),
+        ("llama", "rope_parameters", LLAMA_ROPE, None),
+        ("qwen2", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "rope_type is yarn, and"),
+        ("qwen2", "use_sliding_window", True, "use_sliding_window is True, and KerasHub's qwen2"),
+        ("qwen2", "use_sliding_window", False, None),
+        ("gpt2", "activation_function", "relu", "activation_function is relu, and KerasHub's gpt2"),
+        ("gpt2", "activation_function", "gelu_new", None),
+        ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),
+    ],
+)
+def test_a_causal_model_that_kerashub_would_compute_otherwise(
+    kind, setting, value, message, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, setting: value}))
+    refused = pytest.raises(DataError, match=f"^preset .*: {message}")
+    with refused if message else contextlib.nullcontext():
+        transformers_format.require_same_operations(str(tmp_path))
+
+
+def test_a_llama_with_pieces_of_sentencepiece(tmp_path):
+    """As Llama 2's; KerasHub would make bytes of its texts."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    metaspace = {"type": "Metaspace", "replacement": "\u2581"}
+    for part, refused in ((metaspace, True), ({"type": "ByteLevel"}, False)):
+        stored = {"model": {"type": "BPE"}, "pre_tokenizer": part, "decoder": part}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+        message = pytest.raises(DataError, match="its tokenizer is SentencePiece's, as Llama 2's")
+        with message if refused else contextlib.nullcontext():
+            transformers_format.require_same_operations(str(tmp_path))
+
+
+def test_settings_of_a_llama(tmp_path):
+    """As `transformers` 5 writes them; KerasHub reads neither."""
+    task = causal_presets.make_task("Llama3")
+    huggingface.write_causal_lm(task, tmp_path / "there")
+    path = tmp_path / "there" / "config.json"
+    content = json.loads(path.read_text())
+    content.pop("rope_scaling", None)
+    path.write_text(json.dumps(content | {"rms_norm_eps": 1e-5, "rope_parameters": LLAMA_ROPE}))
+    found = decoders.load_task(str(tmp_path / "there"), None, 16).backbone.get_config()
+    assert found["layer_norm_epsilon"] == 1e-5 and found["rope_max_wavelength"] == 5e5
+    assert found["rope_frequency_adjustment_factor"] == 32
+    assert found["rope_pretraining_sequence_length"] == 8192
 
 
 def test_a_handle_of_hugging_face(classifier, tmp_path, monkeypatch):
