@@ -186,17 +186,12 @@ def write_causal_lm(
     text = json.dumps({files.SPLITS_WORDS: splits_words})  # for runs from this folder
     (folder / files.METADATA).write_text(text, encoding="utf-8")
     path = folder / "tokenizer.json"
-    if path.exists() and splits_words:
+    if path.exists():
         content = json.loads(path.read_text(encoding="utf-8"))
-        content["model"]["ignore_merges"] = True  # as Llama 3's
-        path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    elif path.exists():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        parts = content["pre_tokenizer"].get("pretokenizers", [])
-        content["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [part for part in parts if part["type"] == "ByteLevel"],
-        }
+        content["model"]["ignore_merges"] = splits_words  # as Llama 3's
+        if not splits_words:
+            parts = content["pre_tokenizer"]["pretokenizers"]
+            parts[:] = [part for part in parts if part["type"] == "ByteLevel"]
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     start = model.preprocessor.tokenizer.start_token
     lines = [

@@ -211,7 +211,8 @@ def require_same_operations(preset: str) -> None:
     kind = content.get("model_type", "")
     if kind in SETTINGS:
         rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-        content = {"rope_type": rope.get("rope_type", rope.get("type", "default"))} | content
+        if isinstance(rope, dict):  # otherwise damaged, which KerasHub tells
+            content = {"rope_type": rope.get("rope_type", rope.get("type", "default"))} | content
         for name, allowed in SETTINGS[kind].items():
             if content.get(name, allowed[0]) not in allowed:
                 raise DataError(
@@ -221,7 +222,7 @@ def require_same_operations(preset: str) -> None:
     if kind == "llama":
         stored = _read_json(preset, "tokenizer.json")
         is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
-        if stored and (stored.get("model", {}).get("byte_fallback") or not is_bytes):
+        if stored and not is_bytes:
             raise DataError(
                 f"preset {preset}: its tokenizer is SentencePiece's, as Llama 2's, and KerasHub "
                 "would read it as Llama 3's"

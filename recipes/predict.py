@@ -213,7 +213,9 @@ def _is_a_list_a_line(path: Path) -> bool:
     except ValueError:  # the list continues in the next line
         return False
     # Of turns; a list of rows is a table.
-    return isinstance(value, list) and all("role" in each for each in value)
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and "role" in each for each in value
+    )
 
 
 def _require_lines(path: Path) -> None:

@@ -157,6 +157,7 @@ LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
         ("qwen2", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "rope_type is yarn, and"),
         ("qwen2", "use_sliding_window", True, "use_sliding_window is True, and KerasHub's qwen2"),
         ("qwen2", "use_sliding_window", False, None),
+        ("qwen2", "rope_scaling", "damaged", None),
         ("gpt2", "activation_function", "relu", "activation_function is relu, and KerasHub's gpt2"),
         ("gpt2", "activation_function", "gelu_new", None),
         ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),

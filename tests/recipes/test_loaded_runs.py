@@ -667,12 +667,17 @@ class TestPredict:
         assert predict.read_inputs(write(tmp_path / "chat.jsonl", lines[0].encode())) == lines[:1]
 
     def test_a_json_list_of_rows_is_a_table_whatever_its_name(self, tmp_path):
-        for content in ('[{"a": "b"}, {"a": "c"}]', '[\n {"a": "b"},\n {"a": "c"}\n]\n'):
+        rows = ('[{"a": "b"}, {"a": "c"}]', '[{"a": "b"}, 2]', '[\n {"a": "b"},\n {"a": "c"}\n]\n')
+        for content in rows:
             with pytest.raises(DataError, match="a table; name the column .*it has a"):
                 predict.read_inputs(write(tmp_path / "rows.jsonl", content.encode()))
 
     def test_json_of_texts_is_no_line_each(self, tmp_path):
-        for name, content in (("a.json", '["good", "bad"]'), ("b.jsonl", '"good"\n"bad"\n')):
+        for name, content in (
+            ("a.json", '["good", "bad"]'),
+            ("b.jsonl", '"good"\n"bad"\n'),
+            ("c.jsonl", '["the role"]'),
+        ):
             with pytest.raises(DataError, match=f"{name}: JSON of texts; write one text per line"):
                 predict.read_inputs(write(tmp_path / name, content.encode()))
 

@@ -195,7 +195,7 @@ def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
 
 
 def tokens(tokenizer, text):
-    """What byte pairs make of a text: the pieces."""
+    """Returns the tokens of a text, as texts."""
     return [tokenizer.id_to_token(int(number)) for number in tokenizer(text)]
 
 
