@@ -20,6 +20,10 @@ PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
 # Updates whose examples are sorted by length together: at most this many, and of an epoch at most
 # one part in so many, so that an update has other examples in each epoch.
 SORTED_UPDATES, SORTED_PART = 50, 4
+# TensorFlow's four make batches of 128 of sorted data too much alike from 50,000 examples on.
+SHUFFLE_ROUNDS = 8
+# With one of these as the last number, the operation leaves it out and has another one twice.
+_UNFIT = tuple(4**power for power in range(8, 31))
 # The epoch that validation and test data are drawn with: their masks never change.
 EVALUATION_EPOCH = -1
 
@@ -46,8 +50,41 @@ def permuted(positions: tf.Tensor, seed: int, epoch: tf.Tensor, count: int) -> t
     Returns:
         int64 tensor of shape (batch,); over a whole epoch each example appears once.
     """
-    key = tf.stack([tf.constant(stream_seed(seed, "shuffle"), tf.int64), epoch])
-    return tf.random.experimental.index_shuffle(positions, tf.cast(key, tf.int32), count - 1)
+    stream, is_unfit = stream_seed(seed, "shuffle"), count - 1 in _UNFIT
+    found = _shuffled(positions, stream, epoch, count + is_unfit)
+    if is_unfit:
+        # Of one number more: where that one stands comes what stands at its own place.
+        other = _shuffled(tf.constant(count, tf.int64), stream, epoch, count + 1)
+        found = tf.where(found == count, other, found)
+    return found
+
+
+def _shuffled(positions: tf.Tensor, stream: int, number: tf.Tensor, count: tf.Tensor | int):
+    """Returns what stands at these positions of a random order of the numbers in [0, count).
+
+    `tf.random.experimental.index_shuffle` reads the lowest bits of its seed's words alone (eight
+    of them up to 65,536 examples): epochs 0 and 256 would have the same order, and so would many
+    seeds. It also mixes them so little that each batch of 128 of 65,536 examples has exactly 64
+    of the first half. So the words are hashed, and mixed in twice as many rounds.
+
+    Args:
+        positions: int64 tensor, each in [0, count).
+        stream: seed of the order, of `stream_seed()`.
+        number: of the order, an int64 scalar, for instance the epoch.
+        count: of the numbers; none of `_UNFIT` and one.
+
+    Returns:
+        int64 tensor of the same shape.
+    """
+    state = _mixed(_mixed(tf.constant(stream, tf.uint64)) ^ tf.cast(number, tf.uint64))
+    thirds = [tf.bitwise.right_shift(state, tf.constant(shift, tf.uint64)) for shift in (0, 21, 42)]
+    words = tf.bitwise.bitwise_and(tf.stack(thirds), tf.constant(2**21 - 1, tf.uint64))
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions,
+        seed=tf.cast(words, tf.int32),
+        max_index=tf.cast(count - 1, positions.dtype),
+        rounds=SHUFFLE_ROUNDS,
+    )
 
 
 def of_similar_length(
@@ -75,10 +112,8 @@ def of_similar_length(
     positions = tf.range(first * size, (first + in_group) * size)
     examples = permuted(positions, seed, epoch, len(lengths))
     examples = tf.gather(examples, tf.argsort(tf.gather(lengths, examples), stable=True))
-    key = tf.stack([tf.constant(stream_seed(seed, "updates"), tf.int64), update - place + first])
-    drawn = tf.random.experimental.index_shuffle(
-        place - first, tf.cast(key, tf.int32), in_group - 1
-    )
+    number = update - place + first  # of the group's first update
+    drawn = _shuffled(place - first, stream_seed(seed, "updates"), number, in_group)
     return tf.ensure_shape(examples[drawn * size : (drawn + 1) * size], [size])
 
 

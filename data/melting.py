@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ COMPLEMENT = str.maketrans("ACGT", "TGCA")
 # Reference conditions: those of the array that most hairpins were measured on.
 SODIUM = 0.063  # mol/l
 STRANDS = 1e-6  # mol/l
+MOST_STRANDS = 0.01  # mol/l
 
 # The measured set: "Measuring DNA folding with an array", Nature Communications 2025, MIT licence.
 NNN_URL = (
@@ -69,6 +71,9 @@ COLUMNS = (
 )
 PUBLISHED = ("dG_37",)  # the measured set's other columns, which need no mention
 KELVIN = 200  # lowest temperature of a table in kelvin; no molecule is stable at 200 °C
+KILOJOULES = (
+    15  # kcal/mol for each pair: nearest neighbours have 7 to 11, and 4.184 times as many kJ
+)
 HELD_OUT = 1_000  # molecules of the formula to test on, and as many to validate on
 
 
@@ -94,6 +99,9 @@ class Molecule:
     dataset: str = ""
     id: str = ""
     dh: float = math.nan
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.structure}"
 
     @property
     def is_duplex(self) -> bool:
@@ -165,7 +173,7 @@ def load_melting(
         count: training molecules to draw by the formula.
         fold: 0 to 9, the tenth of the sequences that is the test split where the tables do not
             name one; in a single file the tenth after it is the validation split. No sequence is
-            in two splits.
+            in two splits, unless the table says so.
         test_file: a table, all of which is the test split instead.
 
     Returns:
@@ -201,10 +209,13 @@ def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]
             splits["train"] = [m for m in rows if _tenth(m) != fold]
             splits["test"] = [m for m in rows if _tenth(m) == fold]
     else:
-        for molecule, split in _read_table(path):
+        table = list(_read_table(path))
+        # A row without a split follows the others of its sequence.
+        named = {molecule.group: split for molecule, split in table if split}
+        for molecule, split in table:
             valid = (fold + 1) % 10
             by_hash = {fold: "test", valid: "valid"}.get(_tenth(molecule), "train")
-            splits[split or by_hash].append(molecule)
+            splits[split or named.get(molecule.group) or by_hash].append(molecule)
     return splits
 
 
@@ -231,49 +242,118 @@ def _tenth(molecule: Molecule) -> int:
 def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
     """Yields the molecule and the split, or "", of each row of a CSV file."""
     coldest = math.inf
-    for where, values in live_line(
-        read_table(path, *COLUMNS, any_case=True), f"reading {path.name}"
-    ):
-        row = dict(zip((names[0] for names in COLUMNS), values, strict=True))
+    enthalpies, by_pair = [], []
+    for where, row in live_line(_rows(path, COLUMNS), f"reading {path.name}"):
         if row["split"] not in ("", *SPLITS):
             raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
-        # The measured set writes two strands as a list: "['ACG', 'CGT']".
-        row["sequence"] = "+".join(re.findall(r"[^\[\]', ]+", row["sequence"]))
         if not row["tm"]:
             raise DataError(f"{where}: tm is missing")
         molecule = molecule_of(row, where)
         coldest = min(coldest, molecule.tm)
+        if not math.isnan(molecule.dh):
+            enthalpies.append(molecule.dh)
+            by_pair.append(-molecule.dh / molecule.structure.count("("))
         yield molecule, row["split"]
     if KELVIN < coldest < math.inf:
         raise DataError(
             f"{path}: all temperatures in tm are above {KELVIN}, probably kelvin; expected °C: "
             "subtract 273.15"
         )
+    if enthalpies and min(enthalpies) > 0:
+        raise DataError(
+            f"{path}: all enthalpies in dh are positive; expected those of folding, which are "
+            "negative"
+        )
+    if by_pair and statistics.median(by_pair) > KILOJOULES:
+        raise DataError(
+            f"{path}: the median of dh is {-statistics.median(by_pair):.0f} for each pair, "
+            "probably kJ/mol; expected kcal/mol: divide by 4.184"
+        )
 
 
-def unread_note(dataset: str) -> str | None:
+def _rows(
+    path: Path, wanted: Sequence[tuple[str, ...]], *, keeps_empty_rows: bool = False
+) -> Iterator[tuple[str, dict]]:
+    """Yields where it is and the texts by column of each row of a table."""
+    rows = read_table(path, *wanted, any_case=True, keeps_empty_rows=keeps_empty_rows)
+    for where, values in rows:
+        row = dict(zip((names[0] for names in wanted), values, strict=True))
+        # The measured set writes two strands as a list: "['ACG', 'CGT']".
+        if row["sequence"].startswith("["):
+            row["sequence"] = "+".join(re.findall(r"[^\[\]', ]+", row["sequence"]))
+        yield where, row
+
+
+def read_molecules(
+    path: Path, *, sodium: float = 0.05, strand_concentration: float = STRANDS
+) -> list[Molecule | str]:
+    """Reads a table of molecules whose temperatures need not be known.
+
+    Args:
+        path: a table with the columns of `load_melting`, all but `sequence` optional; `tm` and `dh`
+            are not read.
+        sodium: mol/l, where the table has none.
+        strand_concentration: mol/l of all strands, where the table has none.
+
+    Returns:
+        The molecule of each row; "" for an empty row, which keeps its place.
+
+    Raises:
+        DataError: the file is missing or not what it should be.
+    """
+    read = ("structure", "sodium", "strand_concentration")
+    wanted = [names if names[0] == "sequence" else (*names, "") for names in COLUMNS]
+    wanted = [names for names in wanted if names[0] in ("sequence", *read)]
+    usual = {"sodium": str(sodium), "strand_concentration": str(strand_concentration)}
+    molecules: list[Molecule | str] = []
+    rows = _rows(path, wanted, keeps_empty_rows=True)
+    for where, row in live_line(rows, f"reading {path.name}"):
+        if not row["sequence"]:
+            molecules.append("")
+            continue
+        row |= {name: value for name, value in usual.items() if not row[name]}
+        molecules.append(molecule_of(row, where))
+    if not any(molecules):
+        raise DataError(f"{path}: no row with a sequence")
+    return molecules
+
+
+def in_training(splits: dict[str, list[Molecule]]) -> int:
+    """Returns how many molecules of the test split have a sequence of the training split."""
+    trained = {molecule.group for molecule in splits["train"]}
+    return sum(molecule.group in trained for molecule in splits["test"])
+
+
+def unread_note(dataset: str, test_file: Path | None = None) -> str | None:
     """Returns a line that names columns and tables of a dataset that are not read, or None.
 
     Args:
         dataset: See `load_melting`; what it cannot read has no such line.
+        test_file: a table of the test split, or None.
     """
-    if dataset in (FORMULA, NNN):
-        return None
-    path = expand(dataset)
-    files = [path / f"{split}.csv" for split in SPLITS] if path.is_dir() else [path]
-    files = [file for file in files if file.exists()]
+    notes: list[str | None] = []
+    if dataset not in (FORMULA, NNN):
+        path = expand(dataset)
+        files = [path / f"{split}.csv" for split in SPLITS] if path.is_dir() else [path]
+        files = [file for file in files if file.exists()]
+        notes.append(_unread_columns(files))
+        if path.is_dir():
+            notes.append(tables.unread_note(path, files, COLUMNS[0]))
+    if test_file is not None:
+        columns = _unread_columns([expand(test_file)])
+        notes.append(columns and f"{test_file.name}: {columns}")
+    return "; ".join(filter(None, notes)) or None
+
+
+def _unread_columns(files: Sequence[Path]) -> str | None:
+    """Returns a line that names columns of tables that are not read, or None."""
     known = {folded(name) for names in (*COLUMNS, PUBLISHED) for name in names}
     columns = [
         repr(name[:40])
         for name in dict.fromkeys(itertools.chain.from_iterable(map(header_of, files)))
         if folded(name) not in {*known, ""}
     ]
-    notes: list[str | None] = []
-    if columns:
-        notes.append(f"columns that are not read: {listed(columns)}")
-    if path.is_dir():
-        notes.append(tables.unread_note(path, files, COLUMNS[0]))
-    return "; ".join(filter(None, notes)) or None
+    return f"columns that are not read: {listed(columns)}" if columns else None
 
 
 def molecule_of(row: dict, where: str = "") -> Molecule:
@@ -281,7 +361,7 @@ def molecule_of(row: dict, where: str = "") -> Molecule:
 
     Args:
         row: texts by column. Without a structure it is a plain duplex of `sequence` and its
-            complement.
+            complement, which may be written after a "+".
         where: file and line, with which a message begins.
 
     Raises:
@@ -303,14 +383,22 @@ def molecule_of(row: dict, where: str = "") -> Molecule:
             )
         return value
 
-    sequence, structure = row["sequence"].strip().upper(), row.get("structure", "")
+    sequence, structure = row["sequence"].strip().upper(), row.get("structure", "").strip()
     shown = begin + _quoted(sequence, structure)
     sodium = number("sodium", 0.05, 1e-6, 10.0, "mol/l")
-    strands = number("strand_concentration", STRANDS, 1e-12, 1.0, "mol/l")
+    # Strands are mixed at micromoles; a higher number is one of them in another unit.
+    strands = number("strand_concentration", STRANDS, 1e-12, MOST_STRANDS, "mol/l")
     tm = number("tm", math.nan, -273.15, 1000.0, "degrees C")
-    if "+" not in sequence and not structure:
-        duplex = plain_duplex(sequence, sodium, strands)
-        sequence, structure = duplex.sequence, duplex.structure
+    if not structure:
+        first, nick, _ = sequence.partition("+")
+        duplex = plain_duplex(first, sodium, strands)
+        if nick and sequence != duplex.sequence and set(sequence) <= set("ACGT+"):
+            raise DataError(
+                f"{shown}: the strands are no perfect complements; pass the structure, too, in "
+                "dot-bracket"
+            )
+        structure = duplex.structure
+        sequence = sequence if nick else duplex.sequence
     about = row.get("dataset", ""), row.get("id", "")
     dh = number("dh", math.nan, -1000.0, 1000.0, "kcal/mol")
     molecule = Molecule(sequence, structure, sodium, strands, tm, *about, dh)
@@ -331,18 +419,22 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
         shown: how a message names it, by default by its sequence and structure.
 
     Returns:
-        For each column the base of the 5' side, the base that faces it ("-" for none), and PAIR,
-        INTERNAL (mismatch, bulge, internal loop), LOOP (of a hairpin) or END (dangling).
+        For each column the base of the 5' side, the base that faces it ("-" for none), and PAIR
+        (Watson and Crick's), INTERNAL (mismatch, bulge, internal loop), LOOP (of a hairpin) or END
+        (dangling). G and T are a mismatch, also where brackets pair them.
 
     Raises:
         DataError: letters other than A, C, G, T, a structure that does not fit, has branches or
-            no pair, or more than 64 columns.
+            no pair or one that does not exist, or more than 64 columns.
     """
     sequence, structure = molecule.sequence, molecule.structure
     shown = shown or _quoted(sequence, structure)
     strange = sorted(set(sequence) - set("ACGT+"))
     if strange:
-        raise DataError(f"{shown}: expected bases A, C, G, T, found {' '.join(strange)}")
+        found = " ".join(letter if letter.isalnum() else repr(letter) for letter in strange)
+        hint = "; RNA is not supported" * (strange == ["U"])
+        hint += "; two strands are joined by +" * bool({"&", " ", "/", "-"} & set(strange))
+        raise DataError(f"{shown}: expected bases A, C, G, T, found {found}{hint}")
     nicks, same = (re.sub("[^+]", ".", text) for text in (sequence, structure))
     if nicks != same or set(structure) - set("().+"):
         raise DataError(f"{shown}: expected dot-bracket of the same length, '+' at the same place")
@@ -353,6 +445,19 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
     if opened[-1] > closed[0]:
         raise DataError(f"{shown}: structures with branches are not supported")
 
+    pairs = []
+    for left, right in zip(opened, reversed(closed), strict=True):
+        bases = sequence[left] + sequence[right]
+        if bases in ("AT", "TA", "CG", "GC"):
+            pairs.append((left, right))
+        elif bases not in ("GT", "TG"):
+            raise DataError(
+                f"{shown}: {bases[0]} at {left + 1} is paired with {bases[1]} at {right + 1}; "
+                "write a mismatch as dots on both sides"
+            )
+    if not pairs:
+        raise DataError(f"{shown}: no pair of A and T, or of C and G")
+
     read: list[tuple[str, str, int]] = []
 
     def facing(left: str, right: str, kind: int) -> None:
@@ -360,7 +465,7 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
             read.append((*pair, kind))
 
     outside, inside = -1, len(sequence)
-    for left, right in zip(opened, reversed(closed), strict=True):
+    for left, right in pairs:
         before, after = sequence[outside + 1 : left], sequence[right + 1 : inside][::-1]
         if not read:  # the outer end: the bases beside the helix face each other
             longer = max(len(before), len(after))
@@ -391,7 +496,7 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
     ids = np.zeros((len(molecules), width), np.int32)
     conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(live_line(molecules, "encoding molecules")):
-        read = min(map(_ids, {molecule, molecule.turned}))  # a hairpin has one reading
+        read = min(map(column_ids, {molecule, molecule.turned}))  # a hairpin has one reading
         ids[row, : len(read)] = read
         conditions[row] = (
             math.log(molecule.sodium / SODIUM),
@@ -400,11 +505,14 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
     return {"columns": ids, "conditions": conditions}
 
 
-def _ids(molecule: Molecule) -> list[int]:
-    return [
-        1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
-        for left, right, kind in columns(molecule)
-    ]
+def column_ids(molecule: Molecule) -> list[int]:
+    """Returns the ids of a molecule's columns, from its outside in."""
+    return [column_id(*column) for column in columns(molecule)]
+
+
+def column_id(left: str, right: str, kind: int) -> int:
+    """Returns the id of a column of `columns()`, 1 to 100."""
+    return 1 + 25 * kind + 5 * BASES.index(left) + BASES.index(right)
 
 
 def from_other_end(inputs: dict) -> dict:

@@ -21,6 +21,7 @@ Results, with minutes and machine, are in README.md.
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
@@ -88,6 +89,14 @@ class Options(TransformerOptions):
             problems.append("--formula-weight: all molecules are the formula's; pass --dataset")
         if self.enthalpy_weight and of_the_formula:
             problems.append("--enthalpy-weight: the formula has no measured enthalpies")
+        if of_the_formula and self.fold != 9:
+            problems.append(
+                "--fold: the formula's duplexes have splits of their own; pass --dataset"
+            )
+        if self.oligos != 12_000 and not (
+            self.formula_weight or self.dataset == melting.FORMULA or self.trained is not None
+        ):
+            problems.append("--oligos: needs --formula-weight, or the formula's --dataset")
         if self.formula_weight and self.max_examples is not None:
             problems.append(
                 "--max-examples and --formula-weight: pass only one of them; --oligos limits the "
@@ -103,9 +112,13 @@ GAS_CONSTANT = 1.987e-3  # kcal/(mol K)
 ENTROPY = 15.0
 SALT = 0.25
 # Share of molecules whose error is at most `plus_minus`, as within one standard deviation; and the
-# fewest validation molecules of a kind to estimate it from.
+# fewest validation sequences of a kind to estimate it from.
 WITHIN = 0.68
 FEWEST = 10
+# Conditions as those of training molecules, within these factors: what salt does is learned, what
+# the concentration does is known.
+LIKE_SODIUM = 1.5
+LIKE_STRANDS = 10
 
 
 def build_model(options: Options, mean: float) -> keras.Model:
@@ -277,7 +290,7 @@ def main(options: Options) -> dict:
             fold=options.fold,
             test_file=run.test_file,
         )
-        run.note(melting.unread_note(run.dataset))
+        run.note(melting.unread_note(run.dataset, run.test_file))
         kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)
         molecules["train"] = [molecules["train"][index] for index in kept]
         drawn = []
@@ -331,6 +344,9 @@ def main(options: Options) -> dict:
         )
         test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
+        repeated = melting.in_training(molecules)
+        if repeated:
+            run.note(f"{repeated:,} test molecules have a sequence of the training split")
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
@@ -378,14 +394,18 @@ def main(options: Options) -> dict:
         }
         spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
         by_dataset = {split: errors_by_dataset(molecules[split], missed[split]) for split in missed}
+        trained_on = run.metadata.get("trained_on", ranges(used["train"]))
+        is_usual = "perfect duplex" in trained_on["kinds"]
         return run.finish(
             melting_model,
             test=errors(missed["test"], splits["test"][1]),
             baseline=baseline,
             valid_by_dataset=by_dataset["valid"],
             test_by_dataset=by_dataset["test"],
+            test_molecules_in_training=repeated,
             within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
-            metadata={"mean": mean, "plus_minus": spread},
+            metadata={"mean": mean, "plus_minus": spread, "trained_on": trained_on},
+            example_input=None if is_usual else str(molecules["test"][0]),
         )
 
 
@@ -421,20 +441,31 @@ def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dic
 
     It is a quantile of the errors on molecules that the model was not trained on, which holds for
     any distribution of errors (split conformal prediction: Lei et al., arXiv 1604.04173, section
-    2.2): the k-th smallest of n, with k = ceil(0.68 (n + 1)).
+    2.2): the k-th smallest of n, with k = ceil(0.68 (n + 1)). The n are sequences: molecules of one
+    sequence, under several conditions, count as much as one together.
 
     Args:
-        molecules: those of the validation split.
+        molecules: those of the validation split. The formula's do not count: its temperatures are
+            computed, and their errors say nothing about measured ones.
         missed: predicted minus measured temperature of each, of shape (n, 1).
 
     Returns:
-        Degrees C by `Molecule.kind`; without the kinds of which there are fewer than `FEWEST`.
+        Degrees C by `Molecule.kind`; without the kinds with fewer than `FEWEST` sequences.
     """
-    quantiles, kinds = {}, np.array([molecule.kind for molecule in molecules])
-    for kind in np.unique(kinds).tolist():
-        errors = np.sort(np.abs(missed[kinds == kind, 0]))
-        if len(errors) >= FEWEST:
-            quantiles[kind] = float(errors[math.ceil(WITHIN * (len(errors) + 1)) - 1])
+    quantiles = {}
+    is_measured = np.array([molecule.dataset != melting.FORMULA for molecule in molecules])
+    kinds = np.array([molecule.kind for molecule in molecules])
+    groups = np.array([molecule.group for molecule in molecules])
+    for kind in np.unique(kinds[is_measured]).tolist():
+        errors = np.abs(missed[(kinds == kind) & is_measured, 0])
+        _, sequence, molecules_of = np.unique(
+            groups[(kinds == kind) & is_measured], return_inverse=True, return_counts=True
+        )
+        if len(molecules_of) >= FEWEST:
+            order = np.argsort(errors)
+            share = np.cumsum(1 / molecules_of[sequence][order])
+            needed = math.ceil(WITHIN * (len(molecules_of) + 1))
+            quantiles[kind] = float(errors[order][np.searchsorted(share, needed - 1e-9)])
     return quantiles
 
 
@@ -453,39 +484,118 @@ def share_within(
     }
 
 
+def ranges(molecules: Sequence[melting.Molecule]) -> dict[str, Any]:
+    """Returns what a model learned from, for `outside()`.
+
+    Returns:
+        "column_ids", a sorted list; and "kinds", by `Molecule.kind` the smallest and the largest
+        "columns" (their number), "sodium" and "strand_concentration" (mol/l).
+    """
+    ids: set[int] = set()
+    kinds: dict[str, dict[str, list]] = {}
+    for molecule in molecules:
+        ids.update(melting.column_ids(molecule), melting.column_ids(molecule.turned))
+        values = values_of(molecule)
+        seen = kinds.setdefault(
+            molecule.kind, {name: [value] * 2 for name, value in values.items()}
+        )
+        for name, value in values.items():
+            seen[name] = [min(seen[name][0], value), max(seen[name][1], value)]
+    return {"column_ids": sorted(ids), "kinds": kinds}
+
+
+def values_of(molecule: melting.Molecule) -> dict[str, float]:
+    """Returns the values of a molecule whose smallest and largest `ranges()` has."""
+    values = {"columns": len(melting.columns(molecule)), "sodium": molecule.sodium}
+    if molecule.is_duplex:
+        values["strand_concentration"] = molecule.strand_concentration
+    return values
+
+
+def outside(molecule: melting.Molecule, trained_on: dict[str, Any]) -> str | None:
+    """Returns in what a molecule differs from all that a model learned from, or None.
+
+    Args:
+        molecule: is described.
+        trained_on: of `ranges()`.
+    """
+    if molecule.kind not in trained_on["kinds"]:
+        return f"no {molecule.kind} was in training"
+    seen = set(trained_on["column_ids"])
+    for column in melting.columns(molecule):
+        if melting.column_id(*column) not in seen:
+            what = ("pair", "mismatch or bulge", "loop", "end")[column[2]]
+            return f"a {what} of {column[0]} and {column[1]} was not in training"
+    factors = {"columns": 1, "sodium": LIKE_SODIUM, "strand_concentration": LIKE_STRANDS}
+    units = {
+        "columns": "columns",
+        "sodium": "mol/l sodium",
+        "strand_concentration": "mol/l strands",
+    }
+    for name, value in values_of(molecule).items():
+        lowest, highest = trained_on["kinds"][molecule.kind][name]
+        # Half a percent for what was rounded on its way through a text.
+        if not lowest / factors[name] / 1.005 <= value <= highest * factors[name] * 1.005:
+            either = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
+            return f"{value:g} {units[name]}, in training {either}"
+    return None
+
+
 def predict(
     run: LoadedRun,
-    inputs: Sequence[str],
+    inputs: Sequence[str | melting.Molecule],
     *,
     sodium: float = 0.05,
     strand_concentration: float = melting.STRANDS,
 ) -> list[list[dict]]:
     """Returns the temperatures at which molecules melt, and how far off they may be.
 
-    About two in three molecules have an error of at most `plus_minus`. It is missing for a kind of
-    molecule with fewer than `FEWEST` validation examples.
+    About two in three molecules that are like those of the validation split have an error of at
+    most `plus_minus`. It is missing for a kind of molecule with fewer than `FEWEST` validation
+    sequences, for the formula's kinds, and, with a `note` that says why, for molecules and
+    conditions that are unlike all in training.
 
     Args:
         run: a finished run of this recipe.
-        inputs: strands, each with its perfect complement; or SEQUENCE:STRUCTURE, two strands
-            joined by "+" and the structure in dot-bracket.
-        sodium: mol/l.
-        strand_concentration: mol/l of all strands; without effect on a hairpin.
+        inputs: strands, each with its perfect complement; SEQUENCE:STRUCTURE, two strands joined by
+            "+" and the structure in dot-bracket; or molecules of `read_table()`.
+        sodium: mol/l: 50 mM are 0.05.
+        strand_concentration: mol/l of all strands: 1 µM is 1e-6; without effect on a hairpin.
     """
     molecules = []
     for text in inputs:
+        if isinstance(text, melting.Molecule):
+            molecules.append(text)
+            continue
         sequence, _, structure = text.partition(":")
         row = {"sequence": sequence, "structure": structure, "sodium": str(sodium)}
         row["strand_concentration"] = str(strand_concentration)
         molecules.append(melting.molecule_of(row))
     celsius = run.load_model("float32")(melting.encode(molecules), training=False)
     spread, answers = run.metadata.get("plus_minus", {}), []
+    trained_on = run.metadata.get("trained_on")  # older runs have none
     for molecule, row in zip(molecules, keras.ops.convert_to_numpy(celsius), strict=True):
-        answer = {"°C": float(row[0])}
-        if molecule.kind in spread:
+        answer: dict[str, float | str] = {"°C": float(row[0])}
+        unlike = outside(molecule, trained_on) if trained_on else None
+        if unlike:
+            answer["note"] = unlike
+        elif molecule.kind in spread:
             answer["plus_minus"] = spread[molecule.kind]
         answers.append([answer])
     return answers
+
+
+def read_table(
+    path: Path, *, sodium: float, strand_concentration: float
+) -> list[melting.Molecule | str]:
+    """Reads inputs of `predict()` from a table like those to train on; `tm` may be missing.
+
+    Args:
+        path: of the table.
+        sodium: mol/l, for rows without it.
+        strand_concentration: mol/l of all strands, for rows without it.
+    """
+    return melting.read_molecules(path, sodium=sodium, strand_concentration=strand_concentration)
 
 
 def errors(missed: np.ndarray, tm: np.ndarray) -> dict[str, float]:

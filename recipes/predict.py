@@ -23,6 +23,7 @@ import traceback
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from data import files, glue, live_line, tables
 from data.errors import DataError, listed
@@ -44,7 +45,7 @@ class Options(TakesMore, RunOptions):
     file: Path | None = option(
         None,
         "Read inputs from this file: one per line, or a column of a CSV, TSV, JSONL or Parquet; "
-        "- for standard input.",
+        "- for standard input. dna_melting reads the rows of a table like those to train on.",
     )
     text_column: str | None = option(None, "Column of the inputs in --file.")
     second_text_column: str | None = option(
@@ -123,10 +124,15 @@ def main(options: Options, **more) -> list[list[dict]]:
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
-    inputs: Sequence[str | tuple[str, ...]] = options.inputs
+    inputs: Sequence[Any] = options.inputs
+    read_table = getattr(run.module, "read_table", None)
     if options.second_text_column is not None and not run.metadata.get("pairs"):
         raise OptionsError("--second-text-column: the run did not learn pairs of sentences")
-    if options.file is not None and options.text_column is not None:
+    if read_table is not None and options.text_column is not None:
+        raise OptionsError(f"--text-column: leave it out; {run.module.__name__} reads whole rows")
+    if read_table is not None and options.file is not None and _is_table(options.file):
+        inputs = read_table(files.expand(options.file), **(options.more | more))
+    elif options.file is not None and options.text_column is not None:
         inputs = read_columns(options.file, options.text_column, options.second_text_column)
     elif options.file is not None:
         inputs = read_inputs(options.file)
@@ -140,7 +146,7 @@ def main(options: Options, **more) -> list[list[dict]]:
         # An empty line or field has no answer, and keeps its place.
         answers.append(next(found) if text else [])
         if not options.json:
-            lines = [text if isinstance(text, str) else glue.PAIR.join(text)]
+            lines = [glue.PAIR.join(text) if isinstance(text, tuple) else str(text)]
             for answer in answers[-1]:
                 values = (format_value(name, value) for name, value in answer.items())
                 lines.append("  " + "  ".join(values))
@@ -202,6 +208,10 @@ def read_columns(
     return tuple(inputs)
 
 
+def _is_table(path: Path) -> bool:
+    return tables.is_table(path.name) or tables.has_objects(path.name)
+
+
 def _is_a_list_a_line(path: Path) -> bool:
     """Tells whether the first of a file of JSON lines is a list, and may be the only line."""
     if not path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
@@ -247,7 +257,7 @@ def _require_lines(path: Path) -> None:
         )
 
 
-def _in_parts(run, asked: Sequence[str | tuple[str, ...]], more: dict) -> Iterator[list[dict]]:
+def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict]]:
     """Yields the answers to each input; asks for `AT_ONCE` of them at a time."""
     with live_line.live_line(what="predicting", total=len(asked)) as bar:
         for start in range(0, len(asked), AT_ONCE):
@@ -256,7 +266,7 @@ def _in_parts(run, asked: Sequence[str | tuple[str, ...]], more: dict) -> Iterat
             bar.update(len(part))
 
 
-def _answers(run, inputs: Sequence[str | tuple[str, ...]], more: dict) -> list[list[dict]]:
+def _answers(run, inputs: Sequence[Any], more: dict) -> list[list[dict]]:
     """Calls the recipe's `predict()` and checks what it returns.
 
     Raises:

@@ -38,8 +38,27 @@ class TestPermuted:
 
     def test_the_order_of_a_seed_never_changes(self):
         """Written down once: runs of another version of this code can be compared with these."""
-        assert permutation(12, 7, 0).tolist() == [8, 2, 11, 9, 6, 5, 1, 0, 7, 3, 4, 10]
-        assert permutation(12, 7, 1).tolist() == [8, 11, 1, 5, 0, 3, 9, 6, 7, 10, 2, 4]
+        assert permutation(12, 7, 0).tolist() == [7, 3, 8, 6, 5, 10, 2, 0, 11, 4, 1, 9]
+        assert permutation(12, 7, 1).tolist() == [4, 0, 10, 6, 5, 2, 3, 7, 9, 11, 8, 1]
+
+    @pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 2**16 + 2, 2**18 + 1])
+    def test_each_example_once_around_powers_of_four(self, count):
+        """TensorFlow's operation has one example twice where the last is such a power."""
+        assert len(np.unique(permutation(count, 0, 3))) == count
+
+    def test_no_epoch_and_no_seed_has_the_order_of_another(self):
+        """TensorFlow's operation alone: those of epoch 256 + n and of seed 29 are n's and 2's."""
+        assert len({permutation(50, 0, epoch).tobytes() for epoch in range(700)}) == 700
+        assert len({permutation(50, seed, 0).tobytes() for seed in range(500)}) == 500
+
+    @pytest.mark.parametrize(("count", "size"), [(1000, 40), (65_536, 128)])
+    def test_batches_of_sorted_data_are_random_samples(self, count, size):
+        """The variance of how many of the first half a batch has is the hypergeometric one."""
+        batches_of = [
+            permutation(count, 1, epoch).reshape(-1, size) for epoch in range(4000 // size)
+        ]
+        found = np.var([(batch < count // 2).sum(axis=1) for batch in batches_of])
+        assert found == pytest.approx(size / 4 * (count - size) / (count - 1), rel=0.15)
 
 
 class TestTraining:
@@ -144,7 +163,7 @@ class TestLengths:
         """Written down once: runs of another version of this code can be compared with these."""
         lengths = [5, 3, 5, 1, 2, 4, 3, 2, 1, 5, 2, 3, 1, 4, 2, 6]
         found = [indices.tolist() for indices, _, _ in take(self.make(lengths, 2), 8)]
-        assert found == [[8, 11], [2, 9], [5, 0], [1, 13], [3, 7], [4, 14], [12, 10], [6, 15]]
+        assert found == [[3, 12], [7, 6], [2, 0], [10, 5], [4, 11], [1, 9], [8, 14], [13, 15]]
 
     def test_batches_of_a_group_are_not_in_the_order_of_their_lengths(self):
         lengths = np.random.default_rng(0).permutation(400)

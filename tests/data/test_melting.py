@@ -38,13 +38,25 @@ class TestColumns:
         ]
 
     def test_mismatches_face_each_other_and_ends_dangle(self):
-        assert shown("TACAG+CCTG", ".(.((+)).)") == [
+        assert shown("TACAG+CTTT", ".(.((+)).)") == [
             ("T", "-", END),
-            ("A", "G", PAIR),
+            ("A", "T", PAIR),
             ("C", "T", INTERNAL),
-            ("A", "C", PAIR),
+            ("A", "T", PAIR),
             ("G", "C", PAIR),
         ]
+
+    @pytest.mark.parametrize(
+        ("sequence", "bracketed", "dotted"),
+        [
+            ("CGAG+CTTG", "((((+))))", "(.((+)).)"),  # within: a mismatch
+            ("GACG+CGTT", "((((+))))", ".(((+)))."),  # outside: an end
+            ("CATG+TATG", "((((+))))", "(((.+.)))"),  # inside of a duplex: an end
+            ("CAGAAATTG", "(((...)))", "((.....))"),  # inside of a hairpin: its loop
+        ],
+    )
+    def test_g_and_t_are_a_mismatch_also_within_brackets(self, sequence, bracketed, dotted):
+        assert shown(sequence, bracketed) == shown(sequence, dotted)
 
     def test_unpaired_bases_at_the_inner_ends_of_two_strands(self):
         assert shown("ACGA+TTGT", "((..+..))")[2:] == [("G", "T", END), ("A", "T", END)]
@@ -52,7 +64,11 @@ class TestColumns:
     @pytest.mark.parametrize(
         ("sequence", "structure", "said"),
         [
-            ("ACGU", "(())", "found U"),
+            ("ACGU", "(())", "found U; RNA is not supported"),
+            ("ACGT&ACGT", "((((.))))", "found '&'; two strands are joined by [+]"),
+            ("AC ACGT", "((.()))", "found ' '; two strands are joined by [+]"),
+            ("GATCAAGGTC", ".((.....))", "A at 2 is paired with C at 10; write a mismatch as"),
+            ("GAAAT", "(...)", "no pair of A and T"),
             ("ACGT", "(()", "of the same length"),
             ("ACGT", "((()", "without its partner"),
             ("ACGT", "())(", "branches"),
@@ -72,7 +88,7 @@ def strands(most=3):
     return st.text("ACGT", max_size=most)
 
 
-PAIRED = st.tuples(st.sampled_from("ACGT"), st.sampled_from("ACGT"))
+PAIRED = st.sampled_from(["AT", "CG", "GC", "TA"])
 UNPAIRED = st.tuples(strands(), strands())
 
 
@@ -120,7 +136,10 @@ def test_any_structure_is_read_whole_or_refused(structure, data):
         return
     read = [base for column in found for base in column[:2] if base != "-"]
     assert sorted(read) == sorted(sequence.replace("+", ""))
-    assert sum(kind == PAIR for *_, kind in found) == structure.count("(") == structure.count(")")
+    pairs = [left + right for left, right, kind in found if kind == PAIR]
+    assert set(pairs) <= {"AT", "CG", "GC", "TA"}
+    # Brackets of G and T, too, are read as a mismatch.
+    assert 1 <= len(pairs) <= structure.count("(") == structure.count(")")
 
 
 def test_encode_tells_apart_what_differs():
@@ -144,7 +163,7 @@ def test_encode_tells_apart_what_differs():
 
 # A dangling base, a mismatch, a bulge and a hairpin.
 TWO_STRANDS = [
-    Molecule("ACGTTGCA+TGCTACG", ".(((((((+)))))))", 0.063),
+    Molecule("ACGTTGCA+TGCAACG", ".(((((((+)))))))", 0.063),
     Molecule("ACGTTGCA+TGCGACGT", "((((.(((+))).))))", 0.063),
     Molecule("ACGTTTGCA+TGCACGT", "((((..(((+)))))))", 0.063),
 ]
@@ -346,6 +365,72 @@ class TestSplits:
         with pytest.raises(DataError, match=said):
             load(table(tmp_path / "x.csv", rows))
 
+    @pytest.mark.parametrize(
+        ("dh", "said"),
+        [
+            ("60", "all enthalpies in dh are positive"),
+            ("-150", "the median of dh is -38 for each pair, probably kJ/mol"),
+        ],
+    )
+    def test_enthalpies_of_another_sign_or_unit_are_refused(self, tmp_path, dh, said):
+        rows = [
+            dict(sequence=f"GACG{loop}CGTC", structure="((((..))))", tm="40", dh=dh)
+            for loop in ("AT", "TA", "CC")
+        ]
+        with pytest.raises(DataError, match=f"x.csv: {said}"):
+            load(table(tmp_path / "x.csv", rows))
+        usual = [row | {"dh": "-35" if number else ""} for number, row in enumerate(rows)]
+        usual[0]["split"], usual[1]["split"], usual[2]["split"] = melting.SPLITS
+        assert sum(map(len, load(table(tmp_path / "x.csv", usual)).values())) == 3
+
+    @pytest.mark.parametrize(
+        ("sequence", "is_right"), [("ACGTT+AACGT", True), ("ACGTT+AACGA", False)]
+    )
+    def test_two_strands_without_a_structure_are_perfect_complements(self, sequence, is_right):
+        row = {"sequence": sequence, "structure": " "}
+        if is_right:
+            assert melting.molecule_of(row) == melting.molecule_of({"sequence": "ACGTT"})
+            return
+        with pytest.raises(DataError, match="no perfect complements; pass the structure"):
+            melting.molecule_of(row)
+
+    def test_strands_in_another_unit_are_refused(self):
+        row = {"sequence": "ACGTT", "strand_concentration": "0.25"}  # micromoles
+        with pytest.raises(DataError, match="'0.25', expected mol/l from 1e-12 to 0.01"):
+            melting.molecule_of(row)
+
+    def test_a_row_without_a_split_follows_its_sequence(self, tmp_path):
+        rows = [row | {"split": "test"} for row in hairpins(60)]
+        rows += [row | {"sodium": "1", "split": ""} for row in hairpins(60)]
+        rows += [dict(rows[0], sequence=f"C{'ACGT'[k]}AAAAAG", split="valid") for k in range(3)]
+        rows += [dict(rows[0], sequence="CTTTTTTG", split="train")]
+        splits = load(table(tmp_path / "x.csv", rows))
+        assert [len(splits[name]) for name in melting.SPLITS] == [1, 3, 120]
+        assert melting.in_training(splits) == 0
+        splits["train"] += splits["test"][:2]
+        assert melting.in_training(splits) == 4  # each under two conditions
+
+    def test_a_table_to_predict_needs_no_temperature(self, tmp_path):
+        rows = [
+            dict(sequence="ACGTT", structure="", sodium="", note="one"),
+            dict(sequence="GACGAAAGTC", structure="(((....)))", sodium="0.3", note=""),
+            dict(sequence="", structure="", sodium="", note="none"),
+        ]
+        found = melting.read_molecules(
+            table(tmp_path / "x.csv", rows), sodium=0.1, strand_concentration=3e-6
+        )
+        assert found == [
+            melting.plain_duplex("ACGTT", 0.1, 3e-6),
+            Molecule("GACGAAAGTC", "(((....)))", 0.3, 3e-6),
+            "",
+        ]
+        with pytest.raises(DataError, match="x.csv, line 3: 'GACX'"):
+            melting.read_molecules(
+                table(tmp_path / "x.csv", [rows[0], rows[0] | {"sequence": "GACX"}])
+            )
+        with pytest.raises(DataError, match="x.csv: no row with a sequence"):
+            melting.read_molecules(table(tmp_path / "x.csv", [rows[2]]))
+
     def test_what_is_missing(self, tmp_path):
         with pytest.raises(DataError, match="none.csv"):
             load(tmp_path / "none.csv")
@@ -361,7 +446,7 @@ class TestSplits:
                 " Sodium ": "0.3",
                 "Strand_Concentration": "2e-7",
                 "TM": row["tm"],
-                "DH": "-30",
+                "DH": "-9",
             }
             for row in hairpins(100)
         ]
@@ -370,7 +455,7 @@ class TestSplits:
             path = tmp_path / "x.jsonl"
             path.write_text("\n".join(map(json.dumps, rows)))
         found = sum(load(path).values(), [])
-        assert {(m.sodium, m.strand_concentration, m.dh) for m in found} == {(0.3, 2e-7, -30.0)}
+        assert {(m.sodium, m.strand_concentration, m.dh) for m in found} == {(0.3, 2e-7, -9.0)}
         assert len(found) == 100 and melting.unread_note(str(path)) is None
 
     def test_two_columns_of_one_name_are_refused(self, tmp_path):
@@ -398,6 +483,8 @@ class TestSplits:
         both = f"{expected}; files that are not read: old.csv"
         assert melting.unread_note(str(tmp_path)) == both
         assert melting.unread_note(melting.FORMULA) is melting.unread_note(melting.NNN) is None
+        file = tmp_path / "old.csv"
+        assert melting.unread_note(melting.FORMULA, file) == f"old.csv: {expected}"
 
 
 class TestFormula:
@@ -504,7 +591,7 @@ def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):
         {"dataset": "ov", "SEQID": "D1", "RefSeq": "['ACG', 'CGT']", "TargetStruct": "(((+)))"},
         {"dataset": "arr", "SEQID": "A2", "RefSeq": "AGGAAACT", "TargetStruct": "((....))"},
     ]
-    conditions = {"sodium": "0.063", "DNA_conc": "", "Tm": "40.5", "dH": "1", "dG_37": "1"}
+    conditions = {"sodium": "0.063", "DNA_conc": "", "Tm": "40.5", "dH": "-9", "dG_37": "1"}
     rows[1]["DNA_conc"] = "2e-06"
     rows = [conditions | row for row in rows]
     split = '{"train_ind": ["A1"], "val_ind": ["D1"], "test_ind": ["A2"]}'

@@ -134,19 +134,115 @@ def test_the_uncertainty_is_that_of_the_validation_split(run, molecules):
             np.mean(here["test"] <= value * (1 + 1e-5))
         )
     strand = "ACGTTGCATGCCA"
-    asked = {"perfect duplex": strand, "hairpin": "GACGAAAGTC:(((....)))"}
-    for kind, text in asked.items():
-        ((answer,),) = dna_melting.predict(loaded, [text])
-        assert answer.get("plus_minus") == found.get(kind)
+    asked = {
+        "perfect duplex": (strand, 0.1),
+        "hairpin": ("GACGTTGAAAAACGTC:((((((....))))))", 0.05),
+    }
+    for kind, (text, sodium) in asked.items():
+        ((answer,),) = dna_melting.predict(loaded, [text], sodium=sodium)
+        assert answer.get("plus_minus") == found.get(kind) and "note" not in answer
     assert predict.format_value("plus_minus", 1.449) == "± 1.4"
 
 
 def test_a_kind_of_few_molecules_has_no_uncertainty():
     few, many = (melting.plain_duplex("ACGT" * n, 0.1, 1e-6) for n in (2, 3))
     mismatched = dataclasses.replace(few, sequence="ACGTACGT+ACGAACGT")
-    made = [mismatched] * (dna_melting.FEWEST - 1) + [many] * dna_melting.FEWEST
-    missed = np.arange(len(made), dtype=float)[:, None]
-    assert dna_melting.plus_minus(made, missed) == {"perfect duplex": 16.0}
+    others = [
+        melting.plain_duplex("ACGTTGCA" + 2 * a + b, 0.1, 1e-6) for a in "ACG" for b in "ACGT"
+    ]
+    others = others[: dna_melting.FEWEST]
+    # Under nine conditions it is one sequence.
+    made = [mismatched] * (dna_melting.FEWEST - 1) + [few] * 9 + others[1:]
+    missed = np.array([50.0] * (dna_melting.FEWEST - 1) + [2.5] * 9 + [*range(1, 10)])[:, None]
+    assert dna_melting.plus_minus(made, missed) == {"perfect duplex": 7.0}
+    assert dna_melting.plus_minus([mismatched] * 50, np.ones((50, 1))) == {}
+    computed = [dataclasses.replace(each, dataset=melting.FORMULA) for each in others]
+    assert dna_melting.plus_minus(computed, np.ones((len(others), 1))) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "conditions", "said"),
+    [
+        ("ACGTTGCATGCCA", {"sodium": 0.12}, None),
+        ("ACGTTGCATGCCA", {"sodium": 1.0}, "1 mol/l sodium, in training 0.1"),
+        (
+            "ACGTTGCATGCCA",
+            {"sodium": 0.1, "strand_concentration": 1e-8},
+            "1e-08 mol/l strands, in training 2e-06",
+        ),
+        ("ACGTTGCATGCCA" * 2, {"sodium": 0.1}, "26 columns, in training 4 to 18"),
+        (
+            "ACGTTGCA+TGCGACGT:((((.(((+))).))))",
+            {"sodium": 0.1},
+            "no duplex was in training",
+        ),
+        ("TGACGTAGCAAAAGCAACGTCA:((((((.((....)).))))))", {}, "a mismatch or bulge of A and A was"),
+        ("GACGAAAGTC:(((....)))", {"sodium": 0.063}, "7 columns, in training 9 to 24"),
+        ("GACGTTGAAAAACGTC:((((((....))))))", {"strand_concentration": 1e-9}, None),
+    ],
+)
+def test_what_is_unlike_training_has_a_note_instead(run, text, conditions, said):
+    ((answer,),) = dna_melting.predict(load_run(run[0]), [text], **conditions)
+    assert ("note" in answer) != ("plus_minus" in answer)
+    if said is None:
+        assert "note" not in answer
+    else:
+        assert answer["note"].startswith(said)
+
+
+def test_predict_reads_a_table_like_those_to_train_on(run, tmp_path, command_line):
+    """Each row has its own structure and conditions; options are for those without."""
+    table = tmp_path / "new.csv"
+    rows = ["ACGTTGCATGCCA,,0.1", "GACGTTGAAAAACGTC,((((((....)))))),0.063", "ACGTTGCATGCCA,,"]
+    table.write_text("\n".join(["sequence,structure,sodium", *rows]) + "\n")
+    status, printed, _ = command_line(
+        predict, run[0], "--file", table, "--json", "--sodium", "0.12"
+    )
+    assert status == 0
+    found = [row[0]["°C"] for row in json.loads(printed)]
+    for one, text, sodium in zip(
+        found,
+        ("ACGTTGCATGCCA", "GACGTTGAAAAACGTC:((((((....))))))", "ACGTTGCATGCCA"),
+        (0.1, 0.063, 0.12),
+        strict=True,
+    ):
+        ((answer,),) = dna_melting.predict(load_run(run[0]), [text], sodium=sodium)
+        assert one == pytest.approx(answer["°C"], abs=1e-4)
+    assert len(set(found)) == 3
+    status, printed, _ = command_line(predict, run[0], "--file", table)
+    assert "GACGTTGAAAAACGTC:((((((....))))))\n" in printed
+    status, _, said = command_line(predict, run[0], "--file", table, "--text-column", "sequence")
+    assert status == 2 and "--text-column: leave it out; recipes.dna_melting reads whole" in said
+
+
+def test_test_molecules_of_training_are_counted(run, tmp_path):
+    rows = ["sequence,structure,sodium,strand_concentration,tm,Na"]
+    trained = melting.load_melting(run[1]["dataset"], Path(), seed=0, count=1)["train"][:7]
+    rows += [
+        f"{m.sequence},{m.structure},{m.sodium},{m.strand_concentration},{m.tm},1" for m in trained
+    ]
+    file = tmp_path / "seen.csv"
+    file.write_text("\n".join(rows) + "\n")
+    assert run[1]["test_molecules_in_training"] == 0 and run[1]["notes"] == []
+    found = evaluate(load_run(run[0]), dataset=None, batch_size=32, test_file=file)
+    assert 0 < found["test_molecules_in_training"] <= 7  # some examples were not drawn
+    count = found["test_molecules_in_training"]
+    assert found["notes"] == [
+        "seen.csv: columns that are not read: 'Na'",
+        f"{count} test molecules have a sequence of the training split",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--fold", "3"], "--fold: the formula's duplexes have splits of their own"),
+        (["--dataset", "x.csv", "--oligos", "77"], "--oligos: needs --formula-weight"),
+    ],
+)
+def test_options_without_effect_are_refused(command_line, options, said):
+    status, _, found = command_line(dna_melting, *options)
+    assert status == 2 and said in found
 
 
 def test_a_measured_sequence_is_not_drawn_from_the_formula():
