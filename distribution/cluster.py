@@ -12,6 +12,7 @@ Strategy = Literal[
 ]
 # A host's name or IPv4 address, or an IPv6 address in brackets; and a port.
 ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):([0-9]{1,5})")
+SLURM_PORT = 8888  # of the first task of a node; the next ones have the next ports
 EXPECTED = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -75,3 +76,63 @@ def slurm_tasks() -> int:
             "from 0, and the number of all tasks"
         )
     return int(count)
+
+
+def slurm_config() -> dict:
+    """Returns what TF_CONFIG would be for the tasks of this process's `srun`.
+
+    TensorFlow's `SlurmClusterResolver` sorts the nodes as texts, which is another order than that
+    of the tasks from 10 nodes on, and asks for as many GPUs as tasks, whatever a node has.
+
+    Raises:
+        DistributionError: variables are missing or make no sense, or the tasks are not numbered
+            node by node.
+    """
+    own, count = int(os.environ["SLURM_PROCID"]), slurm_tasks()
+    nodes = _slurm_nodes(_slurm_variable("SLURM_STEP_NODELIST", "SLURM_NODELIST"))
+    tasks = []
+    for text in _slurm_variable("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", text.strip())
+        if match is None:
+            raise DistributionError(f"SLURM_STEP_TASKS_PER_NODE: expected 2(x3),1; found {text!r}")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    if len(tasks) != len(nodes) or sum(tasks) != count:
+        raise DistributionError(
+            f"SLURM's variables contradict each other: {len(nodes)} nodes, and {sum(tasks)} tasks "
+            f"on {len(tasks)}, of {count}"
+        )
+    places = [(node, local) for node, there in enumerate(tasks) for local in range(there)]
+    found = os.environ.get("SLURM_NODEID", ""), os.environ.get("SLURM_LOCALID", "")
+    if all(found) and found != tuple(map(str, places[own])):
+        raise DistributionError(
+            f"SLURM: task {own} is number {found[1]} of node {found[0]}, expected number "
+            f"{places[own][1]} of node {places[own][0]}; start the tasks node by node: "
+            "srun --distribution=block"
+        )
+    workers = [f"{nodes[node]}:{SLURM_PORT + local}" for node, local in places]
+    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": own}}
+
+
+def _slurm_variable(*names: str) -> str:
+    found = next(filter(None, map(os.environ.get, names)), None)
+    if found is None:
+        raise DistributionError(f"{names[0]} is missing; start the tasks with srun")
+    return found
+
+
+def _slurm_nodes(text: str) -> list[str]:
+    """Returns the nodes of SLURM's list, `node[01-03,7],gpu1`, in its order."""
+    nodes: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+            ends = [plain] if plain else []
+            for each in filter(None, ranges.split(",")):
+                first, _, last = each.partition("-")
+                if not (first + last).isdecimal():
+                    raise DistributionError(f"SLURM_STEP_NODELIST: cannot read {text[:200]!r}")
+                numbers = range(int(first), int(last or first) + 1)
+                ends += [str(number).zfill(len(first)) for number in numbers]
+            names = [name + end for name in names for end in ends]
+        nodes += names
+    return nodes

@@ -8,6 +8,7 @@ Tested with Keras 3.15.1 and TensorFlow 2.21.
 
 import contextlib
 import functools
+import re
 import sys
 import threading
 import weakref
@@ -381,7 +382,11 @@ class _OwnPart:
         if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
             return dataset
         if not hasattr(dataset, "part_of_worker"):
-            return self.strategy.experimental_distribute_dataset(dataset)
+            # By default each worker would read other files, and other batches than one device.
+            options = tf.data.Options()
+            policy = tf.data.experimental.AutoShardPolicy.DATA
+            options.experimental_distribute.auto_shard_policy = policy
+            return self.strategy.experimental_distribute_dataset(dataset.with_options(options))
 
         def make(context):
             workers = context.num_input_pipelines
@@ -391,6 +396,40 @@ class _OwnPart:
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 
         return self.strategy.distribute_datasets_from_function(make)
+
+
+# Operations of tf.random and of random generators; those of `data.batches` have none of them.
+_RANDOM = re.compile(
+    r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2)|TruncatedNormal"
+    r"|ParameterizedTruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
+    r"|StatefulUniform.*|StatefulStandardNormal.*|StatefulTruncatedNormal|RngReadAndSkip"
+)
+_CHANGES_A_VARIABLE = re.compile(r"Assign(Add|Sub)?VariableOp")
+
+
+def random_operation(data: tf.data.Dataset) -> str | None:
+    """Returns an operation of a pipeline's functions that gives other numbers after a resume.
+
+    It draws from a random stream, which begins anew with each iterator, or changes a variable, as
+    the seed of Keras's random layers. What a `tf.py_function` does cannot be seen.
+
+    Args:
+        data: the pipeline.
+    """
+    datasets, seen = [data], set()
+    while datasets:
+        dataset = datasets.pop()
+        if id(dataset) in seen:
+            continue
+        seen.add(id(dataset))
+        datasets += dataset._inputs()
+        for wrapper in dataset._functions():
+            graph = wrapper.function.graph.as_graph_def()
+            inner = (node for function in graph.library.function for node in function.node_def)
+            for node in (*graph.node, *inner):
+                if _RANDOM.fullmatch(node.op) or _CHANGES_A_VARIABLE.fullmatch(node.op):
+                    return node.op
+    return None
 
 
 def copy_batches_ahead() -> contextlib.AbstractContextManager:

@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
 
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.cluster import cluster_spec, count_workers, slurm_tasks
+from distribution.cluster import cluster_spec, count_workers, slurm_config, slurm_tasks
 from distribution.errors import DistributionError
 
 # How many operations a process runs at a time, if the user has not said so. More than one end in an
@@ -128,16 +129,11 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
         from distribution import parameter_server
 
         return parameter_server.make_strategy()
-    resolver = None
     if not cluster_spec() and slurm_tasks() > 1:
-        # On nodes without GPUs the resolver would call nvidia-smi, or find 0 GPUs and fail.
-        # TensorFlow finds the devices of a worker itself: one GPU per task is named, but not set.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
-        )
+        os.environ["TF_CONFIG"] = json.dumps(slurm_config())
     with keras_compat.several_cpus_per_worker(len(devices)):
         try:
-            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            return tf.distribute.MultiWorkerMirroredStrategy()
         except RuntimeError as error:
             raise DistributionError(
                 "--strategy multi_worker came too late: TensorFlow already runs in this process;"
@@ -145,7 +141,7 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
             ) from error
         except tf.errors.UnknownError as error:  # "Could not start gRPC server"
             # Not a `DistributionError`, which is final: with --max-restarts another port is tried.
-            own = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
             address = own.cluster_spec().task_address(own.task_type, own.task_id)
             reason = f"this worker cannot listen at {address}; is its port in use?"
             raise OSError(errno.EADDRINUSE, reason) from error

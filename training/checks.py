@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -192,7 +193,14 @@ def require_splits(options: SharedOptions, validation, test) -> None:
 
     Raises:
         OptionsError: names the options, one line for each split.
+        RunError: the data of a split have no end.
     """
+    for split, data in {"validation": validation, "test": test}.items():
+        if data is not None and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise RunError(
+                f"run.prepare({split}=...): the data have no end, and an evaluation would have "
+                "none; leave out repeat(), or pass data.arrays.evaluation_data()"
+            )
     users = {
         "validation": ("keep_best", "reduce_on_plateau", "validate_every"),
         "test": ("test_every",),
@@ -525,8 +533,16 @@ def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
     """Returns the checksums of the first batches; rejects data that begin differently each time.
 
     Raises:
-        RunError: the data are empty, have a negative weight, or begin with other batches.
+        RunError: the data are empty, have a negative weight, begin with other batches, or draw
+            numbers that would be others after a resume.
     """
+    operation = keras_compat.random_operation(train_data)
+    if operation:
+        raise RunError(
+            f"train_data draws random numbers or changes variables as it is read ({operation} in "
+            "the function of a map() or the like): a resumed run would train on other examples; "
+            "draw them from data.batches.uniform(), by epoch and example"
+        )
     # Batches of `data.batches` are a function of the step; any other pipeline is read twice.
     first = _first_batches(train_data)
     if not first:
@@ -542,7 +558,7 @@ def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
 
 def _first_batches(train_data: tf.data.Dataset) -> list[str]:
     checksums = []
-    for batch in train_data.take(FINGERPRINT_BATCHES):
+    for batch in _taken(train_data):
         digest = hashlib.sha256()
         for tensor in tf.nest.flatten(batch, expand_composites=True):
             digest.update(tf.io.serialize_tensor(tensor).numpy())
@@ -555,6 +571,17 @@ def _first_batches(train_data: tf.data.Dataset) -> list[str]:
                 "of the weights; put the sign into the labels or into compute_loss()"
             )
     return checksums
+
+
+def _taken(train_data: tf.data.Dataset) -> Iterator:
+    try:
+        yield from train_data.take(FINGERPRINT_BATCHES)
+    except tf.errors.AlreadyExistsError as error:  # of a cache(FILE)
+        lock = re.search(r"'([^']+\.lockfile)'", str(error))
+        raise RunError(
+            f"train_data has a cache that is locked, {lock[1] if lock else first_line(error)}: a "
+            "run that was killed leaves such a file behind; remove it, and leave out cache(FILE)"
+        ) from error
 
 
 def _is_function_of_step(train_data: tf.data.Dataset) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from distribution.cluster import cluster_spec, count_workers, slurm_tasks
+from distribution.cluster import cluster_spec, count_workers, slurm_config, slurm_tasks
 from distribution.errors import DistributionError
 
 TWO = {"worker": ["a:1", "b:65535"]}
@@ -99,4 +99,63 @@ def test_slurms_variables_that_make_no_sense_end_in_one_line(variables, monkeypa
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(DistributionError, match="^SLURM_PROCID '.+', SLURM_") as error:
         slurm_tasks()
+    assert "\n" not in str(error.value)
+
+
+def slurm(monkeypatch, **variables):
+    for name in ("NODEID", "LOCALID", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tasks", "workers"),
+    [
+        ("node[9-10]", "1(x2)", ["node9:8888", "node10:8888"]),
+        ("a,b", "2,1", ["a:8888", "a:8889", "b:8888"]),
+        (
+            "gpu[08-09,11],login",
+            "1(x4)",
+            [f"{n}:8888" for n in ("gpu08", "gpu09", "gpu11", "login")],
+        ),
+        ("r[1-2]n[1-2].lan", "1(x4)", [f"r{r}n{n}.lan:8888" for r in "12" for n in "12"]),
+        ("127.0.0.1", "2", ["127.0.0.1:8888", "127.0.0.1:8889"]),
+    ],
+)
+def test_the_tasks_of_slurm_are_workers_in_its_order(nodes, tasks, workers, monkeypatch):
+    last = str(len(workers) - 1)
+    slurm(
+        monkeypatch,
+        **{"PROCID": last, "STEP_NUM_TASKS": str(len(workers))},
+        STEP_NODELIST=nodes,
+        STEP_TASKS_PER_NODE=tasks,
+    )
+    assert slurm_config() == {
+        "cluster": {"worker": workers},
+        "task": {"type": "worker", "index": int(last)},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(slurm_config()))
+    assert count_workers() == len(workers)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"STEP_NODELIST": "a,b,c"}, "3 nodes, and 4 tasks on 2, of 4"),
+        ({"STEP_TASKS_PER_NODE": "2,1"}, "2 nodes, and 3 tasks on 2, of 4"),
+        ({"STEP_TASKS_PER_NODE": "many"}, "expected 2[(]x3[)],1; found 'many'"),
+        ({"STEP_NODELIST": "a[1-x]"}, "cannot read 'a.1-x.'"),
+        ({"STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is missing; start the tasks with srun"),
+        (
+            {"NODEID": "1", "LOCALID": "0"},  # cyclic
+            "task 1 is number 0 of node 1, expected number 1 of node 0; .* --distribution=block",
+        ),
+    ],
+)
+def test_tasks_of_slurm_whose_places_are_unknown(variables, said, monkeypatch):
+    usual = dict(PROCID="1", STEP_NUM_TASKS="4", STEP_NODELIST="a,b", STEP_TASKS_PER_NODE="2(x2)")
+    slurm(monkeypatch, **(usual | dict(NODEID="0", LOCALID="1") | variables))
+    with pytest.raises(DistributionError, match=said) as error:
+        slurm_config()
     assert "\n" not in str(error.value)

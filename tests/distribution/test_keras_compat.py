@@ -349,3 +349,24 @@ def memory_of_a_mapped_file(folder):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_replicas_read_a_mapped_file_without_a_copy(tmp_path):
     assert forked.run(memory_of_a_mapped_file, tmp_path) < 128
+
+
+def lines_of_a_worker(files):
+    """Returns the lines of this worker's part of the first two global batches."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    data = tf.data.TextLineDataset(files).batch(4, drop_remainder=True)
+    with keras_compat.distribute_data():
+        epoch = keras_compat.tf_trainer.TFEpochIterator(strategy, x=data)
+        iterator = iter(epoch._distributed_dataset)
+        parts = [strategy.experimental_local_results(next(iterator)) for _ in range(2)]
+    return [[line.decode() for each in part for line in each.numpy()] for part in parts]
+
+
+def test_workers_share_each_batch_of_a_pipeline_that_reads_files(tmp_path):
+    """By default TensorFlow gives each worker other files, and so other batches."""
+    for name in "ab":
+        (tmp_path / name).write_text("\n".join(f"{name}{n}" for n in range(8)))
+    files = [str(tmp_path / name) for name in "ab"]
+    found = forked.run(lines_of_a_worker, files, workers=2)
+    for number, lines in enumerate((["a0", "a1", "a2", "a3"], ["a4", "a5", "a6", "a7"])):
+        assert sorted(found[0][number] + found[1][number]) == lines

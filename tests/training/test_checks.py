@@ -325,6 +325,42 @@ class TestData:
         said = refused(tmp_path, parts={"pipeline": self.shuffled(None, True)})
         assert "another batch each time" in said and "data.batches.training_batches()" in said
 
+    @pytest.mark.parametrize("place", ["change", "map", "layer", "if"])
+    def test_random_numbers_that_begin_anew_where_a_run_resumes(self, tmp_path, place):
+        layer = keras.layers.GaussianNoise(0.1)
+
+        def noisy(x):
+            if place == "layer":
+                return layer(x, training=True)
+            if place == "if":
+                return tf.cond(x[0, 0] > 0, lambda: x + tf.random.normal(tf.shape(x)), lambda: x)
+            return tf.image.random_brightness(x, 0.1)
+
+        def pipeline(x, y, **batches):
+            if place == "change":
+                return arrays.training_data(x, y, change=lambda x, *_: noisy(x), **batches)
+            return arrays.training_data(x, y, **batches).map(lambda x, y, *w: (noisy(x), y, *w))
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
+        assert said.startswith("train_data draws random numbers or changes variables")
+        assert "data.batches.uniform(), by epoch and example" in said
+
+    def test_a_cache_that_a_killed_run_left_locked(self, tmp_path):
+        lock = tmp_path / "cache_0.lockfile"
+        lock.write_text("")
+
+        def pipeline(x, y, *, seed, **batches):
+            return self.in_order(**batches)(x, y).cache(str(tmp_path / "cache"))
+
+        said = refused(tmp_path, parts={"pipeline": pipeline})
+        assert said.startswith(f"train_data has a cache that is locked, {lock}: a run that was")
+
+    @pytest.mark.parametrize("split", ["validation", "test"])
+    def test_a_split_without_an_end(self, split):
+        data = {"validation": None, "test": None, split: tf.data.Dataset.range(3).repeat()}
+        with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\): the data have no end"):
+            checks.require_splits(SharedOptions(), **data)
+
     def test_one_that_ignores_where_the_run_resumes(self, tmp_path):
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         pipeline = self.shuffled(3, False)
