@@ -3,7 +3,8 @@
 `fit()` runs on the coordinator (the chief). Each step's global batch goes to one worker, which
 applies its gradient without waiting for the others. `fit()` schedules a window of steps and joins
 it; callbacks, validation and saving run at a join, when no step is running. If a worker dies, its
-steps go to another one, so that each batch is trained on once.
+steps go to another one, so that each batch is trained on; the step that it was computing may have
+been applied already, wholly or in part (`ClusterCoordinator.schedule` says "at least once").
 """
 
 import logging
