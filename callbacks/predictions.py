@@ -1,5 +1,6 @@
 """Shows a model's predictions for a few examples in TensorBoard after each epoch, as text."""
 
+import contextlib
 from collections.abc import Sequence
 
 import keras
@@ -53,14 +54,27 @@ class Predictions(StepCallback):
         raise NotImplementedError
 
     def outputs(self) -> np.ndarray:
-        """Returns the model's predictions for all examples with its current weights."""
+        """Returns the model's predictions for all examples, with the weights that are evaluated.
+
+        These are the current ones, or their average (`models.fine_tuning`).
+        """
         # `predict()` splits the examples over the workers and then expects all of them. Calling the
         # model reads this worker's copy of the weights, under any strategy, and traces nothing.
         model = call = self.predictor or self.model
         if model.compute_dtype != model.variable_dtype:
             # KerasHub's head adds its float32 bias to half precision, which only works in a graph.
             call = tf.function(model)
-        return outputs_in_parts(call, self.inputs)
+        with evaluated_weights(self.model):
+            return outputs_in_parts(call, self.inputs)
+
+
+def evaluated_weights(model: keras.Model | None) -> contextlib.AbstractContextManager:
+    """Gives a model the weights that `model.evaluate()` uses within this context.
+
+    Args:
+        model: the one that `fit()` trains; None for none.
+    """
+    return getattr(model, "evaluated_weights", contextlib.nullcontext)()
 
 
 def outputs_in_parts(model, inputs) -> np.ndarray:

@@ -11,6 +11,7 @@ An evaluated run skips `freeze()` and `attach()`: its saved model has no adapter
 """
 
 import contextlib
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -197,6 +198,7 @@ def _evaluate_the_average(model: keras.Model) -> None:
             return stock(*args, **kwargs)
 
     model.evaluate = evaluate
+    model.evaluated_weights = functools.partial(averaged, model)  # for callbacks.predictions
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
+from callbacks.predictions import evaluated_weights
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
@@ -479,15 +480,16 @@ class Continuations(StepCallback):
         """Draws and writes them."""
         if self.tensorboard.folder is None or not self.shown:
             return
-        drawn = decoders.generate(
-            self.task,
-            self.preprocessor,
-            self.shown,
-            max_length=self.preprocessor.sequence_length,
-            sampler=self.sampler,
-            strip_prompt=True,
-            template=self.template,
-        )
+        with evaluated_weights(self.model):
+            drawn = decoders.generate(
+                self.task,
+                self.preprocessor,
+                self.shown,
+                max_length=self.preprocessor.sequence_length,
+                sampler=self.sampler,
+                strip_prompt=True,
+                template=self.template,
+            )
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
                 said = begun if isinstance(begun, str) else begun[-1][1]

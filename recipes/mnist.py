@@ -121,7 +121,7 @@ def main(options: Options) -> dict:
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         return run.finish(
             model,
-            test={"loss": test["cross_entropy"], "accuracy": test["accuracy"]},
+            test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline={"most_frequent_accuracy": most_frequent_accuracy(*class_counts)},
             metadata={"classes": images.classes},
         )

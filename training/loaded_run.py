@@ -92,6 +92,7 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
     results = run_files.read_results(folder, "recipe", "module", "test", "steps")
     metadata = run_files.read_metadata(folder / "model" / files.METADATA)
     weights = None
+    results["steps"] = results.get("weights_of_step", results["steps"])
     if best:
         info = _read_best(folder)
         results["steps"], weights = info.step, info.folder / checkpoint.WEIGHTS

@@ -149,7 +149,8 @@ class SharedOptions(ProgramOptions):
     epochs: int = _training(1, "Passes over the training split.", within=COUNT, resume="extend")
     max_steps: int | None = _training(
         None,
-        "End the run, and its schedule, after N updates of the weights.",
+        "End the run, and its schedule, after N updates of the weights, if --epochs has not ended "
+        "it before.",
         within=COUNT,
         resume="extend",
         overridden_by=("total_steps",),
@@ -363,6 +364,13 @@ class TextOptions(TransformerOptions):
         overridden_by=("vocabulary", "preset", "init_from"),
     )
 
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        problems = super().problems()
+        if self.vocabulary is not None and self.vocabulary_size != type(self).vocabulary_size:
+            problems.append("--vocabulary-size: leave it out; --vocabulary has its own")
+        return problems
+
 
 @dataclasses.dataclass(kw_only=True)
 class FineTuningOptions(TextOptions):
@@ -398,6 +406,8 @@ class FineTuningOptions(TextOptions):
         problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
+        if self.freeze_backbone and self.layer_decay != 1.0:
+            problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:
             problems.append("--optimizer muon: has one learning rate; leave out --layer-decay")
         if self.optimizer == "muon" and self.lora_rank is not None:

@@ -1,5 +1,6 @@
 """Reports on a finished run: compares it with the baselines, and writes the model card."""
 
+import re
 import string
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import keras
 
 from callbacks.metric_direction import direction
-from training.options import SharedOptions, shown
+from data import files
+from training.options import SharedOptions, to_json
 
 BASELINES = {
     "unigram": "the unigram model",
@@ -27,7 +29,7 @@ MARGIN = 0.01  # absolute for accuracies, relative for losses
 CARD = string.Template("""\
 # $recipe: $title
 
-Trained by the recipe `$recipe`: $steps steps of $batch examples.
+Trained by the recipe `$recipe`: $steps steps of $batch examples$best.
 
 ## Data
 
@@ -129,7 +131,22 @@ def _origin(preset: str | None) -> str:
     return f" Fine-tuned from `{name}`, whose licence applies too."
 
 
-def model_card(model: keras.Model, results: dict, options: SharedOptions, is_preset: bool) -> str:
+def _without_paths(note: str, options: SharedOptions) -> str:
+    """Returns a note with the last part alone of each path of the options, and of absolute ones."""
+    for value in to_json(options).values():
+        if isinstance(value, str) and "/" in value and "://" not in value:
+            for path in (str(files.expand(value)), value):
+                note = note.replace(path, Path(value).name)
+    return re.sub(r"(?<![\w:/.])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])", "", note)
+
+
+def model_card(
+    model: keras.Model,
+    results: dict,
+    options: SharedOptions,
+    is_preset: bool,
+    described: dict,
+) -> str:
     """Returns the model card in Markdown; its Python runs in the model's folder.
 
     Args:
@@ -137,8 +154,9 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions, is_pre
         results: the content of `results.json`.
         options: the recipe's options.
         is_preset: whether the folder is a preset of KerasNLP.
+        described: the options that describe the training, and resolved values, by name.
     """
-    kind = type(options)
+    kind, best = type(options), results["weights_of_step"]
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load = 'keras.saving.load_model("model.keras")'
@@ -148,16 +166,17 @@ def model_card(model: keras.Model, results: dict, options: SharedOptions, is_pre
         recipe=results["recipe"],
         title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],
         steps=f"{results['steps']:,}",
+        best=f"; its weights are those of step {best:,}" if best != results["steps"] else "",
         batch=results["global_batch_size"] * options.accumulate_steps,
         dataset=Path(results["dataset"] or "not named").name,
-        notes="\n\n".join(results["notes"]),
+        notes="\n\n".join(_without_paths(note, options) for note in results["notes"]),
         model=type(model).__name__,
         parameters=f"{model.count_params():,}",
         origin=_origin(results["preset"]),
         metrics="\n".join(rows),
         options="\n".join(
             f"- `{name}`: {value}"
-            for name, value in shown(options).items()
+            for name, value in described.items()
             if value is not None and "/" not in str(value)  # it is passed on: no path in it
         ),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),

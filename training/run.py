@@ -47,6 +47,7 @@ from training.loaded_run import LoadedRun, same_outputs
 from training.log import log_to_file, run_logging
 from training.options import (
     SharedOptions,
+    TransformerOptions,
     check,
     command,
     module_name,
@@ -172,6 +173,7 @@ class Run:
         self.cache_dir = options.cache_dir or default_cache_dir()
         self._begun = time.perf_counter()
         self._notes: list[str] = []
+        self._resolved: dict = {}
         self._dataset_was_read = self._test_file_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
@@ -357,16 +359,41 @@ class Run:
                 "and versions. This one has "
                 + ", ".join(f"{name} {value}" for name, value in facts.items())
             )
-        self.folder.keep_facts(facts, replicas_per_worker=plan.replicas // self.workers)
+        self._resolved = facts
+        if isinstance(self.options, TransformerOptions):
+            self._resolved = facts | {"warmup_steps": plan.warmup_steps(self.options.warmup_steps)}
+        # The data are loaded again when the run resumes, without what led to them.
+        self._notes = list(dict.fromkeys([*self.folder.notes, *self._notes]))
+        self.folder.keep_facts(
+            facts,
+            replicas_per_worker=plan.replicas // self.workers,
+            notes=self._notes,
+            described=self._resolved,
+        )
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
             partial = checks.partial_best(self.options)
             self.note(device.unused_gpu(), self._missed_profile(plan), partial)
+            self.note(*self._shortened(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
         return plan
+
+    def _shortened(self, plan: Plan) -> list[str]:
+        """Returns a note for each number of steps that the user asked for and the run has not."""
+        notes, most = [], self.options.max_steps
+        if most is not None and plan.total_steps < most:
+            notes.append(
+                f"--max-steps {most}: --epochs {self.options.epochs} ends the run at step "
+                f"{plan.total_steps}; pass more --epochs for more steps"
+            )
+        if isinstance(self.options, TransformerOptions):
+            asked, taken = self.options.warmup_steps, self._resolved["warmup_steps"]
+            if asked not in (taken, type(self.options).warmup_steps):
+                notes.append(f"--warmup-steps {asked}: {taken} are taken, a tenth of all steps")
+        return notes
 
     def _missed_profile(self, plan: Plan) -> str | None:
         """Returns a note if `--profile` begins after the run's last step."""
@@ -402,6 +429,8 @@ class Run:
         replicas = f"{plan.replicas} in {self.workers} worker(s): {name}"
         lines = {"run": str(self.folder.path), **about, "device": device.describe()}
         lines |= {"replicas": replicas} | plan.lines()
+        if "warmup_steps" in self._resolved:
+            lines["learning rate"] += f", after {self._resolved['warmup_steps']:,} steps of warm-up"
         for title, line in lines.items():
             log.info("%-14s %s", title, line)
         info = self.folder.checkpoint
@@ -518,7 +547,7 @@ class Run:
         if jit:
             log.info("%-14s %s", "XLA", "from the cache" if restored else "compiles the first step")
         if info is None:
-            self.tensorboard.show_options(shown(options) | plan.fixed())
+            self.tensorboard.show_options(shown(options, self._resolved) | plan.fixed())
             names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
@@ -755,8 +784,13 @@ class Run:
             "git": git_state(),
         }
         names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
-        resolved = self._plan.fixed() | {name: results[name] for name in names}
-        self.tensorboard.show_hparams(steps, shown(self.options) | resolved)
+        named = self._plan.fixed() | {name: results[name] for name in names}
+        warmup = {
+            name: self._resolved[name] for name in ("warmup_steps",) if name in self._resolved
+        }
+        self.tensorboard.show_hparams(steps, shown(self.options) | warmup | named)
+        known = {name: value for name, value in named.items() if value is not None}
+        described = shown(self.options, self._resolved | known) | self._plan.fixed()
         self.tensorboard.flush()
         if self.is_chief:
             path = self.folder.path
@@ -767,7 +801,9 @@ class Run:
                     path / "model",
                     metadata=metadata or {},
                     preprocessor=preprocessor,
-                    card=model_card(model, results, self.options, preprocessor is not None),
+                    card=model_card(
+                        model, results, self.options, preprocessor is not None, described
+                    ),
                 )
             self.folder.write_json("results.json", results)
             log.log(RESULT, "model    %s", path / "model")

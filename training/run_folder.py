@@ -53,6 +53,7 @@ class RunFolder:
         self.checkpoint: checkpoints.CheckpointInfo | None = None
         self.results: dict | None = None
         self.facts: dict = {}
+        self.notes: list[str] = []
         self._finished_at: int | None = None  # steps of the results that are there
         self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
@@ -122,6 +123,7 @@ class RunFolder:
         self.checkpoint = checkpoints.newest(self.path / "checkpoints", set_aside=self.is_chief)
         if self.checkpoint is not None:
             self.facts = saved["resolved"]
+            self.notes = list(saved.get("notes", []))
         path = self.path / "results.json"
         if path.exists():
             results = read_results(self.path, "recipe", "test", "weights_sha256", "steps")
@@ -192,12 +194,20 @@ class RunFolder:
                 f"resumes it, another folder starts a new run{hint}\n" + "\n".join(lines)
             )
 
-    def keep_facts(self, facts: dict, replicas_per_worker: int = 1) -> None:
+    def keep_facts(
+        self,
+        facts: dict,
+        replicas_per_worker: int = 1,
+        notes: Sequence[str] = (),
+        described: dict | None = None,
+    ) -> None:
         """Writes `options.json`: the options, their resolved values, replicas per worker.
 
         Args:
             facts: resolved values, JSON; `total_steps` and `steps_per_epoch` among them.
             replicas_per_worker: for the launcher, which may start another number of workers.
+            notes: lines about the data and fallbacks, for a run that resumes.
+            described: further resolved values of options, to show.
 
         Raises:
             RunError: the values of the run in the folder differ, or it has no steps left.
@@ -242,7 +252,8 @@ class RunFolder:
                 "recipe": self.recipe,
                 "options": to_json(self.options),
                 "resolved": facts,
-                "shown": shown(self.options, facts),
+                "shown": shown(self.options, facts | (described or {})),
+                "notes": list(notes),
                 "git": git_state(),
                 "replicas_per_worker": replicas_per_worker,
             }

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from callbacks.predictions import Predictions
+from callbacks.tensorboard import TensorBoard
 from data.errors import DataError
 from models import fine_tuning
 from tests.support import causal_presets
@@ -266,6 +268,19 @@ class TestAverage:
         stock = keras.Model.evaluate(model, x, y, batch_size=8, verbose=0)
         assert found == pytest.approx(stock, abs=1e-6)
         assert any((raw[path] != before[path]).any() for path in raw)
+
+    def test_callbacks_predict_with_it(self):
+        model, _ = trained(options(ema=0.5))
+        x, y = batch()
+        model.train_on_batch(x, y)
+        raw = model(x, training=False)
+        callback = Predictions(TensorBoard(None), x)
+        callback.set_model(model)
+        found = callback.outputs()
+        assert np.abs(found - raw).max() > 1e-4
+        np.testing.assert_array_equal(model(x, training=False), raw)
+        with fine_tuning.averaged(model):
+            np.testing.assert_allclose(found, model(x, training=False), rtol=1e-6)
 
     def test_an_evaluation_that_is_given_up_puts_the_weights_back(self):
         model, _ = trained(options(ema=0.5))

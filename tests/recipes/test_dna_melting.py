@@ -30,6 +30,8 @@ TINY = dict(
     quiet=True,
 )
 
+NO_WARMUP = "--warmup-steps 5: 0 are taken, a tenth of all steps"
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
@@ -77,6 +79,11 @@ def test_results(run, molecules):
     folder, results = run
     assert results["steps"] == 8 and results["learning_rate"] == 0.01
     assert set(results["test"]) == {"mae", "rmse", "r2"}
+    assert results["notes"] == [NO_WARMUP]
+    shown = json.loads((folder / "options.json").read_text())["shown"]
+    assert shown["warmup_steps"] == 0 and "- `warmup_steps`: 0\n" in (
+        folder / "model" / "README.md"
+    ).read_text(encoding="utf-8")
     assert results["baseline"]["nearest_neighbour_mae"] < results["baseline"]["mean_mae"]
     assert json.loads((folder / "results.json").read_text())["test"] == results["test"]
     assert sum(len(part) for part in molecules.values()) == 200
@@ -223,7 +230,7 @@ def test_test_molecules_of_training_are_counted(run, tmp_path):
     ]
     file = tmp_path / "seen.csv"
     file.write_text("\n".join(rows) + "\n")
-    assert run[1]["test_molecules_in_training"] == 0 and run[1]["notes"] == []
+    assert run[1]["test_molecules_in_training"] == 0
     found = evaluate(load_run(run[0]), dataset=None, batch_size=32, test_file=file)
     assert 0 < found["test_molecules_in_training"] <= 7  # some examples were not drawn
     count = found["test_molecules_in_training"]
@@ -290,7 +297,10 @@ def test_equal_test_temperatures_lose_no_training(tmp_path):
     assert set(results["test"]) == {"mae", "rmse"} and results["steps"] == 2
     for found in results["test_by_dataset"].values():
         assert set(found) == {"molecules", "mae", "rmse"}
-    assert results["notes"] == ["r2 is left out: all temperatures of the test split are equal"]
+    assert results["notes"] == [
+        NO_WARMUP,
+        "r2 is left out: all temperatures of the test split are equal",
+    ]
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

@@ -296,6 +296,13 @@ class TestEvaluate:
             evaluated(copied("dna_melting"))
 
 
+def test_steps_are_those_of_the_weights(copied):
+    """After --early-stopping a model has the best weights, not the last ones."""
+    folder = copied("mnist")
+    change(folder / "results.json", steps=8, weights_of_step=4)
+    assert load_run(folder).results["steps"] == 4
+
+
 def test_models_are_the_same_by_all_of_their_outputs():
     one, other = np.ones((2, 3)), np.zeros((2, 3))
     assert same_outputs({"a": one, "b": other}, {"a": one, "b": other})
@@ -1009,7 +1016,11 @@ class TestOwnArguments:
         status, printed, _ = command_line(predict, runs["dna_melting"][0], "--help")
         assert status == 0
         _, _, own = printed.partition("options of recipes.dna_melting:\n")
-        assert "--sodium X" in own and "mol/l. (default: 0.05)" in own and "RUN_DIR" in printed
+        assert (
+            "--sodium X" in own
+            and "50 mM are 0.05. (default: 0.05)" in own
+            and "RUN_DIR" in printed
+        )
         assert "--strand-concentration X" in own
         assert "--sodium X" not in command_line(predict, "--help")[1]
         assert "--sodium X" not in command_line(predict, runs["mnist"][0], "--help")[1]

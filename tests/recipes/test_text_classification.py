@@ -111,6 +111,14 @@ def test_auto_is_no_preset_here():
     assert problem.startswith("--preset auto: pass scratch, the name of a preset")
 
 
+def test_a_frozen_encoder_has_no_rates_by_layer():
+    options = text_classification.Options(
+        preset="bert_tiny_en_uncased", freeze_backbone=True, layer_decay=0.9
+    )
+    expected = "--freeze-backbone: the head alone is trained; leave out --layer-decay"
+    assert all_problems(options) == [expected]
+
+
 def test_long_texts_are_predicted_in_smaller_parts():
     seen = []
 

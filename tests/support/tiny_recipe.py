@@ -99,6 +99,7 @@ def main(
     pipeline=arrays.training_data,
     saved_part=lambda model: model,
     left_out=(),
+    notes=(),
     fit=lambda model, data, fit_options: model.fit(data, **fit_options),
 ) -> dict:
     """Trains, tests and saves.
@@ -112,6 +113,7 @@ def main(
         build: returns the model for the options.
         pipeline: returns the training batches, like `arrays.training_data`.
         saved_part: returns the model to save, of the one that is trained.
+        notes: lines about the data, for `run.note()`.
         left_out: which of "validation" and "test" `run.prepare()` does not get.
         fit: called with the model, the training batches and what `run.prepare()` returns.
     """
@@ -119,6 +121,7 @@ def main(
         if run.finished:
             return run.results
         data = data or splits()
+        run.note(*notes)
         plan = run.plan(
             examples=len(data["train"][1]),
             base_learning_rate=0.01,

@@ -7,6 +7,7 @@ import keras
 import pytest
 
 from recipes import mnist
+from training.options import shown
 from training.report import model_card, verdict
 
 BASELINE = {"unigram_cross_entropy": 6.0, "most_frequent_accuracy": 0.08}
@@ -70,23 +71,30 @@ def test_a_card_names_no_path_and_all_numbers():
     results = {
         "recipe": "mnist",
         "steps": 1200,
+        "weights_of_step": 1200,
         "global_batch_size": 32,
         "dataset": "/home/me/images",
         "preset": None,
-        "notes": ["digits are used instead"],
+        "notes": [
+            "digits are used instead",
+            "runs/one's encoder alone; the head of /home/me/bert is new: see https://a.b/c/d",
+        ],
         "test": {"accuracy": 0.9},
         "baseline": {"most_frequent_accuracy": 0.1},
         "versions": {"keras": keras.__version__},
     }
     options = mnist.Options(
-        dropout=0.2, dataset="/home/me/images", run_dir=Path("/home/me/run"), seed=3
+        dropout=0.2, dataset="/home/me/images", run_dir=Path("runs/one"), seed=3
     )
-    card = model_card(model, results, options, is_preset=False)
+    more = {"is_preset": False, "described": shown(options) | {"learning_rate": 0.25}}
+    card = model_card(model, results, options, **more)
     for part in (
         "# mnist: Classify small images",
         "`mnist`: 1,200 steps of 32 examples.",
         "`images`. Look up its licence",
         "digits are used instead",
+        "\none's encoder alone; the head of bert is new: see https://a.b/c/d\n",
+        "- `learning_rate`: 0.25\n",
         "`Sequential`, 9 parameters.",
         "| accuracy | 0.9000 | |\n| most_frequent_accuracy | | 0.1000 |",
         "- `seed`: 3\n",
@@ -97,8 +105,10 @@ def test_a_card_names_no_path_and_all_numbers():
     assert "/home/me" not in card
     task = types.SimpleNamespace(backbone=1, count_params=lambda: 4)
     # A task that was saved without a preprocessor is a Keras model like any other.
-    assert "load_model" in model_card(task, results, options, is_preset=False)
-    card = model_card(task, results, options, is_preset=True)
+    assert "load_model" in model_card(task, results, options, **more)
+    results["weights_of_step"] = 800
+    card = model_card(task, results, options, **(more | {"is_preset": True}))
+    assert "1,200 steps of 32 examples; its weights are those of step 800.\n" in card
     assert 'keras_nlp.models.SimpleNamespace.from_preset(".")' in card
 
 
@@ -115,6 +125,8 @@ def test_a_card_names_no_path_and_all_numbers():
 def test_a_card_names_the_preset(preset, said):
     names = ("recipe", "dataset")
     results = dict.fromkeys(names, "mnist") | {"preset": preset, "steps": 1, "notes": []}
+    results["weights_of_step"] = 1
     results |= {"global_batch_size": 1, "test": {}, "baseline": {}, "versions": {}}
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    assert said in model_card(model, results, mnist.Options(), is_preset=False)
+    options = mnist.Options()
+    assert said in model_card(model, results, options, is_preset=False, described=shown(options))

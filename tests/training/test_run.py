@@ -858,6 +858,27 @@ def test_a_best_checkpoint_that_only_resumes_is_noted_at_the_start(tmp_path):
         assert [note[:24] for note in notes] == ["--keep-best with --ema: "] * is_noted
 
 
+def test_notes_about_the_data_outlive_what_led_to_them(tmp_path):
+    """A run that resumes reads what `auto` resolved to, and falls back on nothing."""
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=2)
+    line = "digits are used instead"
+    assert tiny_recipe.main(options, notes=[line])["notes"] == [line]
+    longer = dataclasses.replace(options, max_steps=3, resume="extend")
+    assert tiny_recipe.main(longer)["notes"] == [line]
+    longer.max_steps = 4
+    assert tiny_recipe.main(longer, notes=[line, "another"])["notes"] == [line, "another"]
+
+
+def test_steps_that_the_epochs_do_not_have_are_noted(tmp_path):
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1, max_steps=1000)
+    results = tiny_recipe.main(options)
+    steps = results["steps"]
+    assert steps < 1000 and results["notes"] == [
+        f"--max-steps 1000: --epochs 1 ends the run at step {steps}; pass more --epochs for more "
+        "steps"
+    ]
+
+
 class TestIgnoredDataset:
     def test_is_refused(self, tmp_path):
         with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
