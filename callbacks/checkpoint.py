@@ -247,7 +247,32 @@ class Checkpoint(StepCallback):
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
         self._epoch_metrics: list | None = None
         self._epoch_states: dict | None = None
+        self._evaluated: tuple[int, dict[str, float]] | None = None  # step and metrics
         self.saved_step = restored.step if restored else 0
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Takes the metrics of a validation within an epoch (`EvaluateEvery`).
+
+        Args:
+            step: the step of the run.
+            metrics: by name, without `val_`.
+        """
+        self._evaluated = step, metrics
+
+    def on_train_begin(self, logs=None):
+        """Keeps the weights of the last step if they are the best; its validation was repeated."""
+        self._keep_best_of_the_step()
+
+    def _keep_best_of_the_step(self) -> None:
+        if self.best is None or self._evaluated is None:
+            return
+        (step, metrics), self._evaluated = self._evaluated, None
+        name, is_last = self.best.removeprefix("val_"), step % self.steps_per_epoch == 0
+        # The end of an epoch has a validation of its own.
+        if name not in metrics or is_last or step >= self.total_steps or step != self.step:
+            return
+        if self._is_better(metrics[name], self.epochs_done + 1):
+            self.save(is_best=True, is_regular=False)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Clears the metrics of the last epoch; a run may resume after an epoch's last step."""
@@ -260,6 +285,7 @@ class Checkpoint(StepCallback):
         if self.asked_to_stop():
             self.check_loss()
             raise Stopped
+        self._keep_best_of_the_step()
         if self.is_due(self.every) and self._epoch_metrics is None:
             self.save()
 
@@ -280,24 +306,29 @@ class Checkpoint(StepCallback):
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
         self.epochs_done = epoch + 1
-        better = self.best in logs and self._is_better(float(logs[self.best]))
+        better = False
+        if self.best in logs:
+            better = self._is_better(float(logs[self.best]), self.epochs_done)
+            self._end_early()
         self.save(self.model.stop_training or self.step >= self.total_steps, better)
 
-    def _is_better(self, value: float) -> bool:
+    def _is_better(self, value: float, epoch: int) -> bool:
         before = self.best_value
         mode = direction(str(self.best), self.model, self.best_mode)
         is_other, self._direction = self._direction not in (None, mode), mode
         if before is None or is_other or (value > before if mode == "max" else value < before):
-            self.best_value, self.best_epoch = value, self.epochs_done
-            self.best_step = self.step
+            self.best_value, self.best_epoch, self.best_step = value, epoch, self.step
             return True
+        return False
+
+    def _end_early(self) -> None:
+        """Ends the run after `patience` epochs without an improvement."""
         if self.patience and self.epochs_done - self.best_epoch >= self.patience:
             log.info(
                 "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
-                *(self.epochs_done, self.best, before, self.best_epoch),
+                *(self.epochs_done, self.best, self.best_value, self.best_epoch),
             )
             self.model.stop_training = True
-        return False
 
     def on_train_end(self, logs=None):
         """Restores the best weights if `patience` is set: they are tested and saved."""
@@ -312,16 +343,21 @@ class Checkpoint(StepCallback):
             # With averaged weights (`use_ema`), the average is what is tested and saved.
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self.weights_step = read(best).step
+        within = (self.best_step or 0) % self.steps_per_epoch and self.best_step != self.step
         log.log(
             RESULT,
-            "%-14s of epoch %d, the best of %d (%s %.4f)",
-            *("weights", self.best_epoch, self.epochs_done, self.best, self.best_value),
+            "%-14s of %sepoch %d, the best of %d (%s %.4f)",
+            "weights",
+            f"step {self.best_step} in " if within else "",
+            *(self.best_epoch, self.epochs_done, self.best, self.best_value),
         )
 
     def _best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint, or another one of its step; None if both are damaged."""
         best = self.folder.parent / "best"
         damage = files.damage(best, (WEIGHTS, STATE))
+        if damage is None and self.best_step not in (None, read(best).step):
+            damage = f"of step {read(best).step}, not {self.best_step}"
         if damage is None:
             return best
         other = self.folder / f"step-{self.best_step or 0:08d}"
@@ -333,7 +369,11 @@ class Checkpoint(StepCallback):
         return None
 
     def save(
-        self, finished: bool = False, is_best: bool = False, states: dict | None = None
+        self,
+        finished: bool = False,
+        is_best: bool = False,
+        states: dict | None = None,
+        is_regular: bool = True,
     ) -> None:
         """Writes a checkpoint of the current step.
 
@@ -341,6 +381,7 @@ class Checkpoint(StepCallback):
             finished: whether this is the last step.
             is_best: write it to `best` too.
             states: of `read_states()`, if not the current ones.
+            is_regular: write it to the run's checkpoints.
 
         Raises:
             CannotSave: the disk is full or the folder not writable.
@@ -348,7 +389,8 @@ class Checkpoint(StepCallback):
         # A collective read: all workers take part.
         metrics = self._epoch_metrics or MetricStates.of(self.model).read()
         states = states or read_states(self.model)
-        self.saved_step = self.step
+        if is_regular:
+            self.saved_step = self.step
         if not self.is_chief:
             return
         state = {
@@ -373,6 +415,8 @@ class Checkpoint(StepCallback):
         # The best one first: a run that is killed between the two writes both again.
         if is_best:
             write(self.folder.parent / "best", state, self.model.save_weights, self.folder)
+        if not is_regular:
+            return
         write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights, self.folder)
         for old in _all(self.folder)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)

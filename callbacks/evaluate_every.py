@@ -1,7 +1,7 @@
 """Evaluates every N steps: `--validate-every` and `--test-every`."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -23,6 +23,7 @@ class EvaluateEvery(StepCallback):
         split: "validation" or "test".
         every: steps between two evaluations; None for no evaluation.
         callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
+        then: called with the step and the metrics by name, on all workers.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class EvaluateEvery(StepCallback):
         split: str,
         every: int | None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        then: Callable[[int, dict[str, float]], None] | None = None,
     ):
         super().__init__()
         self.records = records
@@ -39,6 +41,7 @@ class EvaluateEvery(StepCallback):
         self.split = split
         self.every = every
         self.callbacks = callbacks
+        self.then = then
         self._owed = False
 
     def get_state(self) -> dict:
@@ -76,3 +79,5 @@ class EvaluateEvery(StepCallback):
         self._owed = False
         numbers = {name: float(value) for name, value in numbers.items()}
         self.records.record_evaluation(self.split, self.step, numbers)
+        if self.then is not None:
+            self.then(self.step, numbers)

@@ -658,6 +658,7 @@ class Run:
             fingerprint=fingerprint,
             restored=info,
         )
+        validate.then = self.checkpoint.evaluated
         plan = self._plan
         callbacks = [
             Restore(info, stateful),

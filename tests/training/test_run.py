@@ -366,6 +366,34 @@ class TestCheckpoints:
         assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
         assert again["weights_sha256"] == found["weights_sha256"]
 
+    def test_the_best_weights_may_be_within_an_epoch(self, tmp_path, stopped, capsys):
+        """A val_loss that should grow, looked at every 4 steps: the first look is the best."""
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=2, epochs=5)
+        options |= dict(validate_every=4, checkpoint_every=5)
+        found = start(tmp_path / "whole", **options)
+        assert (found["steps"], found["weights_of_step"]) == (3 * PER_EPOCH, 4)
+        assert checkpoint_files.read(tmp_path / "whole" / "best").step == 4
+        records = map(json.loads, (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
+        looked = {r["step"]: r for r in records if r.get("split") == "validation"}
+        line = (
+            f"weights        of step 4 in epoch 1, the best of 3 (val_loss {looked[4]['loss']:.4f})"
+        )
+        assert line in capsys.readouterr().out
+        # Stopped before the step is looked at, in that evaluation, and afterwards.
+        for step in (3, 4, 5, 20):
+            folder = stopped(step, tmp_path / f"at-{step}", **options)
+            again = start(folder, **options)
+            assert again["weights_of_step"] == 4
+            assert again["weights_sha256"] == found["weights_sha256"]
+            assert again["history"] == found["history"] and again["test"] == found["test"]
+
+    def test_an_epochs_end_decides_about_its_last_step(self, tmp_path):
+        """It is validated there twice, and is one look."""
+        options = dict(keep_best="val_loss", validate_every=PER_EPOCH, epochs=2)
+        start(tmp_path / "run", **options)
+        info = checkpoint_files.read(tmp_path / "run" / "best")
+        assert info.step in (PER_EPOCH, 2 * PER_EPOCH) and info.steps_into_epoch == 0
+
     @pytest.mark.parametrize("which", [["best"], ["best", "checkpoints/step-00000009"]])
     def test_a_damaged_best_is_replaced_by_the_checkpoint_of_its_step(self, tmp_path, which):
         class Damage(keras.callbacks.Callback):
@@ -384,6 +412,21 @@ class TestCheckpoints:
             (note,) = found["notes"]
             assert "best is damaged" in note and note.endswith(": the last weights are kept")
             assert found["weights_of_step"] == 2 * PER_EPOCH
+
+    def test_a_best_of_another_step_is_not_used(self, tmp_path):
+        """A run that was killed behind it, and resumed to an earlier end, has not come to it."""
+
+        class Later(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                best = tmp_path / "run" / "best"
+                shutil.rmtree(best)
+                shutil.copytree(best.parent / "checkpoints" / f"step-{2 * PER_EPOCH:08d}", best)
+
+        options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=1, epochs=5)
+        found = start(tmp_path / "run", extra=[Later()], **options)
+        assert found["weights_of_step"] == PER_EPOCH
+        whole = start(tmp_path / "whole", **options)
+        assert whole["weights_sha256"] == found["weights_sha256"]
 
     @pytest.mark.parametrize("window, missed", [("2:40", False), ("19:25", True)])
     def test_a_profile_after_the_last_step_is_noted(self, tmp_path, window, missed, monkeypatch):
