@@ -343,7 +343,7 @@ class Checkpoint(StepCallback):
             # With averaged weights (`use_ema`), the average is what is tested and saved.
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self.weights_step = read(best).step
-        within = (self.best_step or 0) % self.steps_per_epoch and self.best_step != self.step
+        within = self.weights_step is not None and (self.best_step or 0) % self.steps_per_epoch
         log.log(
             RESULT,
             "%-14s of %sepoch %d, the best of %d (%s %.4f)",
