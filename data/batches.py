@@ -24,6 +24,8 @@ SORTED_UPDATES, SORTED_PART = 50, 4
 SHUFFLE_ROUNDS = 8
 # With one of these as the last number, the operation leaves it out and has another one twice.
 _UNFIT = tuple(4**power for power in range(8, 31))
+# Raise it when a seed gets another order of examples: no run resumes in another one.
+ORDER = 2
 # The epoch that validation and test data are drawn with: their masks never change.
 EVALUATION_EPOCH = -1
 

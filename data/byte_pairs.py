@@ -20,6 +20,8 @@ MERGES = "merges.txt"  # the name that GPT-2, transformers and KerasNLP give it
 # GPT-2 writes a byte as a character: itself where it is printable, otherwise one from 256 on.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
 BYTES = [chr(byte) for byte in PRINTABLE] + [chr(256 + n) for n in range(256 - len(PRINTABLE))]
+# The byte of each of these characters.
+VALUES = [*PRINTABLE, *(byte for byte in range(256) if byte not in PRINTABLE)]
 # The trainer takes quadratic time for a word, so runs of letters are cut: no merge is as long.
 LONG_RUN = re.compile(r"(\S{1000})(?=\S)")
 

@@ -100,7 +100,8 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
         The task's columns; those of a single sentence if no task is recognised.
     """
     header = tables.header_of(path)
-    if label in (None, "score") and {"sentence1", "sentence2", "score"} <= set(header):
+    asked = label == "score" or (label is None and "label" not in header)
+    if asked and {"sentence1", "sentence2", "score"} <= set(header):
         return STS_B
     *pairs, single = TASKS.values()
     for columns in (*pairs, *PAIRS, single):

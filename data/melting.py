@@ -101,7 +101,8 @@ class Molecule:
     dh: float = math.nan
 
     def __str__(self) -> str:
-        return f"{self.sequence}:{self.structure}"
+        strands = f", {self.strand_concentration:g} mol/l strands" * self.is_duplex
+        return f"{self.sequence}:{self.structure}, {self.sodium:g} mol/l sodium{strands}"
 
     @property
     def is_duplex(self) -> bool:
@@ -242,7 +243,6 @@ def _tenth(molecule: Molecule) -> int:
 def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
     """Yields the molecule and the split, or "", of each row of a CSV file."""
     coldest = math.inf
-    enthalpies, by_pair = [], []
     for where, row in live_line(_rows(path, COLUMNS), f"reading {path.name}"):
         if row["split"] not in ("", *SPLITS):
             raise DataError(f"{where}: split is {row['split']!r}, expected train, valid or test")
@@ -250,24 +250,11 @@ def _read_table(path: Path) -> Iterator[tuple[Molecule, str]]:
             raise DataError(f"{where}: tm is missing")
         molecule = molecule_of(row, where)
         coldest = min(coldest, molecule.tm)
-        if not math.isnan(molecule.dh):
-            enthalpies.append(molecule.dh)
-            by_pair.append(-molecule.dh / molecule.structure.count("("))
         yield molecule, row["split"]
     if KELVIN < coldest < math.inf:
         raise DataError(
             f"{path}: all temperatures in tm are above {KELVIN}, probably kelvin; expected °C: "
             "subtract 273.15"
-        )
-    if enthalpies and min(enthalpies) > 0:
-        raise DataError(
-            f"{path}: all enthalpies in dh are positive; expected those of folding, which are "
-            "negative"
-        )
-    if by_pair and statistics.median(by_pair) > KILOJOULES:
-        raise DataError(
-            f"{path}: the median of dh is {-statistics.median(by_pair):.0f} for each pair, "
-            "probably kJ/mol; expected kcal/mol: divide by 4.184"
         )
 
 
@@ -316,6 +303,29 @@ def read_molecules(
     if not any(molecules):
         raise DataError(f"{path}: no row with a sequence")
     return molecules
+
+
+def require_folding(molecules: Sequence[Molecule], name: str) -> None:
+    """Refuses enthalpies of another sign or unit than those of folding in kcal/mol.
+
+    Args:
+        molecules: those without an enthalpy do not count.
+        name: of the dataset.
+
+    Raises:
+        DataError: says what they probably are.
+    """
+    by_pair = [m.dh / m.structure.count("(") for m in molecules if not math.isnan(m.dh)]
+    if by_pair and min(by_pair) > 0:
+        raise DataError(
+            f"{name}: all enthalpies in dh are positive; expected those of folding, which are "
+            "negative"
+        )
+    if by_pair and statistics.median(by_pair) < -KILOJOULES:
+        raise DataError(
+            f"{name}: the median of dh is {statistics.median(by_pair):.0f} for each pair, probably "
+            "kJ/mol; expected kcal/mol: divide by 4.184"
+        )
 
 
 def in_training(splits: dict[str, list[Molecule]]) -> int:
@@ -508,6 +518,12 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
 def column_ids(molecule: Molecule) -> list[int]:
     """Returns the ids of a molecule's columns, from its outside in."""
     return [column_id(*column) for column in columns(molecule)]
+
+
+def column(number: int) -> tuple[str, str, int]:
+    """Returns the column of an id of `column_id()`."""
+    kind, bases = divmod(number - 1, 25)
+    return BASES[bases // 5], BASES[bases % 5], kind
 
 
 def column_id(left: str, right: str, kind: int) -> int:

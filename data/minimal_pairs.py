@@ -33,8 +33,10 @@ def read_pairs(folder: Path) -> list[PairSet]:
     """
     sets = []
     for path in sorted(files.expand(folder).glob("*.jsonl")):
-        pairs, row = [], {}
+        groups: dict[tuple[str, ...], list] = {}  # a file may have several sets
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 pair = row["sentence_good"], row["sentence_bad"]
@@ -46,10 +48,11 @@ def read_pairs(folder: Path) -> list[PairSet]:
                     f"{path}, line {number}: expected JSON with sentence_good and sentence_bad, "
                     "texts that are not empty"
                 ) from error
-            pairs.append(pair)
-        if pairs:
-            field, phenomenon = (str(row.get(key, "")) for key in ("field", "linguistics_term"))
-            sets.append(PairSet(path.stem, pairs, field, phenomenon))
+            named = (str(row.get(key, "")) for key in ("UID", "field", "linguistics_term"))
+            groups.setdefault(tuple(named), []).append(pair)
+        for (name, field, phenomenon), pairs in groups.items():
+            several = len(groups) > 1 and name
+            sets.append(PairSet(name if several else path.stem, pairs, field, phenomenon))
     if not sets:
         raise DataError(f"--on {folder}: no pairs in *.jsonl files there")
     return sets

@@ -132,7 +132,8 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), a CSV or TSV,
-            each also compressed (`.gz`), or Parquet, split 90/5/5 by a hash of the prompt; or a
+            each also compressed (`.gz`), or Parquet, split 90/5/5 by a hash of the prompt, of a
+            chat by its first message; or a
             folder with such files that begin with train, valid (or val or dev) and test, each in
             one file or in shards (train-00000-of-00002.jsonl). A split that a folder lacks is
             cut from training in the same way. Prompts without a response are left out.
@@ -152,12 +153,13 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
             if not pair[1].strip():
                 empty_responses += 1
                 continue
-            known = pair[0] if isinstance(pair[0], str) else json.dumps(pair[0])
-            drawn = installed_docs.split_of(known)
+            drawn = installed_docs.split_of(_beginning(pair[0]))
             is_cut = split == "" or (split == "train" and drawn in missing)
             splits[drawn if is_cut else split].append(pair)
     if test_file is not None:
-        splits["test"] = [p for p in _read(files.expand(test_file), unread) if p[1].strip()]
+        pairs = list(_read(files.expand(test_file), unread))
+        splits["test"] = [pair for pair in pairs if pair[1].strip()]
+        empty_responses += len(pairs) - len(splits["test"])
     empty = [split for split, pairs in splits.items() if not pairs]
     if empty:
         raise DataError(
@@ -178,6 +180,17 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
         fields = [repr(name[:40]) for name in unread]
         notes.append(f"fields that are not read: {listed(fields)}")
     return Prompts(dataset, splits, "; ".join(notes) or None)
+
+
+def _beginning(prompt: Prompt) -> str:
+    """Returns what decides about a prompt's split: of a chat all up to the user's first message.
+
+    Chats are often written down once for each of their answers; they have one split.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    first = next(number for number, (role, _) in enumerate(prompt) if role == "user")
+    return json.dumps(prompt[: first + 1])
 
 
 def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:

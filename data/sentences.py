@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -430,8 +431,8 @@ def _without_names(paragraph: str) -> str:
 
 
 def fold(sentence: str) -> str:
-    """Returns a sentence with case and white space normalised."""
-    return " ".join(sentence.casefold().split())
+    """Returns a sentence with case, white space and composed characters normalised."""
+    return " ".join(unicodedata.normalize("NFC", sentence).casefold().split())
 
 
 def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:

@@ -200,20 +200,21 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     return tf.constant(sequences)
 
 
-def cut_note(sequences: np.ndarray, pad: int, what: str) -> str | None:
+def cut_note(sequences: np.ndarray, pad: int, what: str, split: str = "training") -> str | None:
     """Returns a line about texts that fill their sequences, if these are more than a few.
 
     Args:
-        sequences: Token ids of the training split, (sequences, length), each of one text.
+        sequences: Token ids of a split, (sequences, length), each of one text.
         pad: The id of padding.
         what: Name of the texts, for instance "sentences".
+        split: Name of the split.
     """
     length = sequences.shape[1]
     full = int((np.asarray(sequences[:, -1]) != pad).sum())
     if full <= FEW_FULL * len(sequences):
         return None
     return (
-        f"{full:,} of {len(sequences):,} training {what} have {length} tokens or more: what is "
+        f"{full:,} of {len(sequences):,} {split} {what} have {length} tokens or more: what is "
         f"beyond --sequence-length {length} is cut"
     )
 

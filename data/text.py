@@ -60,8 +60,9 @@ class Lines:
             for where, line in _lines_of(*source, self.column):
                 if "\0" in line:
                     raise DataError(f"{where}: not UTF-8 text")
-                taken = self.split is None or installed_docs.split_of(line) == self.split
-                if line.strip() and taken:
+                words = " ".join(line.split())  # indented, it is the same text
+                taken = self.split is None or installed_docs.split_of(words) == self.split
+                if words and taken:
                     yield line
 
 

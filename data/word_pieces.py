@@ -18,7 +18,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from data import files
+from data import byte_pairs, files
 from data.errors import DataError
 from data.live_line import Waiting, live_line
 from data.text import Text
@@ -31,6 +31,9 @@ MAX_WORD_BYTES = 100
 # White space beside ASCII's, which is all that Keras's tokenizers of word pieces know. It separates
 # words in `str.split()`, and so in training text, and most of it in BERT's own tokenizer.
 OTHER_WHITE_SPACE = r"[\x1c-\x1f\x{85}\p{Z}]"
+# Control and format characters, such as a soft hyphen, and what could not be decoded: BERT's own
+# tokenizer leaves them out, Keras's cuts a word there or takes it for unknown.
+INVISIBLE = r"[\x00-\x08\x0e-\x1b\x7f-\x{84}\x{86}-\x{9f}\p{Cf}\p{Co}\x{FFFD}]"
 MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
 # Numbers of lines and words in memory at once, and of a word's repeats in one string.
 LINES_AT_ONCE = 1000
@@ -98,12 +101,12 @@ def unknown_share(blocks: Iterable[np.ndarray], tokenizer) -> float:
     return unknown / max(tokens, 1)
 
 
-def unknown_note(share: float) -> str | None:
-    """Returns a line about an `unknown_share` that is large, or None."""
+def unknown_note(share: float, split: str = "training") -> str | None:
+    """Returns a line about an `unknown_share` of a split that is large, or None."""
     if share <= MANY_UNKNOWN:
         return None
     return (
-        f"{share:.0%} of the training tokens are [UNK]: words of more than {MAX_WORD_BYTES} bytes, "
+        f"{share:.0%} of the {split} tokens are [UNK]: words of more than {MAX_WORD_BYTES} bytes, "
         "or a vocabulary that does not fit the text"
     )
 
@@ -138,9 +141,21 @@ def continuations(tokenizer) -> tuple[int, ...]:
     )
 
 
-def as_text(piece: str) -> str:
-    """Returns a piece with its mark replaced by a space."""
-    return piece.replace("\u0120", " ").replace("\u2581", " ")
+def texts_of_pieces(tokenizer) -> list[str]:
+    """Returns the text of each piece of a KerasNLP tokenizer, a space where it begins a word.
+
+    A byte-pair piece that ends within a character ends with a replacement character.
+    """
+    pieces = pieces_of(tokenizer)
+    if getattr(tokenizer, "merges", None) is None:
+        return [piece.replace("\u2581", " ") for piece in pieces]
+    numbers = dict(zip(byte_pairs.BYTES, byte_pairs.VALUES, strict=True))
+    texts = []
+    for piece in pieces:
+        known = all(character in numbers for character in piece)
+        values = bytes(numbers[character] for character in piece) if known else piece.encode()
+        texts.append(values.decode(errors="replace"))
+    return texts
 
 
 def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
@@ -293,8 +308,12 @@ def rules_of(layer) -> str:
     settings = json.dumps(_settings(layer.get_config()), default=repr)
     proto = getattr(tokenizer, "proto", None)  # of SentencePiece: the pieces with their scores
     vocabulary = vocabulary_sha256(vocabulary_of(tokenizer))
-    made_from = (type(layer).__name__, settings, vocabulary, proto, keras_nlp.__version__)
-    return repr((*made_from, "words") if getattr(tokenizer, "splits_words", False) else made_from)
+    made_from = [type(layer).__name__, settings, vocabulary, proto, keras_nlp.__version__]
+    if isinstance(tokenizer, keras_nlp.tokenizers.WordPieceTokenizer):
+        made_from.append("without what is invisible")
+    if getattr(tokenizer, "splits_words", False):
+        made_from.append("words")
+    return repr(tuple(made_from))
 
 
 def _settings(config):
@@ -333,7 +352,8 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
             known = dict(unknown)
         new = list(set(itertools.chain(*words_of_lines)) - known.keys())
         if new:
-            known.update(zip(new, as_lists(tokenizer(new)), strict=True))
+            ids_of_new = as_lists(tokenizer(with_plain_spaces(new, tokenizer)))
+            known.update(zip(new, ids_of_new, strict=True))
         ids: list[int] = []
         ends = [0]
         for words in words_of_lines:
@@ -344,10 +364,10 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
 
 
 def with_plain_spaces(texts, tokenizer) -> tf.Tensor:
-    """Replaces all other white space by spaces where the tokenizer would take it for letters.
+    """Replaces all other white space by spaces, and leaves out what is `INVISIBLE`.
 
-    Two words with a no-break space between them would be one [UNK]. Other kinds of tokenizer know
-    what it is, or have it among their bytes.
+    Two words with a no-break space between them would be one [UNK] to a tokenizer of word pieces.
+    Other kinds of tokenizer know what it is, or have it among their bytes.
 
     Args:
         texts: strings, of any shape.
@@ -355,7 +375,8 @@ def with_plain_spaces(texts, tokenizer) -> tf.Tensor:
     """
     if not isinstance(tokenizer, keras_nlp.tokenizers.WordPieceTokenizer):
         return tf.convert_to_tensor(texts)
-    return tf.strings.regex_replace(texts, OTHER_WHITE_SPACE, " ")
+    texts = tf.strings.regex_replace(texts, OTHER_WHITE_SPACE, " ")
+    return tf.strings.regex_replace(texts, INVISIBLE, "")
 
 
 def _words(line: str, space: str) -> list[str]:

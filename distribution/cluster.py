@@ -98,8 +98,9 @@ def slurm_config() -> dict:
         tasks += [int(match[1])] * int(match[2] or 1)
     if len(tasks) != len(nodes) or sum(tasks) != count:
         raise DistributionError(
-            f"SLURM's variables contradict each other: {len(nodes)} nodes, and {sum(tasks)} tasks "
-            f"on {len(tasks)}, of {count}"
+            f"SLURM_STEP_NODELIST names {len(nodes)} nodes, SLURM_STEP_TASKS_PER_NODE {sum(tasks)} "
+            f"tasks on {len(tasks)} nodes, and SLURM_STEP_NUM_TASKS is {count}: they contradict "
+            "each other"
         )
     places = [(node, local) for node, there in enumerate(tasks) for local in range(there)]
     found = os.environ.get("SLURM_NODEID", ""), os.environ.get("SLURM_LOCALID", "")
@@ -123,6 +124,8 @@ def _slurm_variable(*names: str) -> str:
 def _slurm_nodes(text: str) -> list[str]:
     """Returns the nodes of SLURM's list, `node[01-03,7],gpu1`, in its order."""
     nodes: list[str] = []
+    if text.count("[") != text.count("]"):
+        raise DistributionError(f"SLURM_STEP_NODELIST: cannot read {text[:200]!r}")
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         names = [""]
         for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
@@ -135,4 +138,6 @@ def _slurm_nodes(text: str) -> list[str]:
                 ends += [str(number).zfill(len(first)) for number in numbers]
             names = [name + end for name in names for end in ends]
         nodes += names
+    if len(set(nodes)) < len(nodes):
+        raise DistributionError(f"SLURM_STEP_NODELIST: names a node twice, {text[:200]!r}")
     return nodes

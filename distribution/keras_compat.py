@@ -32,6 +32,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import compile_utils, epoch_iterator
+from tensorflow.python.data.ops import skip_op
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
@@ -382,11 +383,13 @@ class _OwnPart:
         if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
             return dataset
         if not hasattr(dataset, "part_of_worker"):
-            # By default each worker would read other files, and other batches than one device.
-            options = tf.data.Options()
-            policy = tf.data.experimental.AutoShardPolicy.DATA
-            options.experimental_distribute.auto_shard_policy = policy
-            return self.strategy.experimental_distribute_dataset(dataset.with_options(options))
+            policies = tf.data.experimental.AutoShardPolicy
+            if dataset.options().experimental_distribute.auto_shard_policy == policies.AUTO:
+                # Each worker would read other files, and so other batches than one device.
+                options = tf.data.Options()
+                options.experimental_distribute.auto_shard_policy = policies.DATA
+                dataset = dataset.with_options(options)
+            return self.strategy.experimental_distribute_dataset(dataset)
 
         def make(context):
             workers = context.num_input_pipelines
@@ -402,7 +405,8 @@ class _OwnPart:
 _RANDOM = re.compile(
     r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2)|TruncatedNormal"
     r"|ParameterizedTruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
-    r"|StatefulUniform.*|StatefulStandardNormal.*|StatefulTruncatedNormal|RngReadAndSkip"
+    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial).*|RngReadAndSkip"
+    r"|\w*CandidateSampler"
 )
 _CHANGES_A_VARIABLE = re.compile(r"Assign(Add|Sub)?VariableOp")
 
@@ -410,8 +414,9 @@ _CHANGES_A_VARIABLE = re.compile(r"Assign(Add|Sub)?VariableOp")
 def random_operation(data: tf.data.Dataset) -> str | None:
     """Returns an operation of a pipeline's functions that gives other numbers after a resume.
 
-    It draws from a random stream, which begins anew with each iterator, or changes a variable, as
-    the seed of Keras's random layers. What a `tf.py_function` does cannot be seen.
+    It draws from a random stream, which starts again with each iterator, or changes a variable, as
+    the seed of Keras's random layers. What `skip(first_batch)` stands on is read again from its
+    start, and gives the same numbers. What a `tf.py_function` does cannot be seen.
 
     Args:
         data: the pipeline.
@@ -422,6 +427,8 @@ def random_operation(data: tf.data.Dataset) -> str | None:
         if id(dataset) in seen:
             continue
         seen.add(id(dataset))
+        if isinstance(dataset, skip_op._SkipDataset):
+            continue
         datasets += dataset._inputs()
         for wrapper in dataset._functions():
             graph = wrapper.function.graph.as_graph_def()

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import subprocess
 
@@ -129,11 +128,19 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
         from distribution import parameter_server
 
         return parameter_server.make_strategy()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if not cluster_spec() and slurm_tasks() > 1:
-        os.environ["TF_CONFIG"] = json.dumps(slurm_config())
+        config, gpus = slurm_config(), tf.config.list_physical_devices("GPU")
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(config["cluster"]),
+            task_type=config["task"]["type"],
+            task_id=config["task"]["index"],
+            rpc_layer="grpc",
+            num_accelerators={"GPU": len(devices)} if gpus else {},
+        )
     with keras_compat.several_cpus_per_worker(len(devices)):
         try:
-            return tf.distribute.MultiWorkerMirroredStrategy()
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
         except RuntimeError as error:
             raise DistributionError(
                 "--strategy multi_worker came too late: TensorFlow already runs in this process;"
@@ -141,8 +148,7 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
             ) from error
         except tf.errors.UnknownError as error:  # "Could not start gRPC server"
             # Not a `DistributionError`, which is final: with --max-restarts another port is tried.
-            own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-            address = own.cluster_spec().task_address(own.task_type, own.task_id)
+            address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
             reason = f"this worker cannot listen at {address}; is its port in use?"
             raise OSError(errno.EADDRINUSE, reason) from error
 

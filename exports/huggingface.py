@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from data import files
 from data.errors import DataError
-from data.word_pieces import OTHER_WHITE_SPACE, SPECIAL_TOKENS
+from data.word_pieces import INVISIBLE, OTHER_WHITE_SPACE, SPECIAL_TOKENS
 from exports.comparison import random_inputs, require_equal
 
 SET_THE_HEAD = """\
@@ -311,7 +311,10 @@ def tokenizer_json(tokenizer) -> str:
     pieces = {piece: number for number, piece in enumerate(tokenizer.get_vocabulary())}
     made = tokenizers.Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
     # As `word_pieces.with_plain_spaces`, in training and in predictions.
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(OTHER_WHITE_SPACE), " ")]
+    steps: list[normalizers.Normalizer] = [
+        normalizers.Replace(Regex(OTHER_WHITE_SPACE), " "),
+        normalizers.Replace(Regex(INVISIBLE), ""),
+    ]
     if tokenizer.strip_accents:
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if tokenizer.lowercase:

@@ -275,7 +275,10 @@ def _all_chunks(hidden, kernel, bias, labels, weights, grads: bool, kernel_train
         of_label = tf.gather(logits, label, batch_dims=1)
         e = tf.exp(logits - largest[:, None])
         s = tf.reduce_sum(e, axis=1)
-        losses, hits = tf.math.log(s) + largest - of_label, of_label >= largest
+        losses = tf.math.log(s) + largest - of_label
+        hits = (
+            tf.argmax(logits, axis=1, output_type=label.dtype) == label
+        )  # of equal ones the first
         per_prediction = [losses, tf.cast(hits, bias.dtype)]
         if grads:
             low = tf.cast(e, h.dtype)

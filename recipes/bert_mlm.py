@@ -165,10 +165,11 @@ def main(options: Options) -> dict:
         sequences, masking = make_sequences(
             options, text, tokenizer, run.cache_dir, inputs, initial_share(options, preset)
         )
-        unknown = word_pieces.unknown_share(in_blocks(sequences["train"]), tokenizer)
-        run.note(word_pieces.unknown_note(unknown))
-        if options.text_mode == "lines":
-            run.note(cut_note(sequences["train"], masking.special.pad, "lines"))
+        for split, name in (("train", "training"), ("test", "test")):
+            unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
+            run.note(word_pieces.unknown_note(unknown, name))
+            if options.text_mode == "lines":
+                run.note(cut_note(sequences[split], masking.special.pad, "lines", name))
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
@@ -280,7 +281,7 @@ def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list
     tokenizer = model.preprocessor.tokenizer
     pieces = word_pieces.pieces_of(tokenizer)
     mask_token = pieces[tokenizer.mask_token_id]
-    pieces = [word_pieces.as_text(piece) for piece in pieces]
+    pieces = word_pieces.texts_of_pieces(tokenizer)
     max_length = model.preprocessor.sequence_length  # later positions were not trained
     answers = []
     for text in inputs:

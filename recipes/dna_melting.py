@@ -20,6 +20,7 @@ Results, with minutes and machine, are in README.md.
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,11 +90,11 @@ class Options(TransformerOptions):
             problems.append("--formula-weight: all molecules are the formula's; pass --dataset")
         if self.enthalpy_weight and of_the_formula:
             problems.append("--enthalpy-weight: the formula has no measured enthalpies")
-        if of_the_formula and self.fold != 9:
+        if of_the_formula and self.fold != type(self).fold:
             problems.append(
                 "--fold: the formula's duplexes have splits of their own; pass --dataset"
             )
-        if self.oligos != 12_000 and not (
+        if self.oligos != type(self).oligos and not (
             self.formula_weight or self.dataset == melting.FORMULA or self.trained is not None
         ):
             problems.append("--oligos: needs --formula-weight, or the formula's --dataset")
@@ -297,6 +298,8 @@ def main(options: Options) -> dict:
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
+        if options.enthalpy_weight:
+            melting.require_folding(sum(molecules.values(), []), run.dataset)
         has_enthalpies = melting.enthalpies(molecules["train"])[1].any()
         if options.enthalpy_weight and not (has_enthalpies or run.metadata):
             raise OptionsError(
@@ -344,7 +347,9 @@ def main(options: Options) -> dict:
         )
         test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
-        repeated = melting.in_training(molecules)
+        # Of an evaluation on other data the model has not seen the training split.
+        is_own = run.trained is None or run.dataset == run.fact("dataset")
+        repeated = melting.in_training(molecules) if is_own else None
         if repeated:
             run.note(f"{repeated:,} test molecules have a sequence of the training split")
         # The encoder, its schedule and its loss in degrees C, under the strategy.
@@ -394,7 +399,9 @@ def main(options: Options) -> dict:
         }
         spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
         by_dataset = {split: errors_by_dataset(molecules[split], missed[split]) for split in missed}
-        trained_on = run.metadata.get("trained_on", ranges(used["train"]))
+        trained_on = run.metadata.get("trained_on") or ranges(
+            used["train"], train_inputs["columns"]
+        )
         is_usual = "perfect duplex" in trained_on["kinds"]
         return run.finish(
             melting_model,
@@ -402,10 +409,10 @@ def main(options: Options) -> dict:
             baseline=baseline,
             valid_by_dataset=by_dataset["valid"],
             test_by_dataset=by_dataset["test"],
-            test_molecules_in_training=repeated,
+            **({} if repeated is None else {"test_molecules_in_training": repeated}),
             within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
             metadata={"mean": mean, "plus_minus": spread, "trained_on": trained_on},
-            example_input=None if is_usual else str(molecules["test"][0]),
+            example_input=None if is_usual else usual_input(molecules["test"][0]),
         )
 
 
@@ -484,29 +491,39 @@ def share_within(
     }
 
 
-def ranges(molecules: Sequence[melting.Molecule]) -> dict[str, Any]:
+def usual_input(molecule: melting.Molecule) -> str:
+    """Returns a molecule as `predict()` takes it."""
+    return f"{molecule.sequence}:{molecule.structure}"
+
+
+def ranges(molecules: Sequence[melting.Molecule], columns: np.ndarray) -> dict[str, Any]:
     """Returns what a model learned from, for `outside()`.
+
+    Args:
+        molecules: n of them.
+        columns: their ids, of `melting.encode()`, of shape (n, width).
 
     Returns:
         "column_ids", a sorted list; and "kinds", by `Molecule.kind` the smallest and the largest
         "columns" (their number), "sodium" and "strand_concentration" (mol/l).
     """
-    ids: set[int] = set()
     kinds: dict[str, dict[str, list]] = {}
-    for molecule in molecules:
-        ids.update(melting.column_ids(molecule), melting.column_ids(molecule.turned))
-        values = values_of(molecule)
+    for molecule, length in zip(molecules, np.count_nonzero(columns, axis=1), strict=True):
+        values = values_of(molecule, int(length))
         seen = kinds.setdefault(
             molecule.kind, {name: [value] * 2 for name, value in values.items()}
         )
         for name, value in values.items():
             seen[name] = [min(seen[name][0], value), max(seen[name][1], value)]
+    ids = set(np.unique(columns).tolist()) - {0}
+    # Read from the other end, two bases change places.
+    ids |= {melting.column_id(right, left, kind) for left, right, kind in map(melting.column, ids)}
     return {"column_ids": sorted(ids), "kinds": kinds}
 
 
-def values_of(molecule: melting.Molecule) -> dict[str, float]:
-    """Returns the values of a molecule whose smallest and largest `ranges()` has."""
-    values = {"columns": len(melting.columns(molecule)), "sodium": molecule.sodium}
+def values_of(molecule: melting.Molecule, length: int) -> dict[str, float]:
+    """Returns the values of a molecule of so many columns whose range `ranges()` has."""
+    values = {"columns": length, "sodium": molecule.sodium}
     if molecule.is_duplex:
         values["strand_concentration"] = molecule.strand_concentration
     return values
@@ -521,23 +538,23 @@ def outside(molecule: melting.Molecule, trained_on: dict[str, Any]) -> str | Non
     """
     if molecule.kind not in trained_on["kinds"]:
         return f"no {molecule.kind} was in training"
-    seen = set(trained_on["column_ids"])
-    for column in melting.columns(molecule):
+    seen, columns = set(trained_on["column_ids"]), melting.columns(molecule)
+    for column in columns:
         if melting.column_id(*column) not in seen:
             what = ("pair", "mismatch or bulge", "loop", "end")[column[2]]
             return f"a {what} of {column[0]} and {column[1]} was not in training"
     factors = {"columns": 1, "sodium": LIKE_SODIUM, "strand_concentration": LIKE_STRANDS}
     units = {
-        "columns": "columns",
+        "columns": "positions",
         "sodium": "mol/l sodium",
         "strand_concentration": "mol/l strands",
     }
-    for name, value in values_of(molecule).items():
+    for name, value in values_of(molecule, len(columns)).items():
         lowest, highest = trained_on["kinds"][molecule.kind][name]
         # Half a percent for what was rounded on its way through a text.
         if not lowest / factors[name] / 1.005 <= value <= highest * factors[name] * 1.005:
             either = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-            return f"{value:g} {units[name]}, in training {either}"
+            return f"{value:g} {units[name]} are outside the training range, {either}"
     return None
 
 
@@ -578,7 +595,7 @@ def predict(
         answer: dict[str, float | str] = {"°C": float(row[0])}
         unlike = outside(molecule, trained_on) if trained_on else None
         if unlike:
-            answer["note"] = unlike
+            answer["note"] = f"no ±: {unlike}"
         elif molecule.kind in spread:
             answer["plus_minus"] = spread[molecule.kind]
         answers.append([answer])
@@ -586,15 +603,20 @@ def predict(
 
 
 def read_table(
-    path: Path, *, sodium: float, strand_concentration: float
+    path: Path, *, sodium: float = 0.05, strand_concentration: float = melting.STRANDS
 ) -> list[melting.Molecule | str]:
     """Reads inputs of `predict()` from a table like those to train on; `tm` may be missing.
+
+    Columns that are not read are named on standard error.
 
     Args:
         path: of the table.
         sodium: mol/l, for rows without it.
         strand_concentration: mol/l of all strands, for rows without it.
     """
+    note = melting.unread_note(melting.FORMULA, path)
+    if note:
+        print(note, file=sys.stderr)
     return melting.read_molecules(path, sodium=sodium, strand_concentration=strand_concentration)
 
 

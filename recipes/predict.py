@@ -126,14 +126,20 @@ def main(options: Options, **more) -> list[list[dict]]:
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
     inputs: Sequence[Any] = options.inputs
     read_table = getattr(run.module, "read_table", None)
+    if getattr(read_table, "__module__", None) != run.module.__name__:  # imported for other uses
+        read_table = None
     if options.second_text_column is not None and not run.metadata.get("pairs"):
         raise OptionsError("--second-text-column: the run did not learn pairs of sentences")
-    if read_table is not None and options.text_column is not None:
-        raise OptionsError(f"--text-column: leave it out; {run.module.__name__} reads whole rows")
-    if read_table is not None and options.file is not None and _is_table(options.file):
-        inputs = read_table(files.expand(options.file), **(options.more | more))
-    elif options.file is not None and options.text_column is not None:
+    if options.file is not None and options.text_column is not None:
         inputs = read_columns(options.file, options.text_column, options.second_text_column)
+        if read_table is not None:
+            print(
+                f"--text-column {options.text_column}: that column alone is read; without the "
+                f"option {run.module.__name__} reads whole rows",
+                file=sys.stderr,
+            )
+    elif read_table is not None and options.file is not None and _is_table(options.file):
+        inputs = list(read_table(files.expand(options.file), **(options.more | more)))
     elif options.file is not None:
         inputs = read_inputs(options.file)
     asked = [text for text in inputs if text]

@@ -246,7 +246,8 @@ def main(options: Options) -> dict:
         run.note(data.note, sentences.repeated_note(splits))
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
-        run.note(*token_notes(data.name, inputs["train"]["token_ids"], tokenizer))
+        for split, name in (("train", "training"), ("test", "test")):
+            run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
         fine_tunes = preset is not None and options.init_from is None
         token_dropout = options.token_dropout
         if token_dropout is None:
@@ -531,12 +532,13 @@ def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str 
     return None
 
 
-def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]:
-    """Returns notes about training sentences with many unknown tokens, or that are cut.
+def token_notes(name: str, split: str, token_ids: np.ndarray, tokenizer) -> list[str | None]:
+    """Returns notes about sentences with many unknown tokens, or that are cut.
 
     Args:
         name: name of the dataset.
-        token_ids: of the training sentences, of shape (sentences, length).
+        split: name of the split.
+        token_ids: of its sentences, of shape (sentences, length).
         tokenizer: of KerasNLP.
 
     Raises:
@@ -545,11 +547,11 @@ def token_notes(name: str, token_ids: np.ndarray, tokenizer) -> list[str | None]
     unknown = word_pieces.unknown_share([token_ids], tokenizer)
     if unknown == 1:
         raise DataError(
-            f"{name}: all tokens of the training split are [UNK]; use a --vocabulary or a "
+            f"{name}: all tokens of the {split} split are [UNK]; use a --vocabulary or a "
             "--preset that fits the text"
         )
-    cut = cut_note(token_ids, tokenizer.pad_token_id, "sentences")
-    return [word_pieces.unknown_note(unknown), cut]
+    cut = cut_note(token_ids, tokenizer.pad_token_id, "sentences", split)
+    return [word_pieces.unknown_note(unknown, split), cut]
 
 
 def predict(

@@ -14,7 +14,7 @@ from callbacks.errors import BadLoss
 from callbacks.late_numbers import CallbackList
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from data import files
+from data import batches, files
 from data.errors import first_line, listed
 from distribution import keras_compat, step, strategies
 from training.errors import OptionsError, RunError
@@ -196,7 +196,11 @@ def require_splits(options: SharedOptions, validation, test) -> None:
         RunError: the data of a split have no end.
     """
     for split, data in {"validation": validation, "test": test}.items():
-        if data is not None and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        # Keras takes arrays and a `PyDataset`, too.
+        is_endless = (
+            isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
+        )
+        if is_endless:
             raise RunError(
                 f"run.prepare({split}=...): the data have no end, and an evaluation would have "
                 "none; leave out repeat(), or pass data.arrays.evaluation_data()"
@@ -540,8 +544,8 @@ def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
     if operation:
         raise RunError(
             f"train_data draws random numbers or changes variables as it is read ({operation} in "
-            "the function of a map() or the like): a resumed run would train on other examples; "
-            "draw them from data.batches.uniform(), by epoch and example"
+            "the function of a map() or the like), which start again where a run resumes: it would "
+            "train on other examples; draw them from data.batches.uniform(), by epoch and example"
         )
     # Batches of `data.batches` are a function of the step; any other pipeline is read twice.
     first = _first_batches(train_data)
@@ -580,7 +584,8 @@ def _taken(train_data: tf.data.Dataset) -> Iterator:
         lock = re.search(r"'([^']+\.lockfile)'", str(error))
         raise RunError(
             f"train_data has a cache that is locked, {lock[1] if lock else first_line(error)}: a "
-            "run that was killed leaves such a file behind; remove it, and leave out cache(FILE)"
+            "run that was killed leaves such a file behind; remove it if no other process uses it, "
+            "and leave out cache(FILE)"
         ) from error
 
 
@@ -663,7 +668,8 @@ def require_same(
         "variables": [list(variable.shape) for variable in _optimizer_variables(model)],
     }
     if info is None:
-        return {"weights": weights, "optimizer": optimizer, "first_batches": first_batches}
+        found = {"weights": weights, "optimizer": optimizer, "first_batches": first_batches}
+        return found | {"order": batches.ORDER}
     before = info.state["fingerprint"]
     if before["weights"] != weights:
         difference = _first_difference(model.weights, before["weights"], weights)
@@ -672,6 +678,13 @@ def require_same(
             "build_model() and its options, or use another --run-dir"
         )
     _require_same_optimizer(info, model, optimizer)
+    draws = _is_function_of_step(train_data) and info.step < plan.total_steps
+    if draws and before.get("order") != batches.ORDER:
+        raise RunError(
+            f"{info.folder}: cannot resume: the version that began this run draws the examples in "
+            "another order; finish it with that version (options.json has its commit), or use "
+            "another --run-dir"
+        )
     # Older checkpoints have the first batch alone.
     start = before["first_batches"] if "first_batches" in before else [before["first_batch"]]
     tells_apart = plan.global_batch_size >= MIN_FINGERPRINT_BATCH and (

@@ -154,7 +154,7 @@ def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:
     except OptionsError as error:
         reason = str(error).removeprefix(f"--options {path}: ")
         raise RunError(f"{path}: {reason} ({module.__name__} does not have them)") from error
-    problems = all_problems(options)
+    problems = all_problems(options, pairs=False)  # earlier versions allowed other ones
     if problems:
         line = " ".join("; ".join(problems).split())
         raise RunError(f"{path}: damaged, {line[:300]}")

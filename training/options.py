@@ -367,7 +367,8 @@ class TextOptions(TransformerOptions):
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems()
-        if self.vocabulary is not None and self.vocabulary_size != type(self).vocabulary_size:
+        is_typed = self.vocabulary_size != type(self).vocabulary_size
+        if self.trained is None and self.vocabulary is not None and is_typed:
             problems.append("--vocabulary-size: leave it out; --vocabulary has its own")
         return problems
 
@@ -406,7 +407,7 @@ class FineTuningOptions(TextOptions):
         problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
-        if self.freeze_backbone and self.layer_decay != 1.0:
+        if self.trained is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:
             problems.append("--optimizer muon: has one learning rate; leave out --layer-decay")
@@ -415,8 +416,13 @@ class FineTuningOptions(TextOptions):
         return problems
 
 
-def all_problems(options: ProgramOptions) -> list[str]:
-    """Returns the problems of the options, one line each; if types are wrong, only those."""
+def all_problems(options: ProgramOptions, pairs: bool = True) -> list[str]:
+    """Returns the problems of the options, one line each; if types are wrong, only those.
+
+    Args:
+        options: the options of a program.
+        pairs: whether to include options that do not work together.
+    """
     kind = type(options)
     hints = typing.get_type_hints(kind)
     types, ranges = [], []
@@ -434,7 +440,7 @@ def all_problems(options: ProgramOptions) -> list[str]:
         else:
             problem = _range_problem(value, about["within"])
             ranges += [f"{assignment}: {problem}"] if problem else []
-    return types or ranges + options.problems()
+    return types or ranges + (options.problems() if pairs else [])
 
 
 def check(options: ProgramOptions) -> None:

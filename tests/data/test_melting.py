@@ -377,11 +377,15 @@ class TestSplits:
             dict(sequence=f"GACG{loop}CGTC", structure="((((..))))", tm="40", dh=dh)
             for loop in ("AT", "TA", "CC")
         ]
+        for row, split in zip(rows, melting.SPLITS, strict=True):
+            row["split"] = split
+        found = sum(load(table(tmp_path / "x.csv", rows)).values(), [])
         with pytest.raises(DataError, match=f"x.csv: {said}"):
-            load(table(tmp_path / "x.csv", rows))
+            melting.require_folding(found, "x.csv")
         usual = [row | {"dh": "-35" if number else ""} for number, row in enumerate(rows)]
-        usual[0]["split"], usual[1]["split"], usual[2]["split"] = melting.SPLITS
-        assert sum(map(len, load(table(tmp_path / "x.csv", usual)).values())) == 3
+        found = sum(load(table(tmp_path / "x.csv", usual)).values(), [])
+        melting.require_folding(found, "x.csv")
+        assert len(found) == 3
 
     @pytest.mark.parametrize(
         ("sequence", "is_right"), [("ACGTT+AACGT", True), ("ACGTT+AACGA", False)]

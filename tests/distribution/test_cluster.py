@@ -142,10 +142,18 @@ def test_the_tasks_of_slurm_are_workers_in_its_order(nodes, tasks, workers, monk
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"STEP_NODELIST": "a,b,c"}, "3 nodes, and 4 tasks on 2, of 4"),
-        ({"STEP_TASKS_PER_NODE": "2,1"}, "2 nodes, and 3 tasks on 2, of 4"),
+        (
+            {"STEP_NODELIST": "a,b,c"},
+            "3 nodes, .* 4 tasks on 2 nodes, and .* is 4: they contradict",
+        ),
+        (
+            {"STEP_TASKS_PER_NODE": "2,1"},
+            "2 nodes, .* 3 tasks on 2 nodes, and .* is 4: they contradict",
+        ),
         ({"STEP_TASKS_PER_NODE": "many"}, "expected 2[(]x3[)],1; found 'many'"),
         ({"STEP_NODELIST": "a[1-x]"}, "cannot read 'a.1-x.'"),
+        ({"STEP_NODELIST": "a[1,2"}, "cannot read 'a.1,2'"),
+        ({"STEP_NODELIST": "a,a"}, "names a node twice, 'a,a'"),
         ({"STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is missing; start the tasks with srun"),
         (
             {"NODEID": "1", "LOCALID": "0"},  # cyclic

@@ -171,20 +171,36 @@ def test_a_kind_of_few_molecules_has_no_uncertainty():
     ("text", "conditions", "said"),
     [
         ("ACGTTGCATGCCA", {"sodium": 0.12}, None),
-        ("ACGTTGCATGCCA", {"sodium": 1.0}, "1 mol/l sodium, in training 0.1"),
+        (
+            "ACGTTGCATGCCA",
+            {"sodium": 1.0},
+            "no ±: 1 mol/l sodium are outside the training range, 0.1",
+        ),
         (
             "ACGTTGCATGCCA",
             {"sodium": 0.1, "strand_concentration": 1e-8},
-            "1e-08 mol/l strands, in training 2e-06",
+            "no ±: 1e-08 mol/l strands are outside the training range, 2e-06",
         ),
-        ("ACGTTGCATGCCA" * 2, {"sodium": 0.1}, "26 columns, in training 4 to 18"),
+        (
+            "ACGTTGCATGCCA" * 2,
+            {"sodium": 0.1},
+            "no ±: 26 positions are outside the training range, 4 to 18",
+        ),
         (
             "ACGTTGCA+TGCGACGT:((((.(((+))).))))",
             {"sodium": 0.1},
-            "no duplex was in training",
+            "no ±: no duplex was in training",
         ),
-        ("TGACGTAGCAAAAGCAACGTCA:((((((.((....)).))))))", {}, "a mismatch or bulge of A and A was"),
-        ("GACGAAAGTC:(((....)))", {"sodium": 0.063}, "7 columns, in training 9 to 24"),
+        (
+            "TGACGTAGCAAAAGCAACGTCA:((((((.((....)).))))))",
+            {},
+            "no ±: a mismatch or bulge of A and A was",
+        ),
+        (
+            "GACGAAAGTC:(((....)))",
+            {"sodium": 0.063},
+            "no ±: 7 positions are outside the training range, 9 to 24",
+        ),
         ("GACGTTGAAAAACGTC:((((((....))))))", {"strand_concentration": 1e-9}, None),
     ],
 )
@@ -216,10 +232,18 @@ def test_predict_reads_a_table_like_those_to_train_on(run, tmp_path, command_lin
         ((answer,),) = dna_melting.predict(load_run(run[0]), [text], sodium=sodium)
         assert one == pytest.approx(answer["°C"], abs=1e-4)
     assert len(set(found)) == 3
-    status, printed, _ = command_line(predict, run[0], "--file", table)
-    assert "GACGTTGAAAAACGTC:((((((....))))))\n" in printed
-    status, _, said = command_line(predict, run[0], "--file", table, "--text-column", "sequence")
-    assert status == 2 and "--text-column: leave it out; recipes.dna_melting reads whole" in said
+    status, printed, said = command_line(predict, run[0], "--file", table)
+    assert "GACGTTGAAAAACGTC:((((((....)))))), 0.063 mol/l sodium\n" in printed and not said
+    answers = predict.main(predict.Options(run_dir=run[0], file=table, json=True))
+    assert len(answers) == 3
+    status, printed, said = command_line(
+        predict, run[0], "--file", table, "--text-column", "sequence"
+    )
+    assert status == 0 and "sodium" not in printed.splitlines()[0]
+    assert said.startswith("--text-column sequence: that column alone is read; without the option")
+    table.write_text("sequence,Na\nACGTTGCATGCCA,1\n")
+    status, _, said = command_line(predict, run[0], "--file", table)
+    assert (status, said) == (0, "new.csv: columns that are not read: 'Na'\n")
 
 
 def test_test_molecules_of_training_are_counted(run, tmp_path):
@@ -238,6 +262,11 @@ def test_test_molecules_of_training_are_counted(run, tmp_path):
         "seen.csv: columns that are not read: 'Na'",
         f"{count} test molecules have a sequence of the training split",
     ]
+    # The model has not seen the training split of other data.
+    other = tmp_path / "other.csv"
+    other.write_text(Path(run[1]["dataset"]).read_text())
+    found = evaluate(load_run(run[0]), dataset=str(other), batch_size=32)
+    assert "test_molecules_in_training" not in found
 
 
 @pytest.mark.parametrize(

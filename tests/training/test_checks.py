@@ -345,6 +345,34 @@ class TestData:
         assert said.startswith("train_data draws random numbers or changes variables")
         assert "data.batches.uniform(), by epoch and example" in said
 
+    def test_random_numbers_that_are_read_again_where_a_run_resumes(self):
+        """`skip()` reads what it leaves out, so the numbers behind it are the same."""
+        data = tf.data.Dataset.range(20).map(lambda v: (v, tf.random.uniform((), seed=5)))
+        assert checks.first_batches_sha256(data.batch(4).repeat().skip(3))
+        with pytest.raises(RunError, match="draws random numbers"):
+            checks.first_batches_sha256(data.batch(4).repeat())
+
+    @pytest.mark.parametrize("kind", ["arrays", "PyDataset"])
+    def test_validation_data_of_another_kind(self, kind):
+        class Batches(keras.utils.PyDataset):
+            def __len__(self):
+                return 1
+
+        data = (np.zeros((4, 6)), np.zeros(4)) if kind == "arrays" else Batches()
+        checks.require_splits(SharedOptions(), validation=data, test=None)
+
+    def test_a_run_that_began_in_another_order_of_the_examples(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[StopAfter(4)])
+        newest = checkpoint.newest_path(tmp_path / "run" / "checkpoints")
+        state = json.loads((Path(newest) / checkpoint.STATE).read_text())
+        del state["fingerprint"]["order"]  # as of versions before it was kept
+        (Path(newest) / checkpoint.STATE).write_text(json.dumps(state))
+        files.write_checksums(Path(newest))
+        with pytest.raises(RunError, match="draws the examples in another order; finish it with"):
+            tiny_recipe.main(options)
+
     def test_a_cache_that_a_killed_run_left_locked(self, tmp_path):
         lock = tmp_path / "cache_0.lockfile"
         lock.write_text("")
