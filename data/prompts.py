@@ -190,7 +190,7 @@ def _beginning(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     first = next(number for number, (role, _) in enumerate(prompt) if role == "user")
-    return json.dumps(prompt[: first + 1])
+    return prompt[0][1] if first == 0 else json.dumps(prompt[: first + 1])
 
 
 def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:

@@ -222,9 +222,9 @@ def weighted_cross_entropy(
 
     Returns:
         The sum, scalar, with gradients to `hidden`, `kernel` if it trains, and `bias`; and, without
-        gradients, each prediction's cross-entropy in nats and whether no word piece has a larger
-        logit than the label (1 or 0), of shape (predictions,), where its weight is not zero. All in
-        the bias's dtype.
+        gradients, each prediction's cross-entropy in nats and whether the label is the first word
+        piece with the largest logit (1 or 0), of shape (predictions,), where its weight is not
+        zero. All in the bias's dtype.
     """
 
     @tf.custom_gradient

@@ -133,11 +133,12 @@ def _origin(preset: str | None) -> str:
 
 def _without_paths(note: str, options: SharedOptions) -> str:
     """Returns a note with the last part alone of each path of the options, and of absolute ones."""
-    for value in to_json(options).values():
-        if isinstance(value, str) and "/" in value and "://" not in value:
-            for path in (str(files.expand(value)), value):
-                note = note.replace(path, Path(value).name)
-    return re.sub(r"(?<![\w:/.])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])", "", note)
+    values = [value for value in to_json(options).values() if isinstance(value, str)]
+    paths = [value for value in values if "/" in value and "://" not in value]
+    for path in sorted({*paths, *map(str, map(files.expand, paths))}, key=len, reverse=True):
+        name = Path(path).name.replace("\\", r"\\")
+        note = re.sub(rf"(?<![\w~/.-]){re.escape(path)}(?![\w/])", name, note)
+    return re.sub(r"(?<![\w:/.])~?/(?:[\w.+@~-]+/)*(?=[\w.+@~-])", "", note)
 
 
 def model_card(

@@ -392,7 +392,7 @@ class Run:
         if isinstance(self.options, TransformerOptions):
             asked, taken = self.options.warmup_steps, self._resolved["warmup_steps"]
             if asked not in (taken, type(self.options).warmup_steps):
-                notes.append(f"--warmup-steps {asked}: {taken} are taken, a tenth of all steps")
+                notes.append(f"--warmup-steps {asked}: shortened to {taken}, a tenth of all steps")
         return notes
 
     def _missed_profile(self, plan: Plan) -> str | None:

@@ -100,6 +100,17 @@ def test_rows_of_qqp_that_are_cut_short_are_left_out(tmp_path):
     assert "train.tsv: 2 of 32 rows left out" in found.note
 
 
+def test_a_score_beside_a_label_is_not_the_label(tmp_path):
+    """For instance how sure of it somebody was."""
+    path = tmp_path / "pairs.csv"
+    rows = [f"a{n},b{n},{'same other'.split()[n % 2]},0.{n + 10}" for n in range(40)]
+    path.write_text("\n".join(["sentence1,sentence2,label,score", *rows]) + "\n")
+    found = sentences.load_sentences(str(path), tmp_path)
+    assert found.classes == ("other", "same") and found.pairs
+    named = sentences.load_sentences(str(path), tmp_path, label_column="score")
+    assert named.scores
+
+
 def test_columns_can_be_named(tmp_path):
     path = tmp_path / "reviews.csv"
     rows = [f'"x{n}, y",{"bad good".split()[n % 2]},why {n}' for n in range(20)]

@@ -65,3 +65,17 @@ def test_the_columns_of_the_table_align(sets):
     lines = minimal_pairs.format_table(rows, ["model"]).splitlines()
     assert lines[3].split() == "island_effects (syntax) 6 50.0 ± 20.4".split()
     assert lines[4].startswith("  adjunct_island ") and len(set(map(len, lines))) == 1
+
+
+def test_a_file_of_several_sets_has_them_all(tmp_path):
+    """All of BLiMP in one file, an empty line at its end."""
+    write(tmp_path, "a", 2, UID="wh_island", field="syntax", linguistics_term="islands")
+    write(tmp_path, "b", 3, UID="anaphor", field="morphology", linguistics_term="agreement")
+    lines = [(tmp_path / f"{name}.jsonl").read_text() for name in "ab"]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "blimp.jsonl").write_text("".join(lines) + "\n")
+    found = minimal_pairs.read_pairs(tmp_path / "one")
+    assert [(each.name, len(each.pairs), each.phenomenon) for each in found] == [
+        ("wh_island", 2, "islands"),
+        ("anaphor", 3, "agreement"),
+    ]

@@ -436,3 +436,30 @@ def test_too_few_prompts_and_wrong_columns(tmp_path):
     path.write_text("query,response\na,b\n")
     with pytest.raises(DataError, match="line 1: no column prompt"):
         prompts.load_prompts(str(path))
+
+
+def test_the_answers_of_a_chat_have_one_split(tmp_path):
+    """Chats are often written down once for each of their answers."""
+    rows = []
+    for talk in range(60):
+        turns = []
+        for turn in range(3):
+            turns.append({"role": "user", "content": f"{talk} {turn}?"})
+            turns.append({"role": "assistant", "content": f"{talk} {turn}."})
+            rows.append({"messages": turns.copy()})
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    splits = prompts.load_prompts(str(path)).splits
+    talks = [{pair[1].split()[0] for pair in pairs} for pairs in splits.values()]
+    assert len(set.union(*talks)) == sum(map(len, talks)) == 60
+    assert sum(map(len, splits.values())) == 180
+
+
+def test_prompts_of_a_test_file_without_a_response_are_counted(tmp_path):
+    rows = [{"prompt": f"{n}", "response": "yes"} for n in range(90)]
+    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows[1]["response"] = " "
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
+    found = prompts.load_prompts(str(tmp_path / "all.jsonl"), test_file=tmp_path / "test.jsonl")
+    assert len(found.splits["test"]) == 2
+    assert found.note == "1 prompts without a response are left out"

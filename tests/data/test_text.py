@@ -419,3 +419,11 @@ def test_lines_are_not_held_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 25_000 and peak < 300_000
+
+
+def test_a_line_and_its_indented_copy_are_in_one_split(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"line {n}\n  line  {n}" for n in range(300)))
+    splits = text.load_text(str(path), tmp_path).splits
+    seen = [{" ".join(line.split()) for line in lines} for lines in splits.values()]
+    assert len(set.union(*seen)) == sum(map(len, seen)) == 300

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import keras_nlp
@@ -225,3 +226,21 @@ def test_rules_are_the_same_in_each_process_and_differ_with_the_tokens():
     different = [rules(), rules(merges=("b c", "a b")), rules(names=("<|endoftext|>",))]
     different.append(rules(add_prefix_space=True))
     assert len(set(different)) == 4
+
+
+@pytest.mark.parametrize("character", ["\u00ad", "\u200d", "\u2060", "\ufffd", "\x07", "\x9f"])
+def test_what_is_invisible_is_left_out_of_words(character):
+    """As the vocabulary is learned, and as by BERT's own tokenizer."""
+    pieces = [*word_pieces.SPECIAL_TOKENS, "inter", "##national", "international", "talks"]
+    tokenizer = keras_nlp.models.BertTokenizer(pieces, lowercase=True)
+    ((ids, _),) = word_pieces.tokenize([f"inter{character}national talks {character}"], tokenizer)
+    assert ids.tolist() == [7, 8]
+    learned = word_pieces.learn_vocabulary([f"inter{character}national"] * 9, 60)
+    assert "international" in learned
+
+
+def test_byte_pairs_are_shown_as_their_text():
+    tokenizer = types.SimpleNamespace(
+        merges=["x y"], vocabulary={"\u0120caf": 0, "\u00c3\u00a9": 1, "\u00e2": 2, "<s>": 3}
+    )
+    assert word_pieces.texts_of_pieces(tokenizer) == [" caf", "\u00e9", "\ufffd", "<s>"]

@@ -132,6 +132,14 @@ def test_large_logits_do_not_overflow(numbers):
         np.testing.assert_allclose(ours_, stock_, rtol=1e-9)
 
 
+def test_of_equal_logits_the_first_is_the_prediction(numbers):
+    """As `argmax` of whole logits: in half precision many are equal."""
+    equal = {name: 0 * numbers[name] for name in ("hidden", "kernel", "bias")}
+    sums = weighted_cross_entropy(**(numbers | equal))
+    hits = np.asarray(sums[-1])
+    np.testing.assert_array_equal(hits, numbers["labels"] == 0)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_as_near_to_float64_as_the_stock_head(numbers, dtype):
     """With a vocabulary so large that a share is below what float16 holds."""

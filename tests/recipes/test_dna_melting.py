@@ -30,7 +30,7 @@ TINY = dict(
     quiet=True,
 )
 
-NO_WARMUP = "--warmup-steps 5: 0 are taken, a tenth of all steps"
+NO_WARMUP = "--warmup-steps 5: shortened to 0, a tenth of all steps"
 
 
 @pytest.fixture(scope="module")
