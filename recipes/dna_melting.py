@@ -554,7 +554,7 @@ def outside(molecule: melting.Molecule, trained_on: dict[str, Any]) -> str | Non
         # Half a percent for what was rounded on its way through a text.
         if not lowest / factors[name] / 1.005 <= value <= highest * factors[name] * 1.005:
             either = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-            return f"{value:g} {units[name]} are outside the training range, {either}"
+            return f"{value:g} {units[name]}, outside the training range ({either})"
     return None
 
 

@@ -174,17 +174,17 @@ def test_a_kind_of_few_molecules_has_no_uncertainty():
         (
             "ACGTTGCATGCCA",
             {"sodium": 1.0},
-            "no ±: 1 mol/l sodium are outside the training range, 0.1",
+            "no ±: 1 mol/l sodium, outside the training range (0.1)",
         ),
         (
             "ACGTTGCATGCCA",
             {"sodium": 0.1, "strand_concentration": 1e-8},
-            "no ±: 1e-08 mol/l strands are outside the training range, 2e-06",
+            "no ±: 1e-08 mol/l strands, outside the training range (2e-06)",
         ),
         (
             "ACGTTGCATGCCA" * 2,
             {"sodium": 0.1},
-            "no ±: 26 positions are outside the training range, 4 to 18",
+            "no ±: 26 positions, outside the training range (4 to 18)",
         ),
         (
             "ACGTTGCA+TGCGACGT:((((.(((+))).))))",
@@ -199,7 +199,7 @@ def test_a_kind_of_few_molecules_has_no_uncertainty():
         (
             "GACGAAAGTC:(((....)))",
             {"sodium": 0.063},
-            "no ±: 7 positions are outside the training range, 9 to 24",
+            "no ±: 7 positions, outside the training range (9 to 24)",
         ),
         ("GACGTTGAAAAACGTC:((((((....))))))", {"strand_concentration": 1e-9}, None),
     ],

@@ -326,7 +326,7 @@ class TestData:
         assert "another batch each time" in said and "data.batches.training_batches()" in said
 
     @pytest.mark.parametrize("place", ["change", "map", "layer", "if"])
-    def test_random_numbers_that_begin_anew_where_a_run_resumes(self, tmp_path, place):
+    def test_random_numbers_that_start_again_where_a_run_resumes(self, tmp_path, place):
         layer = keras.layers.GaussianNoise(0.1)
 
         def noisy(x):
