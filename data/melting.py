@@ -71,9 +71,8 @@ COLUMNS = (
 )
 PUBLISHED = ("dG_37",)  # the measured set's other columns, which need no mention
 KELVIN = 200  # lowest temperature of a table in kelvin; no molecule is stable at 200 °C
-KILOJOULES = (
-    15  # kcal/mol for each pair: nearest neighbours have 7 to 11, and 4.184 times as many kJ
-)
+# kcal/mol for each pair: nearest neighbours have 7 to 11, and 4.184 times as many kilojoules.
+KILOJOULES = 15
 HELD_OUT = 1_000  # molecules of the formula to test on, and as many to validate on
 
 
@@ -288,14 +287,13 @@ def read_molecules(
     Raises:
         DataError: the file is missing or not what it should be.
     """
-    read = ("structure", "sodium", "strand_concentration")
-    wanted = [names if names[0] == "sequence" else (*names, "") for names in COLUMNS]
-    wanted = [names for names in wanted if names[0] in ("sequence", *read)]
+    read = ("sequence", "structure", "sodium", "strand_concentration")
+    wanted = [names for names in COLUMNS if names[0] in read]
     usual = {"sodium": str(sodium), "strand_concentration": str(strand_concentration)}
     molecules: list[Molecule | str] = []
     rows = _rows(path, wanted, keeps_empty_rows=True)
     for where, row in live_line(rows, f"reading {path.name}"):
-        if not row["sequence"]:
+        if not any(row.values()):
             molecules.append("")
             continue
         row |= {name: value for name, value in usual.items() if not row[name]}
@@ -434,8 +432,8 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
         (dangling). G and T are a mismatch, also where brackets pair them.
 
     Raises:
-        DataError: letters other than A, C, G, T, a structure that does not fit, has branches or
-            no pair or one that does not exist, or more than 64 columns.
+        DataError: letters other than A, C, G, T, a structure that does not fit, has branches, no
+            pair or a pair of other bases, or more than 64 columns.
     """
     sequence, structure = molecule.sequence, molecule.structure
     shown = shown or _quoted(sequence, structure)

@@ -101,7 +101,7 @@ def test_rows_of_qqp_that_are_cut_short_are_left_out(tmp_path):
 
 
 def test_a_score_beside_a_label_is_not_the_label(tmp_path):
-    """For instance how sure of it somebody was."""
+    """For instance the confidence of a label."""
     path = tmp_path / "pairs.csv"
     rows = [f"a{n},b{n},{'same other'.split()[n % 2]},0.{n + 10}" for n in range(40)]
     path.write_text("\n".join(["sentence1,sentence2,label,score", *rows]) + "\n")

@@ -432,6 +432,8 @@ class TestSplits:
             melting.read_molecules(
                 table(tmp_path / "x.csv", [rows[0], rows[0] | {"sequence": "GACX"}])
             )
+        with pytest.raises(DataError, match="x.csv, line 2: '' with '[(][)]'"):
+            melting.read_molecules(table(tmp_path / "x.csv", [rows[2] | {"structure": "()"}]))
         with pytest.raises(DataError, match="x.csv: no row with a sequence"):
             melting.read_molecules(table(tmp_path / "x.csv", [rows[2]]))
 
