@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator
 
+from data import files
 from data.errors import DataError
 from data.next_tokens import Ends, names_in_text
 from data.word_pieces import as_lists
@@ -91,8 +93,9 @@ def find_chat(tokenizer) -> str | None:
 def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | None]:
     """Chooses the template that `auto` and `chat` stand for.
 
-    `auto` takes the turns of a chat for a preset whose name says that it knows them (instruct, it,
-    chat) and whose tokenizer has them, otherwise `TEXT`: base models may have untrained tokens.
+    `auto` takes the template of the run that saved the preset, or the turns of a chat for a preset
+    whose name says that it knows them (instruct, it, chat) and whose tokenizer has them, otherwise
+    `TEXT`: base models may have untrained tokens.
 
     Args:
         template: The option.
@@ -119,12 +122,27 @@ def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | Non
         return chat, None
     if not preset:
         return TEXT, None
+    learned = _of_the_run(preset)
+    if learned is not None:
+        return learned, f"template: {learned!r}, that of the run that saved {preset}"
     if not _named_for_chats(preset):
         hint = "the tokenizer also has a chat's tokens; --template chat uses them" if chat else None
         return TEXT, hint
     if chat is None:
         return TEXT, f"template: {TEXT!r}, since the tokenizer has the tokens of no known chat"
     return chat, f"template: the turns of {chat}, by the preset's name; --template overrides it"
+
+
+def _of_the_run(preset: str) -> str | None:
+    """Returns the template that the model of a run was trained with, or None."""
+    try:
+        text = (files.expand(preset) / files.METADATA).read_text(encoding="utf-8")
+        template = json.loads(text).get("template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    if not isinstance(template, str) or template in ("auto", "chat"):
+        return None
+    return template if template in CHATS or problem_of(template) is None else None
 
 
 def _named_for_chats(preset: str) -> bool:

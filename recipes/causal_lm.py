@@ -101,8 +101,9 @@ class Options(FineTuningOptions):
     template: str = option(
         "auto",
         "A text with {prompt} and {response}, trained on {response} only; chat: the chat format of "
-        "Gemma, Llama 3 or ChatML that the preset's tokenizer supports; auto: chat for presets "
-        "named instruct, it or chat, otherwise prompt and response on separate lines.",
+        "Gemma, Llama 3 or ChatML that the preset's tokenizer supports; auto: that of the run that "
+        "saved the preset, chat for presets named instruct, it or chat, otherwise prompt and "
+        "response on separate lines.",
     )
     dropout: float | None = option(
         None, "Dropout (default: 0 from scratch, otherwise the preset's own).", within="[0, 1)"

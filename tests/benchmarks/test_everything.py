@@ -84,6 +84,7 @@ def test_a_side_that_has_ended_says_why(tmp_path):
     side.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["-m pytest -m gpu tests/gpu", "benchmarks/gpu.py"])
 def test_where_there_is_no_gpu_nothing_passes(words):
     assert "no GPU here: nothing was " in processes.run_script(*words.split(), status=1)

@@ -46,6 +46,7 @@ class TestPermuted:
         """TensorFlow's operation has one example twice where the last is such a power."""
         assert len(np.unique(permutation(count, 0, 3))) == count
 
+    @pytest.mark.long
     def test_no_epoch_and_no_seed_has_the_order_of_another(self):
         """TensorFlow's operation alone: those of epoch 256 + n and of seed 29 are n's and 2's."""
         assert len({permutation(50, 0, epoch).tobytes() for epoch in range(700)}) == 700
@@ -73,6 +74,7 @@ class TestTraining:
             np.testing.assert_array_equal(indices, expected)
             np.testing.assert_array_equal(epochs, [epoch] * size)
 
+    @pytest.mark.long
     @settings(max_examples=15)
     @given(SEEDS, st.data())
     def test_seed_step_and_global_batch_decide_alone(self, seed, data):

@@ -37,6 +37,11 @@ class TestColumns:
             ("A", "-", LOOP),
         ]
 
+    def test_the_example_of_the_export_page(self):
+        inputs = melting.encode([Molecule("CGAAAACG", "((....))", melting.SODIUM)], width=6)
+        assert inputs["columns"].tolist() == [[14, 18, 56, 56, 56, 56]]
+        assert inputs["conditions"].tolist() == [[0.0, 0.0]]
+
     def test_mismatches_face_each_other_and_ends_dangle(self):
         assert shown("TACAG+CTTT", ".(.((+)).)") == [
             ("T", "-", END),

@@ -160,6 +160,7 @@ def test_the_tensor_has_the_same_rows(tmp_path, rows, vocabulary_size):
     np.testing.assert_array_equal(list(gathered.as_numpy_iterator()), ROWS[rows])
 
 
+@pytest.mark.long
 def test_a_pipeline_reads_the_file_without_a_copy():
     assert forked.run(memory_of_reading) < 20_000_000
 

@@ -130,6 +130,7 @@ def test_damaged_parquet(tmp_path):
         list(read_table(path, ["text"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv"])
 def test_a_table_is_not_held_in_memory(tmp_path, ending):
     separator = "\t" if ending == "tsv" else ","

@@ -1,5 +1,7 @@
 """Templates, and the special tokens of chats in KerasNLP's own tokenizers."""
 
+import json
+
 import pytest
 
 from data import prompts, templates
@@ -121,6 +123,22 @@ def test_auto_takes_the_turns_of_presets_that_are_named_for_it(preset, named):
     assert ("--template chat" if not named else "the turns of chatml") in line
     # A new Llama has Llama 3's special tokens, which it has not learned.
     assert templates.choose("auto", None, tokenizer) == (templates.TEXT, None)
+
+
+@pytest.mark.parametrize("name", ["chatml", "Q: {prompt} A: {response}"])
+def test_auto_takes_the_template_of_the_run_that_saved_the_preset(name, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"template": name}))
+    found, line = templates.choose("auto", str(tmp_path), make_tokenizer("Qwen"))
+    assert found == name and f"{name!r}, that of the run that saved {tmp_path}" in line
+
+
+@pytest.mark.parametrize(
+    "content", ['{"template": null}', '{"template": "auto"}', '{"template": []}', "[]", "{", "{}"]
+)
+def test_a_run_of_text_has_no_template(content, tmp_path):
+    (tmp_path / "recipe.json").write_text(content)
+    found, _ = templates.choose("auto", str(tmp_path), make_tokenizer("Qwen"))
+    assert found == templates.TEXT
 
 
 @pytest.mark.parametrize("family", [*CHAT_OF, "Gemma", "GPT2"])

@@ -178,6 +178,7 @@ def test_which_gpus_it_was_tried_on(capabilities, expected, monkeypatch):
 
 
 class TestWorks:
+    @pytest.mark.long
     def test_where_it_does(self, gpu, caplog):
         assert attention.works("bfloat16") and attention.works("float16")
         assert not attention.works("float32") and not caplog.messages
@@ -400,6 +401,7 @@ class TestInSteps:
             step.install(model, jit_compile=jit_compile)
             return model.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"]
 
+    @pytest.mark.long
     def test_compiled_steps_use_it(self, gpu, monkeypatch):
         attention.works("bfloat16")
         gpu.clear()
@@ -432,6 +434,7 @@ class TestInSteps:
         with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
             assert not step.install(model, jit_compile=True).uses_cudnn
 
+    @pytest.mark.long
     def test_deterministic_steps_do_not(self, gpu, monkeypatch):
         monkeypatch.setattr(keras_compat, "is_deterministic", lambda: True)
         self.fit(True, monkeypatch)

@@ -197,6 +197,7 @@ def test_a_layer_s_loss_under_three_replicas_is_left_as_it_is(monkeypatch):
 class TestRowsOfADropoutMask:
     """Each replica draws its rows of what one would draw for the global batch."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("jit_compile", [False, True], ids=["", "XLA"])
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
     def test_rows_begin_anywhere_in_a_block_of_the_generator(self, dtype, jit_compile):
@@ -253,6 +254,7 @@ def updates(name):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "SGD"])
 def test_all_weights_in_one_call_become_what_keras_makes_of_them(name):
     stock, *others = forked.run(updates, name)
@@ -279,6 +281,7 @@ def updated_twice(name, rate):
         return keras.ops.convert_to_numpy(kernel)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["none", "mirrored"])
 def test_muon_in_float64_takes_the_rate_of_a_schedule(name):
     constant = forked.run(updated_twice, name, 0.5)

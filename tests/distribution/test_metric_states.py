@@ -91,6 +91,7 @@ def part_of_an_epoch(count, first, last, state=None):
         return {name: float(value) for name, value in logs.items()}, states.read()
 
 
+@pytest.mark.long
 def test_an_epoch_that_goes_on_with_another_number_of_replicas_has_the_same_metrics():
     """Each step counts the same, whichever number of replicas made it."""
     whole, _ = part_of_an_epoch(1, 0, 6)

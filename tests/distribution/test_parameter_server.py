@@ -88,6 +88,7 @@ def train(gradients, betas, bounded, between=lambda optimizer: None):
     return np.array(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("betas", BETAS)
 def test_a_single_writer_never_reaches_the_bound(betas):
     """Gradients that come rarely, grow, and keep their sign make Adam's longest steps."""

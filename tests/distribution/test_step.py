@@ -240,6 +240,7 @@ def traced_refusals(_=None):
     return said
 
 
+@pytest.mark.long
 def test_an_error_while_a_step_is_traced_is_one_sentence():
     said = forked.run(traced_refusals)
     assert len(said) == 3
@@ -395,6 +396,7 @@ def evaluations(batch_sizes, count):
     return [{name: float(value) for name, value in logs.items()} for logs in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_neither_the_batch_size_nor_padding_nor_dropout_shows_in_an_evaluation(count):
     if count == 1:
@@ -445,6 +447,7 @@ def weighted_pairs():
     return x, {"once": y[0], "twice": y[1]}, {"once": weights[0], "twice": weights[1]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_loss_of_each_output_and_their_sum_are_weighted_means(count):
     """A last batch with padding counts by its weights, not as a full one."""
@@ -523,6 +526,7 @@ def normalised_weights(kind):
     return [weights.tolist() for weights in model.get_weights()], said
 
 
+@pytest.mark.long
 def test_normalizations_under_central_storage():
     """They assign to variables of which there is one copy; to kernels they may not."""
     found = [forked.run(normalised_weights, kind) for kind in ("central_storage", "mirrored")]
@@ -844,6 +848,7 @@ def updates_by_hand(weighted):
     return w, loss, error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "weighted",
     [
@@ -875,6 +880,7 @@ def sum_updates(_=None):
     ]
 
 
+@pytest.mark.long
 def test_a_sum_over_k_batches_is_that_of_one_batch_of_all_examples():
     """Beside a mean; an evaluation sums one batch, however many an update accumulates."""
     x, y, weights = two_targets()
@@ -957,6 +963,7 @@ def idle_updates(_=None):
     ]
 
 
+@pytest.mark.long
 def test_k_batches_leave_a_weight_alone_that_the_loss_does_not_use():
     """As one batch does: without a gradient Keras does not decay it."""
     found = forked.run(idle_updates)
@@ -1188,6 +1195,7 @@ def penalised_runs(kind):
     return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["mask", "batch normalization"])
 def test_each_replica_has_its_own_penalties(kind):
     assert_same(forked.run(penalised_runs, kind))
@@ -1235,6 +1243,7 @@ def unlabelled_runs(_=None):
     return found, before, row(model)
 
 
+@pytest.mark.long
 def test_a_label_that_a_loss_ignores_is_a_weight_of_zero():
     found, before, after = forked.run(unlabelled_runs)
     assert_same(found[:2])
@@ -1335,6 +1344,7 @@ def padded_evaluations(count, jit_compile):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "jit_compile"),
     [(1, False), pytest.param(1, True, marks=pytest.mark.long), (2, False)],

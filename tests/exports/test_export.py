@@ -45,6 +45,7 @@ def differ(found, expected):
     return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
 def test_another_batch_gets_the_keras_models_answers(name, tmp_path):
     """A model without a recipe, with two outputs; the size of the batch is not fixed."""
@@ -191,6 +192,7 @@ def test_random_inputs_fit_the_model(masked_lm):
             comparison.require_equal(found, np.ones((2, 2)))
 
 
+@pytest.mark.long
 def test_an_export_that_differs_is_not_kept(runs, tmp_path, command_line, monkeypatch):
     stock = keras_formats.write
 

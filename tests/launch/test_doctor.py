@@ -26,6 +26,7 @@ def run(*words, **environ):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_report_of_a_worker():
     cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     # KERAS_BACKEND would break every import, did the doctor not set it.

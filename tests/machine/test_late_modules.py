@@ -37,6 +37,7 @@ USES = {
 QUICK = "a module in it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use", [pytest.param(use, marks=() if use == QUICK else pytest.mark.long) for use in USES]
 )

@@ -42,6 +42,7 @@ def with_gradients(function, numbers, factor=1.0):
     return [total, *others, *tape.gradient(scaled, inputs)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, PREDICTIONS, 100])
 def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit, monkeypatch):
@@ -70,6 +71,7 @@ def test_sum_scores_and_gradients_are_those_of_whole_logits(numbers, rows, jit, 
         np.testing.assert_allclose(ours_, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("filled", [0, 1, 8, PREDICTIONS])
 def test_chunks_without_a_weight_are_left_out(numbers, filled, jit, monkeypatch):
@@ -228,6 +230,7 @@ def compiled(learner):
     return learner
 
 
+@pytest.mark.long
 def test_a_model_trains_and_evaluates_as_with_the_stock_head():
     """With the same dropout in the backbone: the layers draw from the same seeds."""
     results = []
@@ -290,6 +293,7 @@ def test_files_of_weights_and_optimizer_are_the_same_with_either_head(tmp_path):
         np.testing.assert_array_equal(ours_, theirs)
 
 
+@pytest.mark.long
 def test_what_is_saved_is_the_model_that_predicts(tmp_path):
     learner = compiled(chunked_masked_lm(make_model()))
     learner.train_on_batch(*batch())

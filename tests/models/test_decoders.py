@@ -55,6 +55,7 @@ def test_documents_of_a_row_are_as_if_each_were_alone(family):
     assert np.abs(together[0, 4:] - found[0, 4:]).max() > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["GPT2", pytest.param("Llama3", marks=pytest.mark.long)])
 def test_chunks_train_as_the_stock_head_does(family):
     """Tied embeddings, and others; dropout draws the same."""
@@ -241,6 +242,7 @@ def test_the_end_of_a_template_is_no_answer(gpt2, monkeypatch):
     ]
 
 
+@pytest.mark.long
 def test_different_prompts_are_continued_by_different_draws(gpt2):
     """Of a model that knows nothing: all tokens are as likely. A shorter text begins alike."""
     before = gpt2.get_weights()

@@ -269,6 +269,7 @@ class TestAverage:
         assert found == pytest.approx(stock, abs=1e-6)
         assert any((raw[path] != before[path]).any() for path in raw)
 
+    @pytest.mark.long
     def test_callbacks_predict_with_it(self):
         model, _ = trained(options(ema=0.5))
         x, y = batch()
@@ -282,6 +283,7 @@ class TestAverage:
         with fine_tuning.averaged(model):
             np.testing.assert_allclose(found, model(x, training=False), rtol=1e-6)
 
+    @pytest.mark.long
     def test_an_evaluation_that_is_given_up_puts_the_weights_back(self):
         model, _ = trained(options(ema=0.5))
         x, y = batch()
@@ -306,6 +308,7 @@ class TestAdapters:
         momenta = {v.path for v in model.optimizer.variables}
         assert not any("token_embedding" in path for path in momenta)
 
+    @pytest.mark.long
     def test_a_checkpoint_holds_what_trains_and_puts_it_back(self, tmp_path):
         given = options(lora_rank=2)
         model, _ = trained(given, steps=2)

@@ -67,6 +67,7 @@ def test_texts_of_all_lengths_keep_their_order_and_equal_ones_their_score(
         score(model, tokenizer, texts, 6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["Roberta", "Albert"])
 def test_any_family_with_a_masked_lm_scores_texts(family, tmp_path):
     """Later pieces of a word are masked by the marks of the family's tokenizer."""

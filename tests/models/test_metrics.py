@@ -139,6 +139,7 @@ def macro_f1():
     return MacroF1(4)
 
 
+@pytest.mark.long
 def test_replicas_that_share_one_copy_add_up(counted, scored):
     labels, logits, predicted = counted
     found = forked.run(count_on_two_replicas, macro_f1, labels, logits)

@@ -238,6 +238,7 @@ class TestWhatCannotBeLoaded:
             found = self.message(kind, preset)
             assert re.search(r"[\d,]+ parameters x 4 bytes = .* this machine has 0.0 GB", found)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("content", ["[]", "null", "3", "{"])
     @pytest.mark.parametrize("name", ["config.json", "task.json"])
     def test_a_file_that_is_not_an_object(self, name, content, tmp_path):

@@ -288,6 +288,7 @@ class TestWordPieces:
             presets.load(keras_nlp.models.Tokenizer, str(folder))
 
 
+@pytest.mark.long
 def test_an_encoder_without_a_pooler_gets_a_new_one(masked_lm, tmp_path, capsys):
     """As `transformers` saves a BERT for masked words; the rest is as it was."""
     stock, original = masked_lm
@@ -312,6 +313,7 @@ def test_an_encoder_without_a_pooler_gets_a_new_one(masked_lm, tmp_path, capsys)
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_means", [pytest.param(True, marks=pytest.mark.long), False])
 def test_an_encoder_of_sentence_transformers_pools_means(of_means, masked_lm, tmp_path, capsys):
     """If it was trained on them: [CLS] begins as the mean, in one more layer, which is saved."""
@@ -452,6 +454,7 @@ def test_weights_of_roberta(tmp_path):
 
 
 class TestRecipes:
+    @pytest.mark.long
     def test_a_classifier_is_trained_further(self, classifier, tmp_path, capsys):
         _, preset = classifier
         write_sentences(tmp_path)

@@ -19,7 +19,7 @@ STRATEGIES = {
     "accumulated": (1, {"strategy": "none", "accumulate_steps": 2, "global_batch_size": 6}),
 }
 # What `make test` trains, under the first strategy; all of the rest in `make check-long`.
-QUICK = ("convnet", "masked_normalised")
+QUICK = ("convnet",)
 CASES = [
     pytest.param(
         strategy,

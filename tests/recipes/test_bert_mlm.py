@@ -93,6 +93,7 @@ class TestRepeats:
 
 
 class TestWays:
+    @pytest.mark.long
     def test_init_from_begins_where_the_other_run_ended(self, tiny_run, run_bert, tmp_path):
         run = run_bert(
             tmp_path / "run",

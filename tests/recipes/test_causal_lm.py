@@ -176,6 +176,7 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert command_line(predict, moved, "a", "--max-length", 17)[0] == 0
 
 
+@pytest.mark.long
 def test_kerasnlp_alone_loads_it_and_generates_the_same(finished):
     folder, _ = finished
     run = load_run(folder)
@@ -187,6 +188,7 @@ def test_kerasnlp_alone_loads_it_and_generates_the_same(finished):
     assert list(task.generate(texts)) == answers and len(set(answers)) == 3
 
 
+@pytest.mark.long
 def test_log_likelihoods_are_those_of_each_next_token(finished):
     run = load_run(finished[0])
     task = run.load_model()

@@ -230,6 +230,7 @@ class TestProblems:
         (row,) = rows(run("a", results={"test": {"accuracy": "NaN"}, "seconds": "Infinity"}))
         assert (row["accuracy"], row["seconds"]) == ("-", "-")
 
+    @pytest.mark.long
     def test_damaged_curves_are_a_line(self, run, command_line, tmp_path):
         pytest.importorskip("matplotlib")
         good = run("good")

@@ -167,6 +167,7 @@ def test_a_kind_of_few_molecules_has_no_uncertainty():
     assert dna_melting.plus_minus(computed, np.ones((len(others), 1))) == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "conditions", "said"),
     [
@@ -213,6 +214,7 @@ def test_what_is_unlike_training_has_a_note_instead(run, text, conditions, said)
         assert answer["note"].startswith(said)
 
 
+@pytest.mark.long
 def test_predict_reads_a_table_like_those_to_train_on(run, tmp_path, command_line):
     """Each row has its own structure and conditions; options are for those without."""
     table = tmp_path / "new.csv"
@@ -246,6 +248,7 @@ def test_predict_reads_a_table_like_those_to_train_on(run, tmp_path, command_lin
     assert (status, said) == (0, "new.csv: columns that are not read: 'Na'\n")
 
 
+@pytest.mark.long
 def test_test_molecules_of_training_are_counted(run, tmp_path):
     rows = ["sequence,structure,sodium,strand_concentration,tm,Na"]
     trained = melting.load_melting(run[1]["dataset"], Path(), seed=0, count=1)["train"][:7]

@@ -64,6 +64,7 @@ def train_plainly(preset, folder, weights):
     return model.get_weights()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_classifier_of_each_family(family, tmp_path, initial):
     """Trains as KerasNLP's own compile() and fit() do on the same batches; then it is used."""

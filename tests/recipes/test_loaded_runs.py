@@ -122,7 +122,10 @@ class TestEvaluate:
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert not [w for w in recwarn if "shuffle" in str(w.message)]
 
-    @pytest.mark.parametrize("recipe", RECIPES)
+    @pytest.mark.parametrize(
+        "recipe",
+        ["mnist", *(pytest.param(r, marks=pytest.mark.long) for r in RECIPES if r != "mnist")],
+    )
     def test_the_weights_are_those_of_the_run(self, recipe, runs, copied):
         """Other weights give other numbers."""
         folder = copied(recipe)
@@ -141,6 +144,7 @@ class TestEvaluate:
             model.backbone.save_weights(folder / "model" / name)
         assert evaluated(folder)["test"] != pytest.approx(runs[recipe][1]["test"], rel=1e-3)
 
+    @pytest.mark.long
     def test_of_another_dataset_the_test_split(self, runs, tmp_path, command_line):
         other = tmp_path / "molecules.csv"
         strategy_run.write_molecules(other, 90)
@@ -212,6 +216,7 @@ class TestEvaluate:
         assert found["test"]["cross_entropy"] != pytest.approx(own, rel=1e-3)
         assert found["test"]["perplexity"] == np.exp(found["test"]["cross_entropy"])
 
+    @pytest.mark.long
     def test_classes_are_matched_by_name(self, runs, data, tmp_path, command_line):
         """In a file of two of the classes they have other numbers."""
         folder, _ = runs["text_classification"]
@@ -284,6 +289,7 @@ class TestEvaluate:
         assert "not the data that the run was trained on" in evaluated(folder)["notes"][0]
         assert "not the data that the run was trained on" in capsys.readouterr().out
 
+    @pytest.mark.long
     def test_a_recipe_that_builds_another_model_is_refused(self, copied, monkeypatch):
         """As one that took its scale from the data, and not from the run."""
         from recipes import dna_melting
@@ -384,6 +390,7 @@ class TestBest:
         status, _, errors = command_line(evaluate, with_best, "--best")
         assert status == 2 and "best: damaged (model.weights.h5 does not match" in errors
 
+    @pytest.mark.long
     @pytest.mark.parametrize("path", ["best", "best/model.weights.h5", "checkpoints/step-00000020"])
     def test_a_new_run_begins_with_them(self, with_best, path):
         if path.startswith("checkpoints"):
@@ -737,6 +744,7 @@ class TestPredict:
         with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
             predict.read_columns(half, "one", "two")
 
+    @pytest.mark.long
     def test_temperatures_of_molecules(self, runs, command_line):
         folder, _ = runs["dna_melting"]
         model = load_run(folder).load_model()

@@ -88,6 +88,7 @@ def test_the_names_of_the_classes_are_the_datasets(run, tmp_path):
     assert {answer["class"] for answer in answers} < set(GARMENTS)
 
 
+@pytest.mark.long
 def test_l2_is_in_the_loss_once(images, tmp_path):
     options = TINY | dict(dataset=str(images), l2=0.5, epochs=1, run_dir=tmp_path / "run")
     results = mnist.main(mnist.Options(**options))

@@ -105,6 +105,7 @@ def test_tensorboard_shows_scores(finished):
     )
 
 
+@pytest.mark.long
 def test_the_model_is_a_preset_that_answers_in_the_unit_without_this_package(finished, folder):
     run_dir, _ = finished
     texts, _ = table(folder, "dev")
@@ -155,6 +156,7 @@ def test_a_new_model_begins_at_the_mean_evidence(folder, tmp_path):
     assert 0.2 < found.std() / truth.std() < 1
 
 
+@pytest.mark.long
 def test_evaluate(finished, folder, tmp_path, capsys):
     run_dir, results = finished
     found = evaluate.main(evaluate.Options(run_dir=run_dir))

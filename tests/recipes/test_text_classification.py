@@ -53,6 +53,7 @@ def test_results(finished):
     }
 
 
+@pytest.mark.long
 def test_batches_are_cut_to_their_longest_sentence(folder, tmp_path, monkeypatch):
     """In training, if it is asked for, and evaluations; accumulated batches are parts of one."""
     made = []
@@ -289,6 +290,7 @@ def test_a_new_model_begins_as_naive_bayes(layers):
     assert (by_hand == labels).mean() > 0.8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("same_classes", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_classifier_is_trained_further(same_classes, finished, folder, tmp_path):
     """A step at a rate of almost zero: what is saved is what it began with."""

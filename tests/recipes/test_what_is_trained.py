@@ -41,7 +41,13 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=SMALL)
+# The recipe of `make test`; the others in `make check-long`.
+QUICK = ("mnist",)
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SMALL]
+)
 def at_fit(request, data, tmp_path, monkeypatch):
     """Runs a recipe up to `fit()`; returns model, training batches, and fit's other arguments."""
     recipe = importlib.import_module(f"recipes.{request.param}")
@@ -203,6 +209,7 @@ def test_max_examples_cuts_the_training_split_alone(at_fit):
         assert examples(data) == examples(whole.splits[split]) > most, split
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_fit", ["bert_mlm", "text_classification"], indirect=True)
 def test_what_a_new_model_knows_is_of_the_training_split(at_fit, data, tmp_path):
     """Another validation and test split changes neither word pieces nor what is known of them."""

@@ -1,12 +1,11 @@
 """Runs a function of a test in fresh processes, alone or as the workers of a cluster.
 
-Importing TensorFlow takes longer than most of these functions: it is imported once, and each
-process is a fork of the process that imported it, which has touched no device.
+Each process is a fork of one that has imported TensorFlow and touched no device
+(`tests.support.processes`).
 """
 
 import inspect
 import json
-import multiprocessing
 import multiprocessing.connection
 import os
 import runpy
@@ -16,9 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-# CUDA does not survive a fork (tests/gpu).
-_METHOD = "forkserver" if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1" else "spawn"
-_FORKS = multiprocessing.get_context(_METHOD)
+from tests.support.processes import FORKS
 
 
 class KerasFails(AssertionError):
@@ -43,16 +40,15 @@ def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds
         AssertionError: the function raised one (or a subclass); with its text.
         RuntimeError: it raised another error, ended without a result, or hung.
     """
-    _FORKS.set_forkserver_preload(["keras", "tensorflow"])
     name = inspect.unwrap(function).__name__
     file = inspect.unwrap(function).__code__.co_filename
     with tempfile.TemporaryDirectory(prefix="forked-") as folder:
         processes, ours = [], []
         try:
             for index, environ in enumerate(_environments(workers)):
-                pipe, theirs = _FORKS.Pipe()
+                pipe, theirs = FORKS.Pipe()
                 output = os.path.join(folder, f"{index}.txt")
-                process = _FORKS.Process(
+                process = FORKS.Process(
                     target=_child,
                     args=(file, name, arguments, environ, cpus, output, theirs),
                     daemon=True,

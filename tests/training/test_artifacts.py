@@ -107,6 +107,7 @@ def test_metadata_of_numpy_are_stored_as_numbers_and_lists(tmp_path):
         artifacts.save_model(small_model(), tmp_path / "other", metadata={"of": {"a", "b"}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tmp_path):
     """KerasHub cannot load one that names a mixed policy."""
@@ -199,6 +200,7 @@ def tokens(tokenizer, text):
     return [tokenizer.id_to_token(int(number)) for number in tokenizer(text)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "of_1990", "of_spaces"),
     [

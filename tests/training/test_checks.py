@@ -71,6 +71,7 @@ class TestCompile:
         said = refused(tmp_path, parts={"pipeline": pipeline})
         assert said.startswith("train_data has a negative sample weight")
 
+    @pytest.mark.long
     def test_names_train_as_the_objects_that_they_stand_for(self, tmp_path):
         def build(options):
             return keras.Sequential([tiny_recipe.build_model(options), keras.layers.Softmax()])
@@ -198,6 +199,7 @@ class TestRagged:
 
 
 class TestLayers:
+    @pytest.mark.long
     def test_batch_normalisation_is_that_of_the_whole_batch(self, tmp_path):
         forked.run(on_one_replica_and_two, str(tmp_path), seconds=300)
         processes.assert_equal_tensors(tmp_path / "none", tmp_path / "mirrored")
@@ -406,6 +408,7 @@ class TestData:
             .skip(first_batch)
         )
 
+    @pytest.mark.long
     @pytest.mark.parametrize("step", [4, pytest.param(9, marks=pytest.mark.long)])
     def test_a_fixed_order_resumes_at_an_epochs_end(self, tmp_path, step):
         """The second epoch begins with the same batches as the first one."""
@@ -419,6 +422,7 @@ class TestData:
         resumed = tiny_recipe.main(options, pipeline=pipeline)
         assert resumed["resumed_from_step"] == step
 
+    @pytest.mark.long
     def test_equal_batches_resume(self, tmp_path):
         def pipeline(x, y, *, seed, **batches):
             return self.in_order(**batches)(np.zeros_like(x), np.zeros_like(y))
@@ -428,6 +432,7 @@ class TestData:
             tiny_recipe.main(options, extra=[StopAfter(4)], pipeline=pipeline)
         assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
 
+    @pytest.mark.long
     def test_a_batch_that_occurs_again_is_not_the_start(self, tmp_path):
         """The fifth batch has the rows of the first one."""
 
@@ -494,6 +499,7 @@ class TestCallbacks:
     def test_a_callback_without_state_is_welcome(self):
         assert checks.stateful({}, [keras.callbacks.TerminateOnNaN()], None) == {}
 
+    @pytest.mark.long
     def test_one_that_is_missing_on_resume(self, tmp_path):
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
@@ -539,6 +545,7 @@ class TestFit:
         with pytest.raises(RunError, match="called a second time: a run is one training"):
             tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "run"), fit=fit)
 
+    @pytest.mark.long
     def test_after_the_run_all_is_as_in_keras(self, tmp_path):
         models = []
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
@@ -585,6 +592,7 @@ class TestOptions:
         results = tiny_recipe.main(options, left_out=("validation", "test"))
         assert results["steps"] == 18 and "val_loss" not in results["history"]
 
+    @pytest.mark.long
     def test_a_best_whose_direction_is_not_known(self, tmp_path, monkeypatch):
         """A metric of one's own, whose name tells nothing."""
 

@@ -28,6 +28,7 @@ def train(tmp_path_factory):
     return run
 
 
+@pytest.mark.long
 def test_several_steps_in_one_execution_train_the_same(train):
     one, three = train(precision="float32"), train(precision="float32", steps_per_execution=3)
     ours, theirs = processes.results(one), processes.results(three)
@@ -62,6 +63,7 @@ def test_xla_trains_the_same_but_for_rounding(train):
     assert any((value != theirs[name]).any() for name, value in ours.items())
 
 
+@pytest.mark.long
 def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32(train):
     exact, half = train(precision="float32"), train(precision="mixed_bfloat16")
     ours, theirs = processes.tensors(exact), processes.tensors(half)

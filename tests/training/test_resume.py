@@ -211,6 +211,7 @@ def test_asked_to_stop_before_training(at, folder):
     assert {path.name[:6] for path in cache.rglob(".*")} <= {".lock-"}
 
 
+@pytest.mark.long
 def test_asked_to_stop_while_evaluating(folder, unbroken):
     """In the validation after an epoch, in that after the run's last step, and in the test."""
     run_dir = folder / "stopped-evaluating"

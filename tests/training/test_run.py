@@ -163,6 +163,7 @@ class TestBatchesAhead:
 
         return to
 
+    @pytest.mark.long
     def test_same_numbers_also_when_it_resumes(self, finished, copies_to, stopped):
         copied = copies_to("CPU:0")
         folder = stopped(13, **EVALUATIONS)
@@ -190,6 +191,7 @@ class TestNumbers:
         assert processes.results(finished)["device"] == named
         assert f"device         {named}\n" in (finished / "worker-0.log").read_text()
 
+    @pytest.mark.long
     @pytest.mark.parametrize("baseline", [{}, {"accuracy": 0.5}])
     def test_what_it_prints_at_its_end(self, baseline, tmp_path, capsys, monkeypatch):
         stock = run_module.Run.finish
@@ -366,6 +368,7 @@ class TestCheckpoints:
         assert (again["test"], again["weights_of_step"]) == (found["test"], PER_EPOCH)
         assert again["weights_sha256"] == found["weights_sha256"]
 
+    @pytest.mark.long
     def test_the_best_weights_may_be_within_an_epoch(self, tmp_path, stopped, capsys):
         """A val_loss that should grow, looked at every 4 steps: the first look is the best."""
         options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=2, epochs=5)
@@ -394,6 +397,7 @@ class TestCheckpoints:
         info = checkpoint_files.read(tmp_path / "run" / "best")
         assert info.step in (PER_EPOCH, 2 * PER_EPOCH) and info.steps_into_epoch == 0
 
+    @pytest.mark.long
     @pytest.mark.parametrize("which", [["best"], ["best", "checkpoints/step-00000009"]])
     def test_a_damaged_best_is_replaced_by_the_checkpoint_of_its_step(self, tmp_path, which):
         class Damage(keras.callbacks.Callback):
@@ -413,6 +417,7 @@ class TestCheckpoints:
             assert "best is damaged" in note and note.endswith(": the last weights are kept")
             assert found["weights_of_step"] == 2 * PER_EPOCH
 
+    @pytest.mark.long
     def test_a_best_of_another_step_is_not_used(self, tmp_path):
         """A run that was killed behind it, and resumed to an earlier end, has not come to it."""
 
@@ -428,6 +433,7 @@ class TestCheckpoints:
         whole = start(tmp_path / "whole", **options)
         assert whole["weights_sha256"] == found["weights_sha256"]
 
+    @pytest.mark.long
     @pytest.mark.parametrize("window, missed", [("2:40", False), ("19:25", True)])
     def test_a_profile_after_the_last_step_is_noted(self, tmp_path, window, missed, monkeypatch):
         monkeypatch.setattr(run_module.Profile, "on_train_batch_begin", lambda *_, **__: None)
@@ -435,6 +441,7 @@ class TestCheckpoints:
         said = f"--profile {window}: nothing is profiled, the run ends at step 18"
         assert notes == ([said] if missed else [])
 
+    @pytest.mark.long
     def test_early_stopping_ends_on_the_best_average(self, tmp_path):
         """With `use_ema` the best epoch's average is tested and saved, not its last weights."""
 
@@ -459,6 +466,7 @@ class TestCheckpoints:
         ]
         assert all(any(np.array_equal(a, kernel) for a in averages) for kernel in kernels)
 
+    @pytest.mark.long
     def test_a_lowered_rate_is_lowered_in_a_run_that_resumes(self, stopped, tmp_path):
         """A val_loss that should grow never does: the rate is halved after each epoch but one."""
         options = dict(keep_best="val_loss", keep_best_mode="max", reduce_on_plateau=1, epochs=4)
@@ -515,6 +523,7 @@ class TestResume:
         assert processes.records(folder) == processes.records(finished)
         assert processes.events(folder) == processes.events(finished)
 
+    @pytest.mark.long
     def test_several_optimizers_resume_identically(self, tmp_path):
         def arguments(options, rate):
             several = keras.optimizers.OptimizerMap(
@@ -535,6 +544,7 @@ class TestResume:
         rates = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
         assert rates == pytest.approx([0.01] * 9)
 
+    @pytest.mark.long
     def test_optimizers_of_the_model_resume_identically(self, tmp_path):
         def train(folder, extra=()):
             return tiny_recipe.main(
@@ -548,6 +558,7 @@ class TestResume:
         fingerprint = newest(tmp_path / "run").state["fingerprint"]["optimizer"]
         assert fingerprint["name"] == "RMSprop, Adam, Adam"
 
+    @pytest.mark.long
     def test_it_keeps_what_auto_meant(self, stopped):
         folder, seen = stopped(6), []
         start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
@@ -633,6 +644,7 @@ def fill(disk, spare=0):
 # What HDF5 says from within a destructor, pytest would take away.
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 class TestFullDisk:
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "when",
         [0, *(pytest.param(when, marks=pytest.mark.long) for when in (1, 5, 9, 17))],
@@ -690,6 +702,7 @@ def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
     assert list(tmp_path.glob("run/plugins/profile/*/*.xplane.pb"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (12, 9))]
 )
@@ -808,6 +821,7 @@ def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_worker_that_is_gone_is_no_error_after_a_signal(tmp_path, at_step, asked):
     """The other one may have got the signal before it could save; the run resumes."""
@@ -887,6 +901,7 @@ class Averaged(tiny_recipe.Options):
     ema: float | None = None
 
 
+@pytest.mark.long
 def test_a_best_checkpoint_that_only_resumes_is_noted_at_the_start(tmp_path):
     """Otherwise recipes.evaluate --best refuses it after hours of training."""
     noted = {"keep_best": "val_loss", "ema": 0.9}
@@ -901,6 +916,7 @@ def test_a_best_checkpoint_that_only_resumes_is_noted_at_the_start(tmp_path):
         assert [note[:24] for note in notes] == ["--keep-best with --ema: "] * is_noted
 
 
+@pytest.mark.long
 def test_notes_about_the_data_outlive_what_led_to_them(tmp_path):
     """A run that resumes reads what `auto` resolved to, and falls back on nothing."""
     options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=2)
@@ -928,6 +944,7 @@ class TestIgnoredDataset:
             start(tmp_path / "run", dataset="nope.csv")
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", ["plan", "prepare"])  # data may be loaded before or after
     def test_not_in_a_recipe_that_reads_it(self, tmp_path, monkeypatch, name):
         stock = getattr(run_module.Run, name)
@@ -939,6 +956,7 @@ class TestIgnoredDataset:
         monkeypatch.setattr(run_module.Run, name, reads_it)
         assert start(tmp_path / "run", dataset="mine.csv", max_steps=1)["steps"] == 1
 
+    @pytest.mark.long
     def test_nor_where_it_names_the_data_of_the_recipe(self, tmp_path):
         for name in ("auto", "numbers"):
             assert start(tmp_path / name, dataset=name, max_steps=1)["dataset"] == "numbers"

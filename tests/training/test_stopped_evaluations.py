@@ -48,6 +48,7 @@ def lines(folder):
     return [[(k, v) for k, v in each.items() if "per_second" not in k] for each in records]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"validate_every": 4}, marks=pytest.mark.long)]
 )
@@ -102,6 +103,7 @@ class StopAtStep(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "build",
     [
@@ -127,6 +129,7 @@ class EndAtStep(keras.callbacks.Callback):
         self.model.stop_training = batch == 3
 
 
+@pytest.mark.long
 def test_a_run_that_a_callback_ended_in_mid_epoch_ends_there_again(tmp_path, monkeypatch):
     whole = train(tmp_path / "whole", extra=[EndAtStep()])
     stock = stopping.StopEvaluation.on_test_batch_end
@@ -146,6 +149,7 @@ def test_a_run_that_a_callback_ended_in_mid_epoch_ends_there_again(tmp_path, mon
         assert broken[name] == whole[name]
 
 
+@pytest.mark.long
 def test_a_run_that_a_callback_ended_in_mid_epoch_is_extended(tmp_path):
     """The epoch that was cut is completed, as in a run that nothing ended."""
     assert train(tmp_path / "run", extra=[EndAtStep()])["steps"] == 4
