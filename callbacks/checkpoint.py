@@ -38,6 +38,7 @@ from callbacks.terminal_log import RESULT
 from data import files
 from distribution import keras_compat
 from distribution.metric_states import MetricStates
+from distribution.step import flat_results
 
 log = logging.getLogger("recipes")
 
@@ -462,7 +463,7 @@ class Restore(StepCallback):
         ended = info.state.get("stop_training", False)
         if ended or info.step >= self.last_step_of_epoch():
             # Only the validation is left; Keras then has no metrics to log.
-            results = self.model.get_metrics_result()
+            results = flat_results(self.model.get_metrics_result())
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             done = self.steps_per_epoch  # also where the run ends in mid-epoch
         self.model.stop_training = ended

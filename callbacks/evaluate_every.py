@@ -19,7 +19,7 @@ class EvaluateEvery(StepCallback):
 
     Args:
         records: records the metrics, under the split's name.
-        data: batches of the split.
+        data: batches of the split, or a tuple of arrays as that of `validation_data`.
         split: "validation" or "test".
         every: steps between two evaluations; None for no evaluation.
         callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
@@ -67,9 +67,15 @@ class EvaluateEvery(StepCallback):
         states = MetricStates.of(self.model)
         of_the_epoch, of_the_model = states.read(), read_states(self.model)
         self._owed = True
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.data)
         try:
             numbers = self.model.evaluate(
-                self.data, verbose=0, return_dict=True, callbacks=list(self.callbacks)
+                x,
+                y,
+                sample_weight=sample_weight,
+                verbose=0,
+                return_dict=True,
+                callbacks=list(self.callbacks),
             )
         except Stopped:
             write_states(self.model, of_the_model)  # it is repeated

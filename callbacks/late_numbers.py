@@ -5,11 +5,12 @@ finished the step, so it idles while the process prepares the next one.
 """
 
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 
 import keras
 
 from callbacks.steps import StepCallback
+from distribution.step import flat_results
 
 
 class LateNumber:
@@ -49,7 +50,7 @@ class LateNumbers(dict):
     """
 
     def __init__(self, logs: dict):
-        pairs = sorted(_flat(logs), key=lambda pair: pair[0])
+        pairs = sorted(flat_results(logs).items())
         super().__init__((name, LateNumber(value)) for name, value in pairs)
 
     def __getitem__(self, name):
@@ -88,11 +89,6 @@ class LateNumbers(dict):
     values = MutableMapping.values  # type: ignore[assignment]
     popitem = MutableMapping.popitem
     setdefault = MutableMapping.setdefault
-
-
-def _flat(logs: dict) -> Iterator[tuple]:
-    for name, value in logs.items():
-        yield from _flat(value) if isinstance(value, dict) else [(name, value)]
 
 
 def unread(logs: dict, name: str):

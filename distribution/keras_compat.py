@@ -242,6 +242,7 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
             shape = tf.shape(inputs) if shape is None else tf.convert_to_tensor(shape)
             # A mask with one row is the same for all examples, on every replica.
             shared = noise_shape is not None and noise_shape[0] == 1
+            shared = shared or (len(inputs.shape) > 0 and inputs.shape[0] == 1)
             if not several or shared or not 0.0 < rate < 1.0 or len(inputs.shape) == 0:
                 return stock(inputs, rate, noise_shape, seed)
             seed = tf_random._cast_seed(tf_random.draw_seed(seed))
@@ -431,12 +432,26 @@ def random_operation(data: tf.data.Dataset) -> str | None:
             continue
         datasets += dataset._inputs()
         for wrapper in dataset._functions():
-            graph = wrapper.function.graph.as_graph_def()
-            inner = (node for function in graph.library.function for node in function.node_def)
-            for node in (*graph.node, *inner):
-                if _RANDOM.fullmatch(node.op) or _CHANGES_A_VARIABLE.fullmatch(node.op):
-                    return node.op
+            for operation in _operations_in(wrapper.function.graph):
+                if _RANDOM.fullmatch(operation) or _CHANGES_A_VARIABLE.fullmatch(operation):
+                    return operation
     return None
+
+
+def random_operation_of_step() -> str | None:
+    """Returns an operation of the function that is being traced that draws from a random stream.
+
+    No checkpoint keeps where the stream is.
+    """
+    operations = _operations_in(tf.compat.v1.get_default_graph())
+    return next(filter(_RANDOM.fullmatch, operations), None)
+
+
+def _operations_in(graph: tf.Graph) -> Iterator[str]:
+    """Yields the types of the operations of a graph and of the functions that it calls."""
+    definition = graph.as_graph_def()
+    for nodes in (definition.node, *(each.node_def for each in definition.library.function)):
+        yield from (node.op for node in nodes)
 
 
 def copy_batches_ahead() -> contextlib.AbstractContextManager:
@@ -1102,8 +1117,8 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
             entry.loss.call = functools.partial(_without_mask, entry.loss.call)
         if entry.loss.reduction == "mean_with_sample_weight":
             entry.loss.reduction = "sum_over_batch_size"
-        elif entry.loss.reduction == "sum" and several:
-            entry = entry._replace(loss=_SumOverParts(entry.loss, replicas))
+        elif entry.loss.reduction == "sum":
+            entry = entry._replace(loss=_SumOverParts(entry.loss, replicas, entry.path))
         elif entry.loss.reduction in (None, "none") and several:
             raise DistributionError(
                 f"loss {entry.name} has reduction=None, which has no mean over several replicas "
@@ -1126,6 +1141,26 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
             metric.update_state = functools.partial(_add_loss_of_output, stock, entry.path, factor)
             losses.append((factor, metric))
         _add_up_outputs(model, losses)
+
+
+def totals_of_losses(model: keras.Model, totals) -> list[tf.Tensor]:
+    """Returns the sums of weights of the outputs that have a loss.
+
+    Lacks: no public name tells which outputs have one.
+
+    Args:
+        model: compiled and built.
+        totals: the sum of each output's weights, structured like the weights; None for no weights.
+    """
+    compiled, found = model._compile_loss, []
+    if keras.tree.is_nested(totals) and compiled is not None and compiled.built:
+        for entry in compiled._flat_losses:
+            total = totals
+            for name in entry.path:
+                total = total[name]
+            found.append(total)
+    found = [t for t in keras.tree.flatten(found) if t is not None]
+    return found or [t for t in keras.tree.flatten(totals) if t is not None]
 
 
 def number_of_losses(model: keras.Model) -> int:
@@ -1175,13 +1210,15 @@ def _mixes_examples(loss) -> bool:
     return function is keras.losses.circle
 
 
-# The weights of each output of the batch that is being evaluated, in total, and its losses; and how
-# many batches the losses are averaged over.
+# The weights of each output of a batch and their sums, its losses, and how many batches these are
+# averaged over.
 _outputs = threading.local()
 
 
 @contextlib.contextmanager
-def outputs_count(totals, batches: int = 1, is_unpadded: bool = False) -> Iterator[list]:
+def outputs_count(
+    totals, batches: int = 1, is_unpadded: bool = False, weights=None
+) -> Iterator[list]:
     """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
 
     Breaks: the logs of several losses count each batch by its number of examples, so a padded last
@@ -1192,19 +1229,22 @@ def outputs_count(totals, batches: int = 1, is_unpadded: bool = False) -> Iterat
             numbers.
         batches: batches of an update in training, whose mean is applied; 1 in an evaluation.
         is_unpadded: whether the padding was removed from the batch.
+        weights: those of the data, for the losses that are sums.
 
     Yields:
         A list that gets the loss of each output, times its `loss_weights`; of several outputs.
     """
     _outputs.totals, _outputs.losses, _outputs.batches = totals, [], batches
-    _outputs.is_unpadded = is_unpadded
+    _outputs.is_unpadded, _outputs.weights = is_unpadded, weights
     try:
         yield _outputs.losses
     finally:
         _outputs.totals, _outputs.losses, _outputs.batches = None, None, 1
+        _outputs.weights = None
 
 
 def _add_loss_of_output(update_state: Callable, path, factor: float, value, sample_weight=None):
+    value = tf.reduce_sum(value)  # of a replica without examples it has shape (0,): no mean
     totals = getattr(_outputs, "totals", None)
     if totals is not None:
         for name in path if keras.tree.is_nested(totals) else ():
@@ -1248,15 +1288,24 @@ def _add_up_outputs(model: keras.Model, losses: list) -> None:
 
 
 class _SumOverParts:
-    """A loss whose mean over replicas, and over the batches of an update, is its sum over them."""
+    """A loss whose mean over replicas, and over the batches of an update, is its sum over them.
+
+    A sum has the weights of the data, which are not divided by their mean.
+    """
 
     reduction = "sum_over_parts"
 
-    def __init__(self, loss, replicas: int):
-        self.loss, self.replicas = loss, replicas
+    def __init__(self, loss, replicas: int, path: tuple):
+        self.loss, self.replicas, self.path = loss, replicas, path
+        self._fn_kwargs = getattr(loss, "_fn_kwargs", {})
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         parts = self.replicas * getattr(_outputs, "batches", 1)
+        weights = getattr(_outputs, "weights", None)
+        if sample_weight is not None and weights is not None:
+            for name in self.path if keras.tree.is_nested(weights) else ():
+                weights = weights[name]
+            sample_weight = weights
         return parts * self.loss(y_true, y_pred, sample_weight=sample_weight)
 
 
@@ -1299,7 +1348,7 @@ def prepare_metrics(model: keras.Model) -> None:
     if compiled is None or not compiled.built:
         return
     compiled._flat_metrics = [
-        m and _OfExamples(m.metrics, m.output_name) for m in compiled._flat_metrics
+        m and _OfExamples(m.metrics, output_name=m.output_name) for m in compiled._flat_metrics
     ]
     if model.distribute_strategy.num_replicas_in_sync == 1:
         return
@@ -1368,7 +1417,43 @@ class _OfExamples(compile_utils.MetricsList):
                     backend.set_keras_mask(outputs, tf.boolean_mask(mask, present))
                 metric.update_state(labels, outputs)
             else:
-                metric.update_state(y_true, y_pred, sample_weight=weights)
+                metric.update_state(
+                    y_true, y_pred, sample_weight=_weights_of_values(metric, weights, y_true)
+                )
+
+
+# Metrics of Keras that count values one by one: weights of examples do not fit them.
+_COUNT_VALUES = (
+    *(keras.metrics.TruePositives, keras.metrics.TrueNegatives, keras.metrics.FalsePositives),
+    *(keras.metrics.FalseNegatives, keras.metrics.Precision, keras.metrics.Recall),
+    *(keras.metrics.PrecisionAtRecall, keras.metrics.RecallAtPrecision, keras.metrics.AUC),
+    *(keras.metrics.SensitivityAtSpecificity, keras.metrics.SpecificityAtSensitivity),
+    keras.metrics.IoU,
+)
+
+
+def _weights_of_values(metric: keras.metrics.Metric, weights: tf.Tensor, y_true) -> tf.Tensor:
+    """Returns a weight for each label where a metric needs it, otherwise the weights as they are.
+
+    Breaks: metrics of confusion matrices align weights of shape (batch,) with the last axis of
+    labels that have three or more, and an IoU wants one weight per label.
+
+    Args:
+        metric: of Keras.
+        weights: of the examples, or of the values that a mask of the output has.
+        y_true: labels.
+    """
+    labels = tf.convert_to_tensor(y_true)
+    is_iou = isinstance(metric, keras.metrics.IoU)
+    if not isinstance(metric, _COUNT_VALUES) or (len(labels.shape) < 3 and not is_iou):
+        return weights
+    if is_iou and not metric.sparse_y_true:  # it takes the class of each one-hot row
+        labels = tf.reduce_max(labels, axis=metric.axis)
+    if is_iou:  # it counts in integers
+        weights = tf.cast(weights, tf.int32)
+    ones = [1] * (len(labels.shape) - len(weights.shape))
+    rows = tf.reshape(weights, tf.concat([tf.shape(weights), tf.constant(ones, tf.int32)], 0))
+    return tf.broadcast_to(rows, tf.shape(labels))
 
 
 def is_deterministic() -> bool:

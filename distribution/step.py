@@ -314,23 +314,30 @@ class Step:
                     "values, so the mean over the batches of an update is not known before the "
                     "last of them; leave it out, or write the masks as sample weights of the data"
                 )
-            weights = [_times_mask(w, m) for w, m in _per_output(sample_weight, masks)]
+            pairs = _per_output(sample_weight, masks, y_pred)
+            if self.replicas > 1 or not training:  # batches, or parts, of different sizes
+                ones = _ones(x, self.floatx)
+                pairs = [(ones if w is None and m is None else w, m) for w, m in pairs]
+            weights = [_times_mask(w, m) for w, m in pairs]
             sums = self.global_sums([tf.reduce_sum(w) for w in weights if w is not None])
             sample_weight = keras.tree.pack_sequence_as(y_pred, weights)
             y_pred = keras.tree.map_structure(tf.identity, y_pred)  # without their masks
         elif sample_weight is None and self.replicas > 1:
             sample_weight = _ones(x, self.floatx)
-        total = tf.add_n(sums) if sums else tf.reduce_sum(_ones(x, self.floatx))
         left = iter(sums)
         totals = keras.tree.map_structure(
             lambda w: None if w is None else next(left), sample_weight
         )
+        if sums:
+            total = tf.add_n(keras_compat.totals_of_losses(self.model, totals))
+        else:
+            total = tf.reduce_sum(_ones(x, self.floatx))
         weights = keras.tree.map_structure(
             lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
         )
         batches = self.batches_per_update if training else 1
         counted = None if training else totals
-        with keras_compat.outputs_count(counted, batches, is_unpadded) as losses:
+        with keras_compat.outputs_count(counted, batches, is_unpadded, sample_weight) as losses:
             value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
@@ -465,7 +472,15 @@ class Step:
             for _ in tf.range(self.updates_per_execution - 1):
                 tf.autograph.experimental.set_loop_options(parallel_iterations=1)
                 self._one_update(iterator)
-        return self._logs(self._one_update(iterator))
+        logs = self._logs(self._one_update(iterator))
+        drawn_by = keras_compat.random_operation_of_step()
+        if drawn_by is not None:
+            raise DistributionError(
+                f"the model draws random numbers by {drawn_by} of TensorFlow, whose state no "
+                "checkpoint keeps and which replicas do not share: use keras.random with a "
+                "keras.random.SeedGenerator of the layer"
+            )
+        return logs
 
     def _one_update(self, iterator):
         if self.batches_per_update == 1:
@@ -517,6 +532,7 @@ class Step:
         """Averages the results of the replicas; every worker gets the same numbers."""
         if self.replicas == 1:
             return values
+        values = flat_results(values)
         names = sorted(values)
         stacked = self.strategy.run(
             _plain(lambda logs: tf.stack([tf.cast(logs[name], self.floatx) for name in names])),
@@ -524,6 +540,14 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+def flat_results(results: dict) -> dict:
+    """Returns the results of metrics, those of a metric that returns a dict among the others."""
+    flat: dict = {}
+    for name, value in results.items():
+        flat |= flat_results(value) if isinstance(value, dict) else {name: value}
+    return flat
 
 
 @contextlib.contextmanager
@@ -579,10 +603,12 @@ def _both(mask, other):
     return tf.cast(mask, tf.bool) & other
 
 
-def _per_output(sample_weight, masks: list) -> list[tuple]:
+def _per_output(sample_weight, masks: list, y_pred) -> list[tuple]:
     """Pairs each output's weights with its mask; one tensor of weights serves all outputs."""
     if not keras.tree.is_nested(sample_weight):
         return [(sample_weight, mask) for mask in masks]
+    if isinstance(sample_weight, dict) and isinstance(y_pred, dict):  # some may have none
+        sample_weight = {name: sample_weight.get(name) for name in y_pred}
     return list(zip(keras.tree.flatten(sample_weight), masks, strict=True))
 
 
@@ -599,7 +625,7 @@ def _beside_masks(sample_weight, y_pred):
     masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
     if sample_weight is None or all(mask is None for mask in masks):
         return sample_weight
-    pairs = _per_output(sample_weight, masks)
+    pairs = _per_output(sample_weight, masks, y_pred)
     weights = [w if w is None or m is None else _as_long(w, m) for w, m in pairs]
     return keras.tree.pack_sequence_as(y_pred, weights)
 

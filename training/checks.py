@@ -173,7 +173,7 @@ def require_metric(model: keras.Model, keep_best: str | None, mode: str = "auto"
     if keep_best is None:
         return
     # Not `model.metrics`, in which one container stands for all metrics of `compile()`.
-    measured = [f"val_{name}" for name in model.get_metrics_result()]
+    measured = [f"val_{name}" for name in step.flat_results(model.get_metrics_result())]
     if keep_best not in measured:
         raise OptionsError(f"--keep-best {keep_best}: must be one of {', '.join(measured)}")
     if direction(keep_best, model, mode) is None:
@@ -275,7 +275,7 @@ def require_single_numbers(model: keras.Model) -> None:
     Raises:
         RunError: names the metric.
     """
-    for name, value in model.get_metrics_result().items():
+    for name, value in step.flat_results(model.get_metrics_result()).items():
         shape = tuple(keras.ops.shape(value))
         if shape != ():
             raise RunError(
@@ -461,6 +461,29 @@ def require_compiled(model: keras.Model, train_data) -> None:
         )
     if problems:
         raise RunError("\n".join(problems))
+
+
+def require_kept_variables(model: keras.Model) -> None:
+    """Rejects variables of TensorFlow in layers, which Keras neither trains nor saves.
+
+    Args:
+        model: built.
+
+    Raises:
+        RunError: names the layer and its attribute.
+    """
+    for layer in keras_compat.layers_of(model):
+        for name, value in vars(layer).items():
+            if name.startswith("_self_"):  # TensorFlow's own lists of them
+                continue
+            values = value.values() if isinstance(value, dict) else value
+            for leaf in values if isinstance(value, list | tuple | dict) else (value,):
+                if isinstance(leaf, tf.Variable):
+                    raise RunError(
+                        f"{type(layer).__name__}.{name} of the layer {layer.name} is a "
+                        "tf.Variable, which Keras does not train and no checkpoint keeps: use "
+                        "self.add_weight(), or tf.constant() for what does not change"
+                    )
 
 
 def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:

@@ -508,6 +508,7 @@ class Run:
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
+        checks.require_kept_variables(model)
         checks.build_own_step(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
         fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
@@ -548,7 +549,8 @@ class Run:
             log.info("%-14s %s", "XLA", "from the cache" if restored else "compiles the first step")
         if info is None:
             self.tensorboard.show_options(shown(options, self._resolved) | plan.fixed())
-            names = with_perplexity(dict.fromkeys(model.get_metrics_result(), 0.0), perplexity_of)
+            measured = step.flat_results(model.get_metrics_result())
+            names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
         checks.watch_fit(model, self.checkpoint)
