@@ -300,3 +300,12 @@ class TestEvaluateEvery:
         found = model.evaluate(made.data, verbose=0, return_dict=True)
         assert {name: listener.records[0][name] for name in found} == pytest.approx(found)
         assert found != before
+
+    def test_arrays_are_evaluated_like_a_dataset(self, evaluator, listener):
+        made = evaluator(2)
+        x, y = (np.concatenate(parts) for parts in zip(*made.data.as_numpy_iterator(), strict=True))
+        for batch, data in ((1, made.data), (3, (x, y))):
+            made.data = data
+            made.on_train_batch_end(batch, {})
+        first, second = listener.records
+        assert first["loss"] == pytest.approx(second["loss"])

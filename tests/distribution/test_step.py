@@ -597,7 +597,192 @@ def test_weights_in_a_tuple_are_those_of_the_outputs():
     np.testing.assert_allclose(kernel[:, 0], 1 - 0.1 * gradient, rtol=1e-5)
 
 
+# --- Several outputs ---
+
+
+def partly_lost():
+    """Two outputs, one of them without a loss, with metrics of each."""
+    inputs = keras.Input((2,))
+    outputs = [keras.layers.Dense(1, kernel_initializer="ones", name=name) for name in "ab"]
+    model = keras.Model(inputs, [layer(inputs) for layer in outputs])
+    optimizer = keras.optimizers.SGD(0.01)
+    model.compile(
+        optimizer, ["mse", None], metrics=[["mae"], ["mae"]], weighted_metrics=["mse"] * 2
+    )
+    return model
+
+
+def masked_and_not():
+    """An output of each word, masked, and one of each text, which is not."""
+    inputs = keras.Input((4,), dtype="int32")
+    words = keras.layers.Embedding(5, 2, mask_zero=True)(inputs)
+    text = keras.layers.GlobalAveragePooling1D()(words)
+    outputs = [keras.layers.Dense(1, name="words")(words), keras.layers.Dense(1, name="text")(text)]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01), ["mse", "mse"])
+    return model
+
+
+def words_and_texts():
+    numbers = np.random.default_rng(8)
+    words = numbers.integers(1, 5, (9, 4)) * (np.arange(4) < numbers.integers(1, 5, (9, 1)))
+    return words, (numbers.normal(size=(9, 4, 1)), numbers.normal(size=(9, 1)))
+
+
+def several_outputs(_=None):
+    """On one replica and two, of nine examples in batches of four and eight, and at once.
+
+    In batches of four, the second replica gets none of the last one.
+    """
+    numbers = np.random.default_rng(9)
+    x, y = numbers.normal(size=(9, 2)), tuple(numbers.normal(size=(2, 9, 1)))
+    weights = tuple(numbers.uniform(size=(2, 9)))
+    found = []
+    for build, examples in (
+        (partly_lost, (x, y, weights)),
+        (masked_and_not, words_and_texts()),
+    ):
+        data = replicas.dataset(examples, 8)
+        for size in (4, 8, 9):
+            parts = replicas.dataset(examples, size, drop_remainder=False)
+            found.append([replicas.fit(n, build, data, evaluated=parts) for n in (1, 2)])
+    return found[:3], found[3:]
+
+
+def test_neither_batches_nor_replicas_show_in_the_losses_of_several_outputs():
+    lost, masked = forked.run(several_outputs)
+    for runs in (lost, masked):
+        assert_same([run for pair in runs for run in pair])
+    evaluated = lost[0][0]["evaluated"]
+    assert evaluated["loss"] == pytest.approx(evaluated["a_mse"], rel=1e-12)
+    assert all(np.isfinite(value) for value in masked[0][1]["evaluated"].values())
+
+
+def test_metrics_of_several_outputs_are_named_as_in_keras():
+    model = partly_lost()
+    model.train_on_batch(np.ones((2, 2)), [np.ones((2, 1))] * 2)
+    names = list(model.get_metrics_result())
+    assert {"a_mae", "b_mae", "a_mse", "b_mse"} < set(names)
+    install(model)
+    assert list(model.get_metrics_result()) == names
+
+
+def test_masked_outputs_of_which_one_has_labels_and_weights():
+    inputs = keras.Input((4,), dtype="int32")
+    words = keras.layers.Embedding(5, 2, mask_zero=True)(inputs)
+    outputs = {name: keras.layers.Dense(1, name=name)(words) for name in "ab"}
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01), {"a": "mse"}, jit_compile=False)
+    x, (y, _) = words_and_texts()
+    data = tf.data.Dataset.from_tensors((x, {"a": y}, {"a": np.ones((9, 4))}))
+    keras_compat.build(model, data)
+    weights = model.get_weights()
+    expected = model.fit(data, shuffle=False, verbose=0).history["loss"]
+    model.set_weights(weights)
+    install(model)
+    assert model.fit(data, shuffle=False, verbose=0).history["loss"] == pytest.approx(expected)
+
+
+def sums_with_weights(_=None):
+    """One replica, two, and Keras's own."""
+    numbers = np.random.default_rng(10)
+    examples = (*numbers.normal(size=(2, 8, 1)), numbers.uniform(size=8))
+
+    def build():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="sum"))
+        return model
+
+    data = replicas.dataset(examples, 4)
+    found = [replicas.fit(count, build, data) for count in (1, 2)]
+    keras.utils.set_random_seed(0)
+    stock = build()
+    stock.fit(data, shuffle=False, verbose=0)
+    return found, replicas.weights_of(stock)
+
+
+def test_a_sum_has_the_weights_as_they_are():
+    found, expected = forked.run(sums_with_weights)
+    assert_same(found)
+    np.testing.assert_allclose(found[0]["weights"], expected, rtol=1e-12)
+
+
+class ShareRight(keras.metrics.Mean):
+    """A metric of two numbers."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(abs(y_true - y_pred) < 0.5, sample_weight)
+
+    def result(self):
+        return {"right": super().result(), "wrong": 1 - super().result()}
+
+
+def pairs_of_numbers(_=None):
+    numbers = np.random.default_rng(11)
+    data = replicas.dataset(tuple(numbers.normal(size=(2, 8, 1))), 4)
+
+    def build():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse", weighted_metrics=[ShareRight()])
+        return model
+
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+def test_a_metric_may_have_several_numbers_by_name():
+    found = forked.run(pairs_of_numbers)
+    assert_same(found)
+    assert {"loss", "right", "wrong"} == found[0]["evaluated"].keys()
+
+
+# --- Metrics of padded evaluations ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "metric"),
+    [
+        ((2, 4, 1), keras.metrics.Precision()),
+        ((5, 1), keras.metrics.AUC()),
+        ((5, 1), keras.metrics.RecallAtPrecision(0.3)),
+        ((2, 5, 1), keras.metrics.MeanIoU(2)),
+        ((3,), keras.metrics.BinaryIoU()),
+        ((2, 4, 3), keras.metrics.OneHotMeanIoU(3)),
+        ((3,), keras.metrics.Precision()),
+    ],
+    ids=lambda value: value.name if isinstance(value, keras.metrics.Metric) else None,
+)
+def test_padding_counts_in_no_metric_of_single_values(shape, metric):
+    numbers = np.random.default_rng(12)
+    x = numbers.uniform(size=(10, *shape))
+    y = numbers.integers(0, 2, (10, *shape)).astype("float32")
+    if isinstance(metric, keras.metrics.OneHotMeanIoU):
+        y = np.eye(3)[numbers.integers(0, 3, (10, *shape[:-1]))].astype("float32")
+    model = keras.Sequential([keras.Input(shape), keras.layers.Activation("linear")])
+    model.compile("sgd", "mse", metrics=[metric], jit_compile=False)
+    expected = model.evaluate(x, y, batch_size=10, verbose=0, return_dict=True)[metric.name]
+    data = arrays.evaluation_data(x, y, batch_size=4)
+    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        keras_compat.build(model, data)
+        install(model)
+        found = model.evaluate(data, verbose=0, return_dict=True)[metric.name]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 # --- Dropout ---
+
+
+class ScaledByDropped(keras.layers.Layer):
+    """Drops out of a weight, which has no axis of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=3)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(1, *shape[1:]), initializer="ones")
+
+    def call(self, inputs, training=False):
+        return inputs * (1.0 + self.dropout(self.scale, training=training))
 
 
 def dropped(count):
@@ -612,6 +797,7 @@ def dropped(count):
             keras.layers.Dropout(0.3),
             keras.layers.Dropout(0.3, noise_shape=(None, 1, 5)),
             keras.layers.Dropout(0.3, noise_shape=(1, 3, 5)),
+            ScaledByDropped(),
             keras.layers.Dense(1),
         ]
         model = keras.Sequential(layers)
@@ -634,6 +820,22 @@ def test_dropout_is_the_same_on_several_replicas_and_their_masks_differ(count):
     assert_same(found)
     assert len(masks) == count
     assert all(masks[0] != mask for mask in masks[1:])
+
+
+class Noise(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + 0.1 * tf.random.normal(tf.shape(inputs))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_draws_from_a_stream_of_tensorflow_is_refused(jit_compile):
+    model = keras.Sequential([keras.Input((2,)), Noise(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1))))
+    keras_compat.build(model, data)
+    install(model, jit_compile=jit_compile)
+    with pytest.raises(DistributionError, match="by RandomStandardNormal of TensorFlow, whose"):
+        model.fit(data, verbose=0)
 
 
 # --- The order of a step ---

@@ -1,5 +1,6 @@
 """Trains one model on one, two and three replicas of a process, in float64."""
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 from distribution import keras_compat, step, strategies
 
 
+@functools.cache  # collectives of several strategies in a process are mixed up
 def strategy_of(replicas: int) -> tf.distribute.Strategy:
     """Returns a strategy over logical CPUs or GPU parts; TensorFlow's default for one replica."""
     if replicas == 1:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from pathlib import Path
@@ -245,6 +246,25 @@ class TestModel:
         )
         assert said.startswith("Subclassed, the model, cannot be saved and loaded again")
         assert "get_config()" in said and len(said.splitlines()) == 1 and not steps
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_a_layer_with_a_variable_that_no_checkpoint_keeps(self, several, tmp_path):
+        class Counting(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                count = tf.Variable(0.0)
+                self.counts = [count] if several else count
+
+            def call(self, inputs):
+                return inputs
+
+        def build(options):
+            model = tiny_recipe.build_model(options)
+            model.add(Counting())
+            return model
+
+        said = refused(tmp_path, parts={"build": build})
+        assert re.match(r"Counting.counts of the layer counting\w* is a tf.Variable, which", said)
 
     def test_one_that_has_changed_since(self, stopped_at_four):
         folder, options = stopped_at_four
