@@ -19,6 +19,7 @@ from data.errors import DataError
 
 log = logging.getLogger("recipes")
 
+CONVERT = "convert it, for instance with: iconv -f LATIN1 -t UTF-8"
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
 METADATA = "recipe.json"  # stored with a run's model, covered by its checksums
 SPLITS_WORDS = "splits_words"  # in it: whether its tokenizer does

@@ -28,6 +28,8 @@ RESPONSE = ("response", "completion", "output", "answer")
 INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
 SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
+CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
+ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +114,13 @@ def _is_meant(path: Path) -> bool:
     A longer name, such as train_args.json, needs the fields of prompts.
     """
     is_named = re.match(r"(train|valid|validation|val|test|dev)[^A-Za-z_]", path.name) is not None
-    return is_named or tables.has_field(path, *PROMPT, MESSAGES)
+    return is_named or tables.has_field(path, *PROMPT, MESSAGES, CONVERSATIONS)
 
 
 def _holds_text(path: Path) -> bool:
     """Returns whether a file has a field `text` and none of prompts."""
     names = set(tables.header_of(path))
-    return TEXT in names and names.isdisjoint({*PROMPT, MESSAGES})
+    return TEXT in names and names.isdisjoint({*PROMPT, MESSAGES, CONVERSATIONS})
 
 
 def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
@@ -128,7 +130,8 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
     or `answer`. An `input` or `context` follows the prompt on the next line but one. A text in
     `system` makes the prompt a chat that begins with this system message. JSON may have `messages`
     instead, with `role` and `content`: an optional system message, then user and assistant messages
-    in turn; the response is the last one, the prompt all before it.
+    in turn; the response is the last one, the prompt all before it. They may also be
+    `conversations`, with `from` and `value`, or be divided into lists `prompt` and `completion`.
 
     Args:
         dataset: A file with an object per line (JSONL) or one list of objects (JSON), a CSV or TSV,
@@ -174,7 +177,7 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
     if "" not in paths:
         read = list(itertools.chain.from_iterable(paths.values()))
-        unread_files = tables.unread_note(read[0].parent, read, (*PROMPT, MESSAGES))
+        unread_files = tables.unread_note(read[0].parent, read, (*PROMPT, MESSAGES, CONVERSATIONS))
         notes += [unread_files] if unread_files is not None else []
     if unread:
         fields = [repr(name[:40]) for name in unread]
@@ -199,17 +202,25 @@ def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:
     for where, row in _rows_of_table(path) if is_table else tables.read_objects(path):
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
-        if MESSAGES in row and not is_table:
-            unread |= dict.fromkeys(_not_empty(row, MESSAGES))
-            yield read_messages(where, row[MESSAGES], ends_with="assistant")
+        chat = next((name for name in (MESSAGES, CONVERSATIONS) if name in row), None)
+        if chat is not None and not is_table:
+            unread |= dict.fromkeys(_not_empty(row, chat))
+            yield read_messages(where, _as_messages(row[chat]), ends_with="assistant")
             continue
         fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
         if None in fields:
             found = ", ".join(map(str, row))
+            small = {tables.folded(str(name)) for name in row} - {*map(str, row)}
+            hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
             raise DataError(
                 f"{where}: expected {' or '.join(PROMPT)}, and {' or '.join(RESPONSE)}; or "
-                f"messages; found {found[:100]!a}"
+                f"messages; found {found[:100]!a}{hint}"
             )
+        parts = [row[name] for name in fields]
+        if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
+            unread |= dict.fromkeys(_not_empty(row, *fields))
+            yield read_messages(where, sum(parts, []), ends_with="assistant")
+            continue
         about = next((name for name in INPUT if row.get(name)), None)
         unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
         asked, answer = map(row.get, fields)
@@ -221,6 +232,17 @@ def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:
         system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
         prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
         yield prompt, answer
+
+
+def _as_messages(turns):
+    """Returns turns of ShareGPT's form, with from and value, as messages; others as they are."""
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns
+    ):
+        return turns
+    return [
+        {"role": ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns
+    ]
 
 
 def _rows_of_table(path: Path) -> Iterator[tuple[str, dict]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from data import batches, files, glue, installed_docs, sequences, word_pieces
+from data import batches, class_folders, files, glue, installed_docs, sequences, word_pieces
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
@@ -54,6 +54,7 @@ SCORE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOREC
 # In a column of numbers: no label.
 MISSING = {"nan", "na", "n/a", "none", "null"}
 MISSING |= {sign + name for sign in ("", "+", "-") for name in ("inf", "infinity")}
+MANY_CLASSES, FEW_OF_A_CLASS = 50, 10  # above, with fewer examples, there is a note
 MOST_FRACTIONS = 20  # different labels that are not integers; more are scores
 
 Row = tuple[str, str]  # a sentence and its label
@@ -123,7 +124,8 @@ class Sentences:
         unknown = [name for name in self.classes if name not in known]
         if unknown:
             raise DataError(
-                f"{self.name}: class {unknown[0][:100]!r}, the run knows {_shown(classes)}"
+                f"{self.name}: class {unknown[0][:100]!r}, the run knows {_shown(classes)}: "
+                "rename the classes of the data"
             )
         number_of = {name: number for number, name in enumerate(classes)}
         number = np.array([number_of[name] for name in self.classes], np.int32)
@@ -175,6 +177,10 @@ def load_sentences(
     each class, if labels are classes), by a hash of the sentence: the same for every seed of a run,
     and rows that are added later move no others. All rows of a repeated sentence, also in other
     case or spacing, go to one split.
+
+    Folders of classes, as of aclImdb, hold a `.txt` file for each text and are named after the
+    class; they are in train, test and perhaps valid, or in the folder itself, which is then split
+    like a file.
 
     In both layouts a header names the columns `sentence` (or `text`) and `label`; `sentence2`
     beside one of them or `sentence1`, or `text_pair` beside `text`, makes a pair. Other columns are
@@ -236,7 +242,8 @@ def load_sentences(
                 "with train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
             )
     if test_file is not None:
-        read = _read([files.expand(test_file)], columns, notes, labels)
+        hint = "; a test file has the columns of the run's data: rename its own"
+        read = _read([files.expand(test_file)], columns, notes, labels, hint)
         rows["test"] = _plain_numbers(read, rows["train"])
     if labels == "scores":
         return _scored(name, rows, notes)
@@ -258,12 +265,16 @@ def _load_folder(
 ) -> tuple[dict[str, list[Row]], list[str], glue.Columns, str]:
     """Returns the rows of a folder by split, notes, the columns, and "classes" or "scores"."""
     paths = {split: glue.files_of(folder, split) for split in SPLITS}
+    if not paths["train"] and class_folders.splits_of(folder):
+        rows, notes = _load_class_folders(name, folder, labels)
+        return rows, notes, glue.Columns(), "classes"
     if not paths["train"]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise DataError(
             f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid or val "
             "for dev; or .csv, .jsonl, .json, each also .gz, or .parquet), each also in shards, "
-            f"called for instance {EXAMPLE}"
+            f"called for instance {EXAMPLE}; or a folder for each class with a .txt file for each "
+            "text, also below train and test"
         )
     columns, notes = _columns(paths["train"][0], *named), []
     fields = (*columns.text, *columns.label)
@@ -288,6 +299,29 @@ def _load_folder(
         made, more = _split(name, rows["train"], held_out=cut, by_class=labels == "classes")
         rows, notes = rows | made, notes + more
     return rows, notes, columns, labels
+
+
+def _load_class_folders(
+    name: str, folder: Path, labels: str
+) -> tuple[dict[str, list[Row]], list[str]]:
+    """Returns the rows of folders with a file for each text, by split, and notes."""
+    if labels == "scores":
+        raise DataError(f"--labels scores: {name} has folders of texts, whose names are classes")
+    paths = class_folders.splits_of(folder)
+    if "" in paths:
+        return _split(name, class_folders.read(paths[""]))
+    rows, notes = {split: class_folders.read(found) for split, found in paths.items()}, []
+    unlabelled = [path for path in paths["train"] if path.name == class_folders.UNLABELLED]
+    if unlabelled:
+        notes.append(f"{unlabelled[0]} has no labels: left out")
+    cut = tuple(split for split in ("test", "valid") if split not in paths)
+    for split in cut:
+        kind = {"test": "test", "valid": "validation"}[split]
+        notes.append(f"a tenth of the training sentences is the {kind} split")
+    if cut:
+        made, more = _split(name, rows["train"], held_out=cut)
+        rows, notes = rows | made, notes + more
+    return rows, notes
 
 
 def _read_training(
@@ -474,6 +508,13 @@ def _numbered(
     notes = list(notes)
     if not integers and all(NUMBER.fullmatch(label) for label in classes):
         notes.append("labels are numbers: each different one is a class, without an order")
+    if len(classes) > MANY_CLASSES and len(classes) > len(rows["train"]) / FEW_OF_A_CLASS:
+        numbers = all(map(_is_score, classes))
+        notes.append(
+            f"{len(classes):,} classes, fewer than {FEW_OF_A_CLASS} training sentences for each on "
+            "average: are the labels classes"
+            + ("? --labels scores predicts numbers" if numbers else ", or free text?")
+        )
     notes += _several_labels_note(rows)
     cases = collections.Counter(map(str.casefold, classes))
     alike = [name for name in classes if cases[name.casefold()] > 1]
@@ -603,16 +644,20 @@ def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
 
 
 def _read(
-    paths: Sequence[Path], columns: glue.Columns, notes: list[str], kind: str = "classes"
+    paths: Sequence[Path],
+    columns: glue.Columns,
+    notes: list[str],
+    kind: str = "classes",
+    hint: str = "; --text-column, --second-text-column and --label-column name others",
 ) -> list[Row]:
     """Returns the rows of a file or its shards; adds a line to `notes` about those left out.
 
-    If `kind` is "scores", each label must be a finite number.
+    If `kind` is "scores", each label must be a finite number. A message about a missing column ends
+    with `hint`.
     """
     rows, left_out, empty, missing = [], 0, [], []
     wanted = [names for names in (columns.text, columns.second, columns.label) if names]
     skips = columns.skips_broken_rows
-    hint = "; --text-column, --second-text-column and --label-column name others"
     shards = (
         read_table(path, *wanted, header=columns.header, empties_broken_rows=skips, hint=hint)
         for path in paths
@@ -622,7 +667,8 @@ def _read(
             if skips:
                 left_out += 1
                 continue
-            empty.append(f"{where}: the {'label' if all(texts) else 'sentence'} is empty")
+            what = "label" if all(texts) else "sentence"
+            empty.append(f"{where}: the {what} is empty: remove the row")
             continue
         if kind == "scores" and not _is_score(label):
             missing.append(f"{where}: the label is {label[:100]!r}, expected a number")

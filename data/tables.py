@@ -207,7 +207,8 @@ def _rows(path: Path) -> Iterator[Any]:
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 at byte {_undecodable(path)}") from error
+            place = f"{path}: not UTF-8 at byte {_undecodable(path)}"
+            raise DataError(f"{place}; {files.CONVERT}") from error
 
 
 def _undecodable(path: Path) -> int:
@@ -262,7 +263,11 @@ def _place(
     if len(indices) == 1:
         return indices[0]
     counted = f"{len(indices)} columns" if indices else "no column"
+    alike = [name for name in header if folded(name) in {folded(n) for n in names if n}]
+    if alike and not indices:
+        hint = f"; upper and lower case differ: {alike[0][:100]!a}{hint}"
+    shown = ", ".join(name or "(no name)" for name in header)
     raise DataError(
         f"{where}: {counted} {' or '.join(filter(None, names))}, expected one; found "
-        f"{', '.join(header)[:100]!a}{hint}"
+        f"{shown[:100]!a}{hint}"
     )

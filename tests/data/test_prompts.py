@@ -242,6 +242,31 @@ def test_fields_that_are_not_read_are_named(ending, tmp_path):
     assert ("say 7\n\ni", "r") in all_pairs(loaded)
 
 
+def test_chats_of_other_forms_are_those_of_messages(tmp_path):
+    """ShareGPT's turns, and TRL's two lists."""
+    roles = {"system": "system", "user": "human", "assistant": "gpt"}
+    rows: dict = {"messages": [], "conversations": [], "prompt": []}
+    for n in range(40):
+        chat = [("system", "Be brief."), ("user", f"say {n}"), ("assistant", str(n))]
+        messages = [{"role": role, "content": text} for role, text in chat]
+        rows["messages"].append({"messages": messages})
+        turns = [{"from": roles[role], "value": text} for role, text in chat]
+        rows["conversations"].append({"conversations": turns})
+        rows["prompt"].append({"prompt": messages[:2], "completion": messages[2:]})
+    found = []
+    for name, objects in rows.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(map(json.dumps, objects)))
+        found.append(prompts.load_prompts(str(path)).splits)
+    assert found[0] == found[1] == found[2]
+
+
+def test_names_in_capitals_are_hinted_at(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"Question": "a", "Answer": "b"}\n')
+    with pytest.raises(DataError, match="found 'Question, Answer'; names have small letters"):
+        prompts.load_prompts(str(tmp_path / "a.jsonl"))
+
+
 def test_fields_beside_messages_are_named(tmp_path):
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [

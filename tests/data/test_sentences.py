@@ -179,7 +179,10 @@ def test_what_a_folder_may_not_hold(tmp_path, changes, expected):
 def test_rows_without_a_label_are_counted(tmp_path):
     lines = ["text,label", "a,1", "b,", "c,0", ",1", "d,"]
     message = error(write(tmp_path / "a.csv", *lines))
-    assert message == f"{tmp_path / 'a.csv'}, line 3: the label is empty; likewise 2 more"
+    assert (
+        message
+        == f"{tmp_path / 'a.csv'}, line 3: the label is empty: remove the row; likewise 2 more"
+    )
 
 
 @pytest.mark.parametrize("word", ["nan", "None", "NULL"])
@@ -671,3 +674,69 @@ def test_encoded_sentences_come_from_the_cache(tmp_path, tokenizer):
     other_rules = keras_nlp.models.BertTokenizer(vocabulary=PIECES, lowercase=False)
     sentences.encode_once(splits, kind(other_rules, 6), tmp_path)
     assert entries() == 11
+
+
+def write_classes(folder, **texts):
+    """Writes a file for each text into the folder of its class."""
+    for name, found in texts.items():
+        (folder / name).mkdir(parents=True)
+        for number, text in enumerate(found):
+            (folder / name / f"{number}_1.txt").write_text(text, encoding="utf-8")
+
+
+class TestClassFolders:
+    """A file for each text, as of aclImdb."""
+
+    POS, NEG = ([f"{word} film\nno {n}\n" for n in range(20)] for word in ("good", "poor"))
+
+    def test_below_train_and_test(self, tmp_path):
+        write_classes(tmp_path / "train", pos=self.POS, neg=self.NEG, unsup=["what"])
+        write_classes(tmp_path / "test", pos=["fine"], neg=["dull"])
+        found = load_sentences(str(tmp_path), tmp_path)
+        assert found.classes == ("neg", "pos")
+        assert found.splits["test"][0] == ["dull", "fine"]
+        assert found.splits["test"][1].tolist() == [0, 1]
+        texts = [text for split in ("train", "valid") for text in found.splits[split][0]]
+        assert sorted(texts) == sorted(text.strip() for text in (*self.POS, *self.NEG))
+        assert f"{tmp_path / 'train' / 'unsup'} has no labels: left out" in found.note
+        assert "a tenth of the training sentences is the validation split" in found.note
+
+    def test_without_splits(self, tmp_path):
+        write_classes(tmp_path, pos=self.POS, neg=self.NEG)
+        found = load_sentences(str(tmp_path), tmp_path)
+        assert sum(len(texts) for texts, _ in found.splits.values()) == 40
+        assert all(len(texts) for texts, _ in found.splits.values())
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [(b" ", "the text is empty: remove the file"), (b"a\xff", "not UTF-8 at byte 1; convert")],
+    )
+    def test_a_text_that_cannot_be_used(self, content, said, tmp_path):
+        write_classes(tmp_path, pos=self.POS, neg=self.NEG)
+        (tmp_path / "pos" / "3_1.txt").write_bytes(content)
+        with pytest.raises(DataError, match=f"pos/3_1.txt: {said}"):
+            load_sentences(str(tmp_path), tmp_path)
+
+    def test_scores_are_refused(self, tmp_path):
+        write_classes(tmp_path, a=self.POS, b=self.NEG)
+        with pytest.raises(DataError, match="has folders of texts, whose names are classes"):
+            load_sentences(str(tmp_path), tmp_path, labels="scores")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("{}", "--labels scores predicts"), ("a{}", "free text")]
+)
+def test_many_classes_with_few_sentences_are_noted(form, said, tmp_path):
+    rows = [f"film {n},{form.format(n % 100)}" for n in range(400)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+    note = load_sentences(str(tmp_path / "a.csv"), tmp_path).note
+    assert "100 classes, fewer than 10 training sentences for each on average" in note
+    assert said in note
+
+
+def test_a_test_file_has_the_columns_of_the_run(tmp_path):
+    rows = [f"film {n},{n % 2}" for n in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+    (tmp_path / "new.csv").write_text("review,label\nfine,1\n")
+    with pytest.raises(DataError, match="a test file has the columns of the run's data: rename"):
+        load_sentences(str(tmp_path / "a.csv"), tmp_path, test_file=tmp_path / "new.csv")

@@ -47,8 +47,10 @@ def test_a_tsv_has_none(tmp_path):
         (b"a;b,c\nd,e\n", "found 'a;b, c'; separate the columns by commas or tabs"),
         (b"text,label,label\nfine,1,0\n", "line 1: 2 columns label, expected one"),
         (b"text,sentence,label\nfine,a,0\n", "line 1: 2 columns sentence or text"),
+        (b"Text,label\na,1\n", "found 'Text, label'; upper and lower case differ: 'Text'"),
+        (b",words,label\n1,a,1\n", "found '(no name), words, label'"),
         (b"n" * 1000 + b",label\n", "found '" + "n" * 100 + "'"),
-        (b"text,label\nfine,1\ncaf\xe9,0\n", "not UTF-8 at byte 21"),
+        (b"text,label\nfine,1\ncaf\xe9,0\n", "not UTF-8 at byte 21; convert it"),
         (b'text,label\n"a\nb",1\nfine\n', "line 4: 1 fields, expected 2 as in the header"),
         (b"text\tlabel\na\tb\t1\n", "line 2: 3 fields, expected 2"),
         (b'text,label\nfine,1\n"never,1\n', "line 3: not a row"),
@@ -152,5 +154,5 @@ def test_a_byte_that_is_not_utf_8_is_found_where_it_is(tmp_path, place):
     begin = b"text\n" + b"a" * (place % 2 + 1)
     path.write_bytes(begin + "\u00e9".encode() * ((place - len(begin)) // 2) + b"\xff\n")
     at = path.read_bytes().index(b"\xff")
-    with pytest.raises(DataError, match=f"not UTF-8 at byte {at}$"):
+    with pytest.raises(DataError, match=f"not UTF-8 at byte {at};"):
         list(read_table(path, ["text"]))
