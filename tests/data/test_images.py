@@ -144,6 +144,11 @@ def test_no_such_folder(tmp_path):
         (TRAIN_IMAGES, b"", "0 bytes that begin with ''; an IDX file of images"),
         (
             TRAIN_IMAGES,
+            idx(np.zeros((2, 32, 30), np.uint8)),
+            "images of 32x30 pixels, and this recipe takes 28x28",
+        ),
+        (
+            TRAIN_IMAGES,
             idx(some_images(40)[0], kind=0x0D),
             "begin with '00 00 0d 03 .* '00 00 08 03",
         ),
