@@ -33,6 +33,33 @@ ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in m
 
 
 @dataclasses.dataclass(frozen=True)
+class Columns:
+    """The names of the fields of prompts and responses.
+
+    Attributes:
+        prompt: Possible names of the prompt.
+        response: Possible names of the response.
+        were_named: Whether the user named one of them.
+    """
+
+    prompt: tuple[str, ...] = PROMPT
+    response: tuple[str, ...] = RESPONSE
+    were_named: bool = False
+
+    @classmethod
+    def of(cls, prompt: str | None, response: str | None) -> "Columns":
+        """Returns the usual names, or those of `--prompt-column` and `--response-column`."""
+        return cls(
+            (prompt,) if prompt else PROMPT,
+            (response,) if response else RESPONSE,
+            bool(prompt or response),
+        )
+
+
+USUAL = Columns()
+
+
+@dataclasses.dataclass(frozen=True)
 class Prompts:
     """Prompts with their responses.
 
@@ -69,11 +96,11 @@ def texts_of(pair: Pair) -> list[str]:
     return [*said, response]
 
 
-def find_files(dataset: str) -> dict[str, list[Path]]:
+def find_files(dataset: str, columns: Columns = USUAL) -> dict[str, list[Path]]:
     """Returns the files of prompts that a dataset names, by split; "" for one file of all.
 
     Empty where the dataset is something else, for instance text, also in the fields `text` of a
-    table or of JSON.
+    table or of JSON, unless the user named columns.
 
     Raises:
         DataError: A folder has several files for a split that are not the shards of one, or lacks
@@ -81,7 +108,7 @@ def find_files(dataset: str) -> dict[str, list[Path]]:
     """
     path = files.expand(dataset)
     if path.is_file():
-        is_asked = _has_fields(path) and not _holds_text(path)
+        is_asked = _has_fields(path) and (columns.were_named or not _holds_text(path))
         return {"": [path]} if is_asked else {}
     if not path.is_dir():
         return {}
@@ -89,9 +116,10 @@ def find_files(dataset: str) -> dict[str, list[Path]]:
     paths: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()):
         split = next((words[word] for word in words if re.match(word, file.name)), None)
-        if split is not None and _has_fields(file) and _is_meant(file):
+        if split is not None and _has_fields(file) and _is_meant(file, columns):
             paths.setdefault(split, []).append(file)
-    if any(_holds_text(file) for found in paths.values() for file in found):
+    every = [file for found in paths.values() for file in found]
+    if not columns.were_named and any(map(_holds_text, every)):
         return {}
     for split, found in paths.items():
         whole = as_one_file(found, dataset)
@@ -108,13 +136,13 @@ def _has_fields(path: Path) -> bool:
     return path.name.lower().endswith(tables.ENDINGS)
 
 
-def _is_meant(path: Path) -> bool:
+def _is_meant(path: Path, columns: Columns) -> bool:
     """Returns whether a file whose name begins with that of a split is not a stray one.
 
     A longer name, such as train_args.json, needs the fields of prompts.
     """
     is_named = re.match(r"(train|valid|validation|val|test|dev)[^A-Za-z_]", path.name) is not None
-    return is_named or tables.has_field(path, *PROMPT, MESSAGES, CONVERSATIONS)
+    return is_named or tables.has_field(path, *columns.prompt, MESSAGES, CONVERSATIONS)
 
 
 def _holds_text(path: Path) -> bool:
@@ -123,7 +151,9 @@ def _holds_text(path: Path) -> bool:
     return TEXT in names and names.isdisjoint({*PROMPT, MESSAGES, CONVERSATIONS})
 
 
-def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
+def load_prompts(
+    dataset: str, *, test_file: Path | None = None, columns: Columns = USUAL
+) -> Prompts:
     """Loads prompts and responses.
 
     A prompt may also be called `instruction` or `question`, and a response `completion`, `output`
@@ -141,18 +171,19 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
             one file or in shards (train-00000-of-00002.jsonl). A split that a folder lacks is
             cut from training in the same way. Prompts without a response are left out.
         test_file: A file, all of which is the test split instead.
+        columns: The names of the prompt and the response.
 
     Raises:
         DataError: A file cannot be read, an example is not what it should be, a split is empty, or
             a folder has several files for it.
     """
-    paths = find_files(dataset)
+    paths = find_files(dataset, columns)
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
     unread: dict[str, None] = {}  # names of fields, in the order of the files
     for split, found in paths.items():
-        for pair in itertools.chain.from_iterable(_read(path, unread) for path in found):
+        for pair in itertools.chain.from_iterable(_read(path, unread, columns) for path in found):
             if not pair[1].strip():
                 empty_responses += 1
                 continue
@@ -160,7 +191,7 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
             is_cut = split == "" or (split == "train" and drawn in missing)
             splits[drawn if is_cut else split].append(pair)
     if test_file is not None:
-        pairs = list(_read(files.expand(test_file), unread))
+        pairs = list(_read(files.expand(test_file), unread, columns))
         splits["test"] = [pair for pair in pairs if pair[1].strip()]
         empty_responses += len(pairs) - len(splits["test"])
     empty = [split for split, pairs in splits.items() if not pairs]
@@ -177,7 +208,9 @@ def load_prompts(dataset: str, *, test_file: Path | None = None) -> Prompts:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
     if "" not in paths:
         read = list(itertools.chain.from_iterable(paths.values()))
-        unread_files = tables.unread_note(read[0].parent, read, (*PROMPT, MESSAGES, CONVERSATIONS))
+        unread_files = tables.unread_note(
+            read[0].parent, read, (*columns.prompt, MESSAGES, CONVERSATIONS)
+        )
         notes += [unread_files] if unread_files is not None else []
     if unread:
         fields = [repr(name[:40]) for name in unread]
@@ -196,10 +229,12 @@ def _beginning(prompt: Prompt) -> str:
     return prompt[0][1] if first == 0 else json.dumps(prompt[: first + 1])
 
 
-def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:
+def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pair]:
     """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`."""
     is_table = tables.is_table(path.name)
-    for where, row in _rows_of_table(path) if is_table else tables.read_objects(path):
+    rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path)
+    wanted = (columns.prompt, columns.response)
+    for where, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
         chat = next((name for name in (MESSAGES, CONVERSATIONS) if name in row), None)
@@ -207,14 +242,15 @@ def _read(path: Path, unread: dict[str, None]) -> Iterator[Pair]:
             unread |= dict.fromkeys(_not_empty(row, chat))
             yield read_messages(where, _as_messages(row[chat]), ends_with="assistant")
             continue
-        fields = [next((n for n in names if n in row), None) for names in (PROMPT, RESPONSE)]
+        fields = [next((n for n in names if n in row), None) for names in wanted]
         if None in fields:
             found = ", ".join(map(str, row))
             small = {tables.folded(str(name)) for name in row} - {*map(str, row)}
             hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
             raise DataError(
-                f"{where}: expected {' or '.join(PROMPT)}, and {' or '.join(RESPONSE)}; or "
-                f"messages; found {found[:100]!a}{hint}"
+                f"{where}: expected {' or '.join(columns.prompt)}, and "
+                f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}"
+                "; --prompt-column and --response-column name others"
             )
         parts = [row[name] for name in fields]
         if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
@@ -245,18 +281,19 @@ def _as_messages(turns):
     ]
 
 
-def _rows_of_table(path: Path) -> Iterator[tuple[str, dict]]:
+def _rows_of_table(path: Path, columns: Columns) -> Iterator[tuple[str, dict]]:
     """Yields the position and the fields of each row, as of JSON."""
     header = tables.header_of(path)
     others = [
         name
         for name in dict.fromkeys(header)
-        if name not in ("", *PROMPT, *RESPONSE)
+        if name not in ("", *columns.prompt, *columns.response)
         and (header.count(name) == 1 or name in (*INPUT, SYSTEM))
     ]
-    names = (PROMPT[0], RESPONSE[0], *others)
-    columns = (PROMPT, RESPONSE, *((name,) for name in others))
-    for where, values in tables.read_table(path, *columns):
+    names = (columns.prompt[0], columns.response[0], *others)
+    wanted = (columns.prompt, columns.response, *((name,) for name in others))
+    hint = "; --prompt-column and --response-column name others"
+    for where, values in tables.read_table(path, *wanted, hint=hint):
         yield where, dict(zip(names, values, strict=True))
 
 

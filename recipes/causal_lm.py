@@ -71,6 +71,12 @@ class Options(FineTuningOptions):
         "Column of the text in a CSV, TSV, JSONL or Parquet (default: text), even if it has "
         "prompts.",
     )
+    prompt_column: str | None = option(
+        None, "Column of the prompts (default: prompt, instruction or question)."
+    )
+    response_column: str | None = option(
+        None, "Column of the responses (default: response, completion, output or answer)."
+    )
     preset: str = option(
         "scratch",
         "scratch, a preset of Kaggle or Hugging Face (hf://...), or a preset's folder; of any "
@@ -138,6 +144,9 @@ class Options(FineTuningOptions):
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems()
+        if self.text_column is not None:
+            named = [name for name in ("prompt_column", "response_column") if getattr(self, name)]
+            problems += [f"--text-column and {flag(name)}: pass only one of them" for name in named]
         if self.preset != "scratch":
             names = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
             default = type(self)()
@@ -192,8 +201,9 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data: Text | prompts.Prompts
-        if options.text_column is None and prompts.find_files(run.dataset):
-            data = prompts.load_prompts(run.dataset, test_file=run.test_file)
+        columns = prompts.Columns.of(options.prompt_column, options.response_column)
+        if options.text_column is None and prompts.find_files(run.dataset, columns):
+            data = prompts.load_prompts(run.dataset, test_file=run.test_file, columns=columns)
         else:
             # Rows of context need lines that follow one another, in each split.
             contiguous = options.context == "row"

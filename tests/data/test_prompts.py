@@ -261,6 +261,22 @@ def test_chats_of_other_forms_are_those_of_messages(tmp_path):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "train.json"])
+def test_columns_may_have_any_names(name, tmp_path):
+    rows = [{"Frage": f"say {n}", "Antwort": str(n), "text": "x"} for n in range(60)]
+    if name.endswith(".csv"):
+        lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+        (tmp_path / name).write_text("\n".join(lines))
+    else:
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    dataset = str(tmp_path if name.startswith("train") else tmp_path / name)
+    assert prompts.find_files(dataset) == {}, "a text"
+    columns = prompts.Columns.of("Frage", "Antwort")
+    splits = prompts.load_prompts(dataset, columns=columns).splits
+    found = sorted(pair for pairs in splits.values() for pair in pairs)
+    assert found == sorted((f"say {n}", str(n)) for n in range(60))
+
+
 def test_names_in_capitals_are_hinted_at(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"Question": "a", "Answer": "b"}\n')
     with pytest.raises(DataError, match="found 'Question, Answer'; names have small letters"):
