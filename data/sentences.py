@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -396,7 +397,8 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     every = math.ceil(len(sentences) / MOST_SENTENCES)
     try:
         features, transform = tfidf(sentences[::every], MOST_WEIGHTS // len(counts))
-        with Waiting("computing the TF-IDF baseline"):
+        with Waiting("computing the TF-IDF baseline"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The number of unique classes")  # there is a note
             # L-BFGS, the default, stops early, and where depends on the number of threads.
             model = LogisticRegression(C=10, solver="newton-cg", tol=1e-8)
             model.fit(features, labels[::every])
