@@ -162,8 +162,18 @@ def main(options: Options) -> dict:
                 run.note(presets.new_masked_lm_head(preset))
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
+        # None for a run that began when --seed drew these masks too: it keeps them.
+        evaluation_seed = masked_lm.EVALUATION_SEED
+        if run.resumes:
+            evaluation_seed = run.fact("evaluation_seed")
         sequences, masking = make_sequences(
-            options, text, tokenizer, run.cache_dir, inputs, initial_share(options, preset)
+            options,
+            text,
+            tokenizer,
+            run.cache_dir,
+            inputs,
+            initial_share(options, preset),
+            options.seed if evaluation_seed is None else evaluation_seed,
         )
         for split, name in (("train", "training"), ("test", "test")):
             unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
@@ -182,6 +192,7 @@ def main(options: Options) -> dict:
             dataset=text.name,
             text_sha256=text.sha256,
             preset=preset or "scratch",
+            evaluation_seed=evaluation_seed,
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         batch_size = plan.global_batch_size
@@ -359,6 +370,7 @@ def make_sequences(
     cache_dir: Path,
     inputs: tuple[str, ...] | None = None,
     initial_share: float | None = None,
+    evaluation_seed: int = masked_lm.EVALUATION_SEED,
 ):
     """Returns the token ids of all splits, and how they are masked.
 
@@ -369,6 +381,7 @@ def make_sequences(
         cache_dir: folder in which sequences are cached.
         inputs: names of the model's inputs; None for BERT's.
         initial_share: share of tokens to predict in the first step; None for the same in all.
+        evaluation_seed: seed of the masks of validation and test.
 
     Returns:
         Sequences by split, int of shape (sequences, length), and a `masked_lm.Masking`.
@@ -390,6 +403,7 @@ def make_sequences(
         options.whole_word_masking,
         inputs,
         initial_share,
+        evaluation_seed,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

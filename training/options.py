@@ -211,7 +211,9 @@ class SharedOptions(ProgramOptions):
         within="(0, 1)",
     )
     seed: int = _training(
-        0, "Seed of data order, masks, initial weights and dropout.", within="[0, 2147483647]"
+        0,
+        "Seed of data order, training masks, initial weights and dropout.",
+        within="[0, 2147483647]",
     )
 
     strategy: Strategy = _devices(
