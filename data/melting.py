@@ -611,15 +611,29 @@ def formula(molecule: Molecule) -> float:
     )
 
 
+def formula_errors(molecules: Sequence[Molecule]) -> np.ndarray:
+    """Returns the formula's temperatures minus the measured ones.
+
+    Args:
+        molecules: n of them.
+
+    Returns:
+        Degrees C, float64 of shape (n,); nan where the formula does not apply, and for molecules
+        whose temperatures are the formula's.
+    """
+    found = [math.nan if m.dataset == FORMULA else formula(m) for m in molecules]
+    return np.array(found) - temperatures(molecules)[:, 0]
+
+
 def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     """Returns mean absolute errors of simpler predictors on the test split, in degrees C.
 
     Returns:
         "mean_mae": the training split's mean; "nearest_neighbour_mae": a ridge regression on the
         counts of neighbouring columns (stacks, loops and ends), their shares, lengths and
-        conditions, of `MOST_MOLECULES` training molecules at most, evenly spaced; and
-        "formula_mae" with "formula_share", the share of the test split that Biopython's formula
-        applies to, where it does. What the formula labelled does not count: its error there is 0.
+        conditions, of `MOST_MOLECULES` training molecules at most, evenly spaced; and, of the
+        molecules that have `formula_errors()`, "formula_perfect_duplex_mae", with "formula_share",
+        their share of the test split.
     """
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import Ridge
@@ -647,11 +661,10 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
         "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
         "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),
     }
-    by_formula = [math.nan if m.dataset == FORMULA else formula(m) for m in splits["test"]]
-    errors = np.array(by_formula) - truth
+    errors = formula_errors(splits["test"])
     applies = np.isfinite(errors)
     if applies.any():
-        errors_of["formula_mae"] = float(np.mean(np.abs(errors[applies])))
+        errors_of["formula_perfect_duplex_mae"] = float(np.mean(np.abs(errors[applies])))
         errors_of["formula_share"] = float(np.mean(applies))
     return errors_of
 

@@ -326,7 +326,8 @@ def test_equal_test_temperatures_lose_no_training(tmp_path):
     path.write_text("\n".join(["dataset,sequence,split,tm", *rows]) + "\n")
     options = TINY | dict(dataset=str(path), epochs=1, run_dir=tmp_path / "run")
     results = dna_melting.main(dna_melting.Options(**options))
-    assert set(results["test"]) == {"mae", "rmse"} and results["steps"] == 2
+    assert set(results["test"]) == {"mae", "rmse", "perfect_duplex_mae"}
+    assert results["steps"] == 2
     for found in results["test_by_dataset"].values():
         assert set(found) == {"molecules", "mae", "rmse"}
     assert results["notes"] == [
@@ -528,8 +529,12 @@ class TestEnthalpies:
         folder = tmp_path / "0.2"
         model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
         test = melting.load_melting(str(measured), Path(), seed=0, count=1)["test"]
-        assert set(runs[0.2]["test"]) == {"mae", "rmse", "r2"}
+        assert set(runs[0.2]["test"]) == {"mae", "rmse", "r2", "perfect_duplex_mae"}
         assert runs[0.2]["test"]["mae"] == pytest.approx(errors(model, test)[0], rel=1e-5)
+        perfect = [m for m in test if np.isfinite(melting.formula(m))]
+        found = runs[0.2]["test"]["perfect_duplex_mae"]
+        assert 0 < len(perfect) < len(test)
+        assert found == pytest.approx(errors(model, perfect)[0], rel=1e-5)
         by_dataset = runs[0.2]["test_by_dataset"]
         hairpins = [m for m in test if m.dataset == "hairpins"]
         assert by_dataset["hairpins"]["rmse"] == pytest.approx(errors(model, hairpins)[1], rel=1e-5)
