@@ -173,7 +173,8 @@ def build_model(
             classes); see `sentences.naive_bayes_evidence` and `scores.evidence`.
         sample: for a BERT of a run or of sentence-transformers, whose [CLS] is untrained, and for a
             new model of scores: inputs of several hundred training sentences.
-        keep_head: whether to use the head of the preset, a classifier of as many classes.
+        keep_head: whether to use the head of the preset, a classifier of as many classes; an
+            activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a new head for scores; see `scale_of`.
 
     Returns:
@@ -196,6 +197,9 @@ def build_model(
             assert sample is not None
             init_scores(model, evidence, sample)
         return model
+    if keep_head:
+        # Scores keep their unit, and a trained run that is evaluated is left as it is.
+        head = {} if scale is not None or options.trained is not None else {"activation": None}
     drops = {} if dropout is None else {"dropout": dropout}
     untrained_cls = options.init_from is not None or transformers_format.pools_means(preset)
     if sample is not None and untrained_cls and not keep_head:
@@ -209,7 +213,7 @@ def build_model(
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
-        **({} if keep_head else head),
+        **head,
         **drops,
     )
 
