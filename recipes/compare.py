@@ -4,10 +4,10 @@
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
 A folder that is not a run stands for all runs in it. Prints one table per recipe and dataset, one
-column per run: the options that differ, the test metrics, the baselines, speed and time. Runs that
-differ only in their seed share a column: mean ± standard deviation (n runs). Copies of one run,
-whose weights are equal, count once ("a = b"). `--png` plots the training loss and the validation
-metrics.
+column per run: the options that differ, the test metrics, the baselines, speed and time ("-" for
+the seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
+standard deviation (n seeds); several runs of one seed count as their mean. Copies of one run, whose
+weights are equal, count once ("a = b"). `--png` plots the training loss and the validation metrics.
 """
 
 import dataclasses
@@ -91,6 +91,8 @@ def read_run(folder: Path) -> dict:
         raise RunError(f"{folder}: its run is not finished")
     options = run_files.read_options(folder, "shown")
     results = run_files.read_results(folder, "recipe", "test", "baseline")
+    if results.get("resumed_from_step") is not None:
+        results["seconds"] = None  # of the last start alone, and the steps are those of all
     if "extends" in options and options["extends"] == results.get("steps"):
         raise RunError(f"{folder}: its run is being extended and is not finished")
     resolved = options.get("resolved", {})

@@ -140,6 +140,12 @@ class TestRows:
         (row,) = rows(*folders[:2])
         assert row["accuracy"] == "0.5000"
 
+    @pytest.mark.parametrize("resumed, seconds", [(None, "90"), (700, "-")])
+    def test_a_resumed_run_has_no_seconds(self, run, resumed, seconds):
+        """Those that it has are of its last start, and the steps of all."""
+        (row,) = rows(run("a", results={"resumed_from_step": resumed}))
+        assert (row["seconds"], row["steps"]) == (seconds, "1,200")
+
     def test_a_parent_folder_means_all_runs_in_it(self, run, tmp_path):
         run("b"), run("a")
         nested = run("deeper")
