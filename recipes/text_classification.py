@@ -247,7 +247,9 @@ def main(options: Options) -> dict:
         tokenizer = preprocessor.tokenizer
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         data = dataclasses.replace(data, splits=splits)
-        run.note(data.note, sentences.repeated_note(splits))
+        # Of an evaluation on other data the model has not seen the training split.
+        is_own = run.trained is None or run.dataset == run.fact("dataset")
+        run.note(data.note, sentences.repeated_note(splits) if is_own else None)
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -347,10 +349,11 @@ def main(options: Options) -> dict:
         else:
             results = class_results(test, metrics, data.classes)
         results["metadata"]["pairs"] = data.pairs
+        if is_own:
+            results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
             model,
             baseline=baseline,
-            test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
             example_input=example_of(data),
             **results,
