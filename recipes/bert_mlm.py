@@ -180,10 +180,11 @@ def main(options: Options) -> dict:
             run.note(word_pieces.unknown_note(unknown, name))
             if options.text_mode == "lines":
                 run.note(cut_note(sequences[split], masking.special.pad, "lines", name))
+        tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
-            tokens_per_example=masked_lm.tokens_per_sequence(sequences["train"], masking),
+            tokens_per_example=tokens,
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
                 "model": preset or "from scratch",
@@ -243,7 +244,9 @@ def main(options: Options) -> dict:
             perplexity_of="cross_entropy",
             operations_per_example=(
                 bert.training_operations(
-                    network.backbone, options.sequence_length, masking.mean_predictions
+                    network.backbone,
+                    tokens,
+                    masking.mean_predictions * tokens / options.sequence_length,
                 )
                 if hasattr(network.backbone, "num_heads")  # else it has no attention
                 else None

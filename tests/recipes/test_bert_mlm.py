@@ -123,6 +123,31 @@ def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
     assert not any("is cut" in note for note in notes)
 
 
+def test_padding_is_no_useful_operation(run_bert, tmp_path, monkeypatch):
+    text = tmp_path / "lines.txt"
+    text.write_text("\n".join([*["a b a b"] * 200, *["a b a b a b a b a b"] * 200]))
+    counted = []
+    stock = bert_mlm.bert.training_operations
+    monkeypatch.setattr(
+        bert_mlm.bert,
+        "training_operations",
+        lambda *arguments: counted.append(arguments[1:]) or stock(*arguments),
+    )
+    run_bert(
+        tmp_path / "run",
+        dataset=str(text),
+        text_mode="lines",
+        sequence_length=20,
+        mlm_probability=0.2,
+        initial_mlm_probability=0.2,
+        max_examples=None,
+        max_steps=1,
+    )
+    ((tokens, predictions),) = counted
+    assert tokens == pytest.approx((6 + 12) / 2, abs=1)  # with [CLS] and [SEP]
+    assert predictions == pytest.approx(0.2 * tokens)
+
+
 @pytest.mark.long
 def test_a_run_that_began_with_masks_of_its_seed_keeps_them(other_run, tmp_path):
     """It is evaluated and resumed as it began: the numbers of its results do not change."""
