@@ -18,7 +18,7 @@ KEYS = """
 recipe module dataset preset vocabulary_sha256 strategy replicas workers workers_by_step
 global_batch_size learning_rate
 precision seed steps epochs history test baseline notes device weights_of_step
-examples_per_second tokens_per_second mfu seconds
+examples_per_second tokens_per_second mfu peak_operations_per_second seconds
 time_to_first_step resumed_from_step weights_sha256 versions git
 """.split()
 
@@ -123,9 +123,12 @@ def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
     assert not any("is cut" in note for note in notes)
 
 
+@pytest.mark.long
 def test_padding_is_no_useful_operation(run_bert, tmp_path, monkeypatch):
     text = tmp_path / "lines.txt"
-    text.write_text("\n".join([*["a b a b"] * 200, *["a b a b a b a b a b"] * 200]))
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(list("abcdefgh"), 4 + line % 2 * 6)) for line in range(600)]
+    text.write_text("\n".join(lines))
     counted = []
     stock = bert_mlm.bert.training_operations
     monkeypatch.setattr(
