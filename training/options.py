@@ -361,7 +361,7 @@ class TextOptions(TransformerOptions):
     )
     vocabulary_size: int = option(
         8192,
-        "Word pieces to learn.",
+        "Word pieces to learn from the whole training split, also with --max-examples.",
         within="[1, 1e6]",
         overridden_by=("vocabulary", "preset", "init_from"),
     )
