@@ -132,9 +132,7 @@ def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
 
 
 @pytest.mark.long
-def test_a_line_that_is_several_documents_has_no_perplexity_per_word(
-    finished, tiny_text, tmp_path
-):
+def test_a_line_that_is_several_documents_has_no_perplexity_per_word(finished, tiny_text, tmp_path):
     path = tmp_path / "text"
     path.mkdir()
     lines = tiny_text.read_text().splitlines()[:30]

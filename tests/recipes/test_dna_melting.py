@@ -98,6 +98,20 @@ def test_results(run, molecules):
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options, spread, is_noted",
+    [
+        (dict(early_stopping=2, keep_best="val_mae"), {"hairpin": 1.0}, True),
+        (dict(early_stopping=2, keep_best="val_mae"), {}, False),
+        (dict(early_stopping=2, keep_best="loss"), {"hairpin": 1.0}, False),
+        (dict(keep_best="val_mae"), {"hairpin": 1.0}, False),  # tested are the last weights
+    ],
+)
+def test_weights_that_the_validation_split_chose_are_noted(options, spread, is_noted):
+    note = dna_melting.small_spread_note(dna_melting.Options(**options), spread)
+    assert bool(note) == is_noted
+
+
 @pytest.mark.long
 def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, handed):
     """Its duplexes count as much as they are told to, and none has a measured sequence."""
