@@ -31,6 +31,8 @@ class Throughput(StepCallback):
         operations_per_example: floating-point operations of training on one example, or None. If
             set, `mfu` is computed (`machine/mfu.py`) in runs of at least `MEASURED_FROM` steps.
         devices: number of the run's devices of the kind on which the peak is measured.
+        peak_operations_per_second: peak rate of one device, measured after the second execution,
+            that `mfu` is relative to; None before, and where `mfu` is not computed.
         time_to_first_step: seconds from the creation of this object to the end of the first
             execution; None before.
     """
@@ -41,7 +43,7 @@ class Throughput(StepCallback):
         self.tokens_per_example: float | None = None
         self.operations_per_example: float | None = None
         self.devices = 1
-        self._peak: float | None = None  # operations per second of one device
+        self.peak_operations_per_second: float | None = None
         self.time_to_first_step: float | None = None
         self._steps, self._seconds = 0, 0.0
         self._window = (0, 0.0)  # steps and seconds since the last `since_last()`
@@ -70,7 +72,8 @@ class Throughput(StepCallback):
             and self.operations_per_example is not None
             and self.total_steps >= MEASURED_FROM
         ):
-            self._peak = measure_peak(keras.config.dtype_policy().compute_dtype)
+            dtype = keras.config.dtype_policy().compute_dtype
+            self.peak_operations_per_second = measure_peak(dtype)
         steps, seconds = step - self._previous, now - self._begun
         self._begun = now
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
@@ -103,7 +106,8 @@ class Throughput(StepCallback):
         rates = {"examples_per_second": examples}
         if self.tokens_per_example is not None:
             rates["tokens_per_second"] = examples * self.tokens_per_example
-        if self._peak is not None and self.operations_per_example is not None:
+        peak = self.peak_operations_per_second
+        if peak is not None and self.operations_per_example is not None:
             operations = steps * self.examples_per_step * self.operations_per_example
-            rates["mfu"] = operations / seconds / (self._peak * self.devices)
+            rates["mfu"] = operations / seconds / (peak * self.devices)
         return rates

@@ -13,6 +13,8 @@ from data.sequences import as_tensor, in_blocks
 from data.word_pieces import SpecialTokens, continuations
 
 NOT_CHOSEN = 2.0  # the score of a position that is not chosen; random numbers are below 1
+# Draws the masks of validation and test, so that runs of all seeds are tested on the same ones.
+EVALUATION_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +26,13 @@ class Masking:
         vocabulary_size: random replacements are drawn from [0, vocabulary_size).
         probability: share of an example's tokens that are predicted.
         max_predictions: slots for masked positions per example; empty slots have weight zero.
-        seed: the run's seed.
+        seed: the run's seed, for the order and the masks of training.
         continuations: ids of the pieces that continue a word, to choose whole words; None to
             choose pieces.
         inputs: the names of the model's inputs.
         first_probability: that share in the first step of training, from which it changes linearly
             to `probability`; None for no change.
+        evaluation_seed: seed of the masks of validation and test.
     """
 
     special: SpecialTokens
@@ -40,6 +43,7 @@ class Masking:
     continuations: tuple[int, ...] | None = None
     inputs: tuple[str, ...] = ("token_ids", "segment_ids", "padding_mask", "mask_positions")
     first_probability: float | None = None
+    evaluation_seed: int = EVALUATION_SEED
 
     @classmethod
     def of(
@@ -51,6 +55,7 @@ class Masking:
         whole_words: bool = False,
         inputs: tuple[str, ...] | None = None,
         first_probability: float | None = None,
+        evaluation_seed: int = EVALUATION_SEED,
     ) -> "Masking":
         """Returns a masking with slots for the predictions of a full sequence.
 
@@ -62,6 +67,7 @@ class Masking:
             whole_words: whether to choose whole words.
             inputs: the names of the model's inputs; None for BERT's.
             first_probability: `probability` in the first step of training; None for no change.
+            evaluation_seed: seed of the masks of validation and test.
         """
         most = max(probability, first_probability or 0.0)
         return cls(
@@ -73,6 +79,7 @@ class Masking:
             continuations=continuations(tokenizer) if whole_words else None,
             inputs=inputs or cls.inputs,
             first_probability=first_probability,
+            evaluation_seed=evaluation_seed,
         )
 
     @property
@@ -121,7 +128,8 @@ def mask_batch(
         of shape (batch, max_predictions); labels are int32 and weights float32 of that shape.
     """
     length = token_ids.shape[1]
-    seed = functools.partial(batches.stream_seed, masking.seed)
+    run_seed = masking.seed if split == "train" else masking.evaluation_seed
+    seed = functools.partial(batches.stream_seed, run_seed)
     place = tf.range(length, dtype=tf.int64)[None, :]
     example = indices[:, None]
 
@@ -273,11 +281,11 @@ def training_data(
 def evaluation_data(
     sequences: np.ndarray, masking: Masking, *, batch_size: int, split: str
 ) -> tf.data.Dataset:
-    """Yields every sequence once, with the masks that the seed fixes for this split.
+    """Yields every sequence once, with masks that never change.
 
     Args:
         sequences: int32 token ids of shape (sequences, length).
-        masking: how to mask.
+        masking: how to mask; its `evaluation_seed` draws the masks.
         batch_size: sequences of a global batch; the last one is padded with sequences of weight
             zero.
         split: "valid" or "test": each has different masks.

@@ -72,6 +72,22 @@ def separators(tokenizer) -> re.Pattern:
     return re.compile(rf"\s*({names})+\s*" if names else NEVER)
 
 
+def has_ends_within(lines: Iterable[str], tokenizer) -> bool:
+    """Tells whether a line contains the name of the token that ends a document.
+
+    What follows it in the line begins another document, whose first token may not be predicted.
+
+    Args:
+        lines: Lines of text; those that `tokenize` leaves out do not count.
+        tokenizer: A KerasNLP tokenizer.
+    """
+    end, separator = Ends.of(tokenizer).end, separators(tokenizer)
+    names = [name for name in names_in_text(tokenizer) if int(tokenizer(name)[0]) == end]
+    return any(
+        any(name in line for name in names) and not separator.fullmatch(line) for line in lines
+    )
+
+
 def special_notes(lines: Iterable[str], tokenizer) -> list[str]:
     """Returns notes about training lines with names of special tokens.
 

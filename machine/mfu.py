@@ -20,6 +20,7 @@ LONG_ENOUGH = 0.1  # seconds, after which no larger product is tried
 def measure_peak(dtype: str) -> float:
     """Measures the rate of a large matrix product, in operations per second.
 
+    It is the best of three measurements of each size: what else the machine does then lowers it.
     Takes up to a second on a CPU, with the threads of this process, and a few seconds on a GPU.
     Uses smaller matrices if the device has too little free memory.
 

@@ -59,7 +59,7 @@ def new_backbone(options, vocabulary_size: int):
     )
 
 
-def training_operations(backbone, sequence_length: int, predictions: float) -> int:
+def training_operations(backbone, sequence_length: float, predictions: float) -> int:
     """Counts the floating-point operations that training on one example mathematically needs.
 
     A product of (m, k) and (k, n) needs 2 m k n. A token needs, in each layer, 4 width^2
@@ -70,7 +70,7 @@ def training_operations(backbone, sequence_length: int, predictions: float) -> i
 
     Args:
         backbone: with the sizes of a `BertBackbone`.
-        sequence_length: tokens of an example.
+        sequence_length: tokens of an example without padding, on average.
         predictions: masked positions per example, on average.
     """
     width = backbone.hidden_dim

@@ -54,6 +54,8 @@ REFUSED = {
 
 # Ends of turns at which the families' own `generate()` stops: Gemma 3's and Phi-3's.
 TURN_ENDS = ("<end_of_turn>", "<|end|>")
+# A lower temperature takes the likeliest token: logits that are divided by it may overflow.
+COLDEST = 1e-6
 
 
 def special_tokens(architecture: str) -> int:
@@ -323,7 +325,7 @@ class Sampler(keras_nlp.samplers.GreedySampler):
     the seed, the prompt, the position and the token.
 
     Args:
-        temperature: divides the logits; 0 takes the likeliest token.
+        temperature: divides the logits; 0, and less than `COLDEST`, takes the likeliest token.
         top_k: draw among the K likeliest tokens; None among all.
         top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
         seed: decides the draws.
@@ -337,7 +339,8 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         seed: int = 0,
     ):
         super().__init__()
-        self.scale, self.top_k, self.top_p = temperature, top_k, top_p
+        self.scale = temperature if temperature >= COLDEST else 0.0
+        self.top_k, self.top_p = top_k, top_p
         self.noise_seed = batches.stream_seed(seed, "sampling")
 
     def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002

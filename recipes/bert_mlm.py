@@ -162,18 +162,29 @@ def main(options: Options) -> dict:
                 run.note(presets.new_masked_lm_head(preset))
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
+        # None for a run that began when --seed drew these masks too: it keeps them.
+        evaluation_seed = masked_lm.EVALUATION_SEED
+        if run.resumes:
+            evaluation_seed = run.fact("evaluation_seed")
         sequences, masking = make_sequences(
-            options, text, tokenizer, run.cache_dir, inputs, initial_share(options, preset)
+            options,
+            text,
+            tokenizer,
+            run.cache_dir,
+            inputs,
+            initial_share(options, preset),
+            options.seed if evaluation_seed is None else evaluation_seed,
         )
         for split, name in (("train", "training"), ("test", "test")):
             unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
             run.note(word_pieces.unknown_note(unknown, name))
             if options.text_mode == "lines":
                 run.note(cut_note(sequences[split], masking.special.pad, "lines", name))
+        tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
-            tokens_per_example=masked_lm.tokens_per_sequence(sequences["train"], masking),
+            tokens_per_example=tokens,
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
                 "model": preset or "from scratch",
@@ -182,6 +193,7 @@ def main(options: Options) -> dict:
             dataset=text.name,
             text_sha256=text.sha256,
             preset=preset or "scratch",
+            evaluation_seed=evaluation_seed,
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         batch_size = plan.global_batch_size
@@ -232,7 +244,9 @@ def main(options: Options) -> dict:
             perplexity_of="cross_entropy",
             operations_per_example=(
                 bert.training_operations(
-                    network.backbone, options.sequence_length, masking.mean_predictions
+                    network.backbone,
+                    tokens,
+                    masking.mean_predictions * tokens / options.sequence_length,
                 )
                 if hasattr(network.backbone, "num_heads")  # else it has no attention
                 else None
@@ -359,6 +373,7 @@ def make_sequences(
     cache_dir: Path,
     inputs: tuple[str, ...] | None = None,
     initial_share: float | None = None,
+    evaluation_seed: int = masked_lm.EVALUATION_SEED,
 ):
     """Returns the token ids of all splits, and how they are masked.
 
@@ -369,6 +384,7 @@ def make_sequences(
         cache_dir: folder in which sequences are cached.
         inputs: names of the model's inputs; None for BERT's.
         initial_share: share of tokens to predict in the first step; None for the same in all.
+        evaluation_seed: seed of the masks of validation and test.
 
     Returns:
         Sequences by split, int of shape (sequences, length), and a `masked_lm.Masking`.
@@ -390,6 +406,7 @@ def make_sequences(
         options.whole_word_masking,
         inputs,
         initial_share,
+        evaluation_seed,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

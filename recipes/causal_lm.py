@@ -319,6 +319,12 @@ def main(options: Options) -> dict:
                 "perplexity_per_word and perplexity_per_byte are left out: this family has no "
                 "token that starts a document, so the first token of a line is not predicted"
             )
+        elif isinstance(data, Text) and next_tokens.has_ends_within(data.splits["test"], tokenizer):
+            run.note(
+                "perplexity_per_word and perplexity_per_byte are left out: a test line contains "
+                "the name of the token that ends a document, and the first token of the next "
+                "document may not be predicted"
+            )
         elif isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
             test |= perplexities(nats, data.splits["test"], tokenizer)

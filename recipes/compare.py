@@ -4,10 +4,10 @@
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
 A folder that is not a run stands for all runs in it. Prints one table per recipe and dataset, one
-column per run: the options that differ, the test metrics, the baselines, speed and time. Runs that
-differ only in their seed share a column: mean ± standard deviation (n runs). Copies of one run,
-whose weights are equal, count once ("a = b"). `--png` plots the training loss and the validation
-metrics.
+column per run: the options that differ, the test metrics, the baselines, speed and time ("-" for
+the seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
+standard deviation (n seeds); several runs of one seed count as their mean. Copies of one run, whose
+weights are equal, count once ("a = b"). `--png` plots the training loss and the validation metrics.
 """
 
 import dataclasses
@@ -91,6 +91,8 @@ def read_run(folder: Path) -> dict:
         raise RunError(f"{folder}: its run is not finished")
     options = run_files.read_options(folder, "shown")
     results = run_files.read_results(folder, "recipe", "test", "baseline")
+    if results.get("resumed_from_step") is not None:
+        results["seconds"] = None  # of the last start alone, and the steps are those of all
     if "extends" in options and options["extends"] == results.get("steps"):
         raise RunError(f"{folder}: its run is being extended and is not finished")
     resolved = options.get("resolved", {})
@@ -160,21 +162,36 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
         named = without_copies(same, names)
         cells, group = {"run": ", ".join(name for name, _ in named)}, [run for _, run in named]
         cells |= {name: str(group[0]["settings"].get(name, "-")) for name in differ}
-        cells["seed"] = ", ".join(str(run.get("seed")) for run in group)
+        by_seed: dict[object, list[dict]] = {}
+        for run in group:
+            by_seed.setdefault(run.get("seed", run["folder"]), []).append(run)
+        cells["seed"] = ", ".join(str(repeats[0].get("seed")) for repeats in by_seed.values())
         for part, prefix in (("test", ""), ("baseline", "baseline: ")):
             for name in dict.fromkeys(name for run in runs for name in run[part]):
-                cells[prefix + name] = average([run[part].get(name) for run in group])
+                cells[prefix + name] = average(
+                    [[run[part].get(name) for run in repeats] for repeats in by_seed.values()]
+                )
         for name in ("examples_per_second", "tokens_per_second", "seconds", "steps"):
             column = name.replace("_per_second", "/s")
-            cells[column] = average([run.get(name) for run in group], "{:,.0f}")
+            cells[column] = average(
+                [[run.get(name) for run in repeats] for repeats in by_seed.values()], "{:,.0f}"
+            )
         rows.append(cells)
     return rows
 
 
-def average(values: list, form: str = "{:.4f}") -> str:
-    """Returns a number as text, or the mean of several ± their standard deviation (n - 1)."""
-    if not all(isinstance(value, int | float) for value in values):  # JSON's NaN is text
+def average(by_seed: list[list], form: str = "{:.4f}") -> str:
+    """Returns a number as text, or the mean over seeds ± their standard deviation (n - 1).
+
+    Args:
+        by_seed: for each seed the numbers of its runs, which count as their mean: on another
+            device, for instance, they differ in the last bits and are no independent results.
+        form: of the numbers.
+    """
+    numbers = [value for repeats in by_seed for value in repeats]
+    if not all(isinstance(value, int | float) for value in numbers):  # JSON's NaN is text
         return "-"
+    values = [statistics.mean(repeats) for repeats in by_seed]
     if len(set(values)) == 1:
         return form.format(values[0])
     mean, deviation = statistics.mean(values), statistics.stdev(values)

@@ -398,14 +398,20 @@ def main(options: Options) -> dict:
             for split in ("valid", "test")
         }
         spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
+        run.note(small_spread_note(options, spread))
         by_dataset = {split: errors_by_dataset(molecules[split], missed[split]) for split in missed}
         trained_on = run.metadata.get("trained_on") or ranges(
             used["train"], train_inputs["columns"]
         )
+        test = errors(missed["test"], splits["test"][1])
+        has_formula = np.isfinite(melting.formula_errors(molecules["test"]))
+        if has_formula.any():  # beside the formula's error on the same molecules
+            of_these = np.abs(missed["test"][has_formula], dtype=np.float64)
+            test["perfect_duplex_mae"] = float(np.mean(of_these))
         is_usual = "perfect duplex" in trained_on["kinds"]
         return run.finish(
             melting_model,
-            test=errors(missed["test"], splits["test"][1]),
+            test=test,
             baseline=baseline,
             valid_by_dataset=by_dataset["valid"],
             test_by_dataset=by_dataset["test"],
@@ -449,7 +455,8 @@ def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dic
     It is a quantile of the errors on molecules that the model was not trained on, which holds for
     any distribution of errors (split conformal prediction: Lei et al., arXiv 1604.04173, section
     2.2): the k-th smallest of n, with k = ceil(0.68 (n + 1)). The n are sequences: molecules of one
-    sequence, under several conditions, count as much as one together.
+    sequence, under several conditions, count as much as one together. Where the same molecules
+    chose the weights, as with `--early-stopping`, it tends to be too small.
 
     Args:
         molecules: those of the validation split. The formula's do not count: its temperatures are
@@ -474,6 +481,17 @@ def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dic
             needed = math.ceil(WITHIN * (len(molecules_of) + 1))
             quantiles[kind] = float(errors[order][np.searchsorted(share, needed - 1e-9)])
     return quantiles
+
+
+def small_spread_note(options: Options, spread: dict[str, float]) -> str | None:
+    """Returns a note if `plus_minus()` is of the molecules that chose the weights, or None."""
+    chooses = options.early_stopping is not None and str(options.keep_best).startswith("val_")
+    if not chooses or not spread:
+        return None
+    return (
+        "the ± of predictions may be too small: it is computed from the validation split, by which "
+        "--early-stopping chose the weights"
+    )
 
 
 def share_within(

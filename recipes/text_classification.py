@@ -173,7 +173,8 @@ def build_model(
             classes); see `sentences.naive_bayes_evidence` and `scores.evidence`.
         sample: for a BERT of a run or of sentence-transformers, whose [CLS] is untrained, and for a
             new model of scores: inputs of several hundred training sentences.
-        keep_head: whether to use the head of the preset, a classifier of as many classes.
+        keep_head: whether to use the head of the preset, a classifier of as many classes; an
+            activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a new head for scores; see `scale_of`.
 
     Returns:
@@ -196,6 +197,9 @@ def build_model(
             assert sample is not None
             init_scores(model, evidence, sample)
         return model
+    if keep_head:
+        # Scores keep their unit, and a trained run that is evaluated is left as it is.
+        head = {} if scale is not None or options.trained is not None else {"activation": None}
     drops = {} if dropout is None else {"dropout": dropout}
     untrained_cls = options.init_from is not None or transformers_format.pools_means(preset)
     if sample is not None and untrained_cls and not keep_head:
@@ -209,7 +213,7 @@ def build_model(
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
-        **({} if keep_head else head),
+        **head,
         **drops,
     )
 
@@ -243,7 +247,9 @@ def main(options: Options) -> dict:
         tokenizer = preprocessor.tokenizer
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         data = dataclasses.replace(data, splits=splits)
-        run.note(data.note, sentences.repeated_note(splits))
+        # Of an evaluation on other data the model has not seen the training split.
+        is_own = run.trained is None or run.dataset == run.fact("dataset")
+        run.note(data.note, sentences.repeated_note(splits) if is_own else None)
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -343,10 +349,11 @@ def main(options: Options) -> dict:
         else:
             results = class_results(test, metrics, data.classes)
         results["metadata"]["pairs"] = data.pairs
+        if is_own:
+            results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
             model,
             baseline=baseline,
-            test_sentences_in_training=sentences.repeated_in_test(splits),
             preprocessor=preprocessor,
             example_input=example_of(data),
             **results,

@@ -211,7 +211,9 @@ class SharedOptions(ProgramOptions):
         within="(0, 1)",
     )
     seed: int = _training(
-        0, "Seed of data order, masks, initial weights and dropout.", within="[0, 2147483647]"
+        0,
+        "Seed of data order, training masks, initial weights and dropout.",
+        within="[0, 2147483647]",
     )
 
     strategy: Strategy = _devices(
@@ -359,7 +361,7 @@ class TextOptions(TransformerOptions):
     )
     vocabulary_size: int = option(
         8192,
-        "Word pieces to learn.",
+        "Word pieces to learn from the whole training split, also with --max-examples.",
         within="[1, 1e6]",
         overridden_by=("vocabulary", "preset", "init_from"),
     )

@@ -779,6 +779,7 @@ class Run:
             **more,
             "notes": self._notes + self.checkpoint.notes,
             **(dict.fromkeys(RATES) | self.throughput.total()),
+            "peak_operations_per_second": self.throughput.peak_operations_per_second,
             "seconds": time.perf_counter() - self._begun,
             "time_to_first_step": self.throughput.time_to_first_step,
             "resumed_from_step": info.step if info is not None else None,

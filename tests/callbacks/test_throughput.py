@@ -90,3 +90,4 @@ def test_mfu(policy, dtype, callback, clock, monkeypatch):
     # 32,000 operations in 0.1 s, where two devices can do 200,000.
     assert callback.total()["mfu"] == pytest.approx(0.16)
     assert callback.since_last()["mfu"] == pytest.approx(0.16)
+    assert callback.peak_operations_per_second == 1e6

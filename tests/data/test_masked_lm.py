@@ -161,6 +161,16 @@ class TestData:
         data = masked_lm.evaluation_data(sequences, falling, batch_size=4, split="test")
         assert (self.flat(data)[-1].reshape(12, 30).sum(1) == 10).all()
 
+    @pytest.mark.parametrize("split", ["train", "valid", "test"])
+    def test_the_seed_of_a_run_draws_the_masks_of_training_alone(self, split):
+        sequences = full_sequences(10, 20)
+        masks = [
+            mask(sequences, dataclasses.replace(self.MASKING, seed=seed), split=split)[0]
+            for seed in (0, 1)
+        ]
+        same = np.array_equal(*(x["mask_positions"] for x in masks))
+        assert same == (split != "train")
+
     @pytest.mark.parametrize("split", ["valid", "test"])
     def test_evaluation_never_changes(self, split):
         sequences = full_sequences(10, 20)

@@ -541,8 +541,17 @@ class TestFormula:
         assert once == again and once != other
         assert len(once["train"]) == 20 and len({m.sodium for m in once["train"]}) == 20
         assert len({m.strand_concentration for m in once["train"]}) == 20
+        assert once["test"] == other["test"] and once["valid"] == other["valid"]
+        assert not {m.group for m in once["train"]} & {m.group for m in other["train"]}
         more = load(melting.FORMULA, seed=1, count=30)
         assert more["test"] == once["test"] and more["train"][:20] == once["train"]
+
+    def test_seed_0_draws_one_sequence_of_duplexes(self, monkeypatch):
+        """The training duplexes are those after the test and the validation split."""
+        monkeypatch.setattr(melting, "HELD_OUT", 50)
+        splits = load(melting.FORMULA, seed=0)
+        drawn = melting._drawn(0, 120, set(), 60)
+        assert [*splits["test"], *splits["valid"], *splits["train"]] == drawn
 
     def test_no_duplex_is_drawn_twice(self, monkeypatch):
         """Nor with its strands swapped: every strand is drawn, and then its complement."""
@@ -593,7 +602,8 @@ def test_baselines_know_only_the_training_split(monkeypatch):
     warmer = [dataclasses.replace(m, tm=m.tm + 3, dataset="uv") for m in splits["test"][:50]]
     hairpins = [dataclasses.replace(shortest(), tm=30.0)] * 100
     found = melting.baselines(splits | {"test": splits["test"][50:100] + warmer + hairpins})
-    assert found["formula_mae"] == pytest.approx(3, abs=1e-3) and found["formula_share"] == 0.25
+    assert found["formula_perfect_duplex_mae"] == pytest.approx(3, abs=1e-3)
+    assert found["formula_share"] == 0.25
 
 
 def test_the_measured_set_is_read_as_published(tmp_path, monkeypatch):

@@ -107,6 +107,13 @@ def test_words_and_bytes_are_counted_with_line_ends():
     assert next_tokens.measure(lines, Letters()) == {"word": 6, "byte": 10 + 12}
 
 
+def test_a_line_that_is_several_documents_is_found():
+    """The first token of the second one is not predicted, but its bytes would count."""
+    assert next_tokens.has_ends_within(["ab", "a<|end|>b"], Letters())
+    assert next_tokens.has_ends_within(["ab<|end|>"], Letters())
+    assert not next_tokens.has_ends_within(["ab", "<|end|>", " <|end|><|end|>", "<|end"], Letters())
+
+
 def test_lines_of_special_tokens_alone_are_no_documents():
     lines = ["ab", "<|end|>", " <|end|><|end|>\t", "a<|end|>b", "<|end"]
     ids = list(next_tokens.tokenize(lines, Letters()))

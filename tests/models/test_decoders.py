@@ -208,6 +208,10 @@ class TestSampler:
         assert np.isfinite(found[0, :2]).all() and np.isneginf(found[0, 2:]).all()
         assert found[0].argmax() == 0
 
+    def test_a_temperature_next_to_zero_draws_nothing(self):
+        assert decoders.Sampler(temperature=1e-39).scale == 0
+        assert decoders.Sampler(temperature=1e-6).scale == 1e-6
+
     def test_seeds_draw_differently(self):
         assert self.drawn(40, seed=0) == self.drawn(40) != self.drawn(40, seed=1)
 
@@ -227,6 +231,22 @@ def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
     stripped = texts(PROMPTS, strip_prompt=True)
     assert [prompt + text for prompt, text in zip(PROMPTS, stripped, strict=True)] == together
     assert gpt2.preprocessor is not None
+
+
+@pytest.mark.long
+def test_a_temperature_next_to_zero_takes_the_likeliest_token(gpt2):
+    """Divided by such a number, logits would be infinite."""
+    coldest, almost = (
+        decoders.generate(
+            gpt2,
+            gpt2.preprocessor,
+            PROMPTS,
+            max_length=16,
+            sampler=decoders.Sampler(temperature=temperature, seed=3),
+        )
+        for temperature in (0.0, 1e-39)
+    )
+    assert almost == coldest
 
 
 def test_the_end_of_a_template_is_no_answer(gpt2, monkeypatch):

@@ -275,6 +275,30 @@ def test_a_head_without_its_weights_is_not_kept(tmp_path):
     assert not kept and said == f"a new head: that of {folder} has no weights (task.weights.h5)"
 
 
+def test_a_kept_head_answers_in_logits(tmp_path):
+    """KerasNLP's `activation="softmax"` would be applied once more by loss and `predict()`."""
+    folder = tmp_path / "preset"
+    tiny_presets.save("Bert", "TextClassifier", folder)
+    logits = CLASSIFIER.from_preset(str(folder), preprocessor=None)
+    config = logits.get_config()
+    config |= {"backbone": logits.backbone, "activation": "softmax"}
+    softmax = type(logits)(**config)
+    softmax.set_weights(logits.get_weights())
+    softmax.save_to_preset(str(folder))
+    options = text_classification.Options(preset=str(folder), sequence_length=8)
+    model = text_classification.build_model(options, 2, str(folder), keep_head=True)
+    model.save_to_preset(str(tmp_path / "saved"))
+    again = CLASSIFIER.from_preset(str(tmp_path / "saved"), preprocessor=None)
+    inputs = {name: np.ones((1, 8), "int32") for name in logits.input}
+    expected = keras.ops.convert_to_numpy(logits(inputs))
+    for each in (model, again):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(each(inputs)), expected)
+    # A run that trained a softmax is evaluated as it was trained.
+    options.trained = object()
+    model = text_classification.build_model(options, 2, str(folder), keep_head=True)
+    assert float(keras.ops.sum(model(inputs))) == pytest.approx(1)
+
+
 def test_uncased_berts_of_kerasnlp_strip_accents():
     """Kaggle's presets do not say so; a folder of one's own says what it wants."""
     pieces = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "cafe", "caf", "##\u00e9"]

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import shutil
 
 import keras
 import keras_nlp
@@ -9,14 +11,14 @@ from data import masked_lm
 from data.text import load_text
 from data.word_pieces import SPECIAL_TOKENS
 from models import presets
-from recipes import bert_mlm
+from recipes import bert_mlm, evaluate
 from tests.support import processes
 
 KEYS = """
 recipe module dataset preset vocabulary_sha256 strategy replicas workers workers_by_step
 global_batch_size learning_rate
 precision seed steps epochs history test baseline notes device weights_of_step
-examples_per_second tokens_per_second mfu seconds
+examples_per_second tokens_per_second mfu peak_operations_per_second seconds
 time_to_first_step resumed_from_step weights_sha256 versions git
 """.split()
 
@@ -119,6 +121,49 @@ def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
     assert any("training lines have 12 tokens or more: what is beyond" in note for note in notes)
     notes = run_bert(tmp_path / "long", sequence_length=16, **options).results["notes"]
     assert not any("is cut" in note for note in notes)
+
+
+@pytest.mark.long
+def test_padding_is_no_useful_operation(run_bert, tmp_path, monkeypatch):
+    text = tmp_path / "lines.txt"
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(list("abcdefgh"), 4 + line % 2 * 6)) for line in range(600)]
+    text.write_text("\n".join(lines))
+    counted = []
+    stock = bert_mlm.bert.training_operations
+    monkeypatch.setattr(
+        bert_mlm.bert,
+        "training_operations",
+        lambda *arguments: counted.append(arguments[1:]) or stock(*arguments),
+    )
+    run_bert(
+        tmp_path / "run",
+        dataset=str(text),
+        text_mode="lines",
+        sequence_length=20,
+        mlm_probability=0.2,
+        initial_mlm_probability=0.2,
+        max_examples=None,
+        max_steps=1,
+    )
+    ((tokens, predictions),) = counted
+    assert tokens == pytest.approx((6 + 12) / 2, abs=1)  # with [CLS] and [SEP]
+    assert predictions == pytest.approx(0.2 * tokens)
+
+
+@pytest.mark.long
+def test_a_run_that_began_with_masks_of_its_seed_keeps_them(other_run, tmp_path):
+    """It is evaluated and resumed as it began: the numbers of its results do not change."""
+    folder = shutil.copytree(other_run.folder, tmp_path / "older")
+    saved = json.loads((folder / "options.json").read_text())
+    assert saved["resolved"].pop("evaluation_seed") == 0
+    (folder / "options.json").write_text(json.dumps(saved))
+    found = [evaluate.main(evaluate.Options(run_dir=run)) for run in (other_run.folder, folder)]
+    assert found[0]["test"] == pytest.approx(other_run.results["test"], rel=1e-5)
+    assert abs(found[0]["test"]["cross_entropy"] - found[1]["test"]["cross_entropy"]) > 1e-4
+    (folder / "results.json").unlink()
+    resumed = bert_mlm.main(dataclasses.replace(other_run.options, run_dir=folder))
+    assert resumed["test"] == pytest.approx(found[1]["test"], rel=1e-5)
 
 
 def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):

@@ -132,6 +132,20 @@ def test_lines_without_tokens_do_not_count(finished, tiny_text, tmp_path):
 
 
 @pytest.mark.long
+def test_a_line_that_is_several_documents_has_no_perplexity_per_word(finished, tiny_text, tmp_path):
+    path = tmp_path / "text"
+    path.mkdir()
+    lines = tiny_text.read_text().splitlines()[:30]
+    for split in ("train", "valid", "test"):
+        (path / f"{split}.txt").write_text("\n".join(lines))
+    (path / "test.txt").write_text("\n".join([*lines, "a line<|end_of_text|>and another"]))
+    run = load_run(finished[0])
+    found = evaluate.evaluate(run, dataset=str(path), batch_size=8, cache_dir=tmp_path)
+    assert set(found["test"]) == {"cross_entropy", "accuracy", "perplexity"}
+    assert any("a test line contains the name of the token" in note for note in found["notes"])
+
+
+@pytest.mark.long
 def test_a_stopped_run_resumes_identically(finished, tiny_text, tmp_path, monkeypatch):
     folder, results = finished
     stock = StopAtStep.on_step_end

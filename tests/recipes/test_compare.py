@@ -140,6 +140,27 @@ class TestRows:
         (row,) = rows(*folders[:2])
         assert row["accuracy"] == "0.5000"
 
+    def test_repetitions_of_a_seed_count_as_their_mean(self, run):
+        """Of other last bits, for instance: they are not independent results."""
+
+        def made(name, seed, accuracy):
+            results = {"test": {"accuracy": accuracy}, "weights_sha256": name}
+            return run(name, {"seed": seed}, results)
+
+        folders = [made("a", 0, 0.5), made("again", 0, 0.7), made("b", 1, 0.8)]
+        (row,) = rows(*folders)
+        deviation = statistics.stdev([0.6, 0.8])
+        assert row["run"] == "a, again, b" and row["seed"] == "0, 1"
+        assert row["accuracy"] == f"0.7000 ± {deviation:.4f} (n=2)"
+        (row,) = rows(*folders[:2])
+        assert row["accuracy"] == "0.6000"
+
+    @pytest.mark.parametrize("resumed, seconds", [(None, "90"), (700, "-")])
+    def test_a_resumed_run_has_no_seconds(self, run, resumed, seconds):
+        """Those that it has are of its last start, and the steps of all."""
+        (row,) = rows(run("a", results={"resumed_from_step": resumed}))
+        assert (row["seconds"], row["steps"]) == (seconds, "1,200")
+
     def test_a_parent_folder_means_all_runs_in_it(self, run, tmp_path):
         run("b"), run("a")
         nested = run("deeper")

@@ -98,6 +98,20 @@ def test_results(run, molecules):
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options, spread, is_noted",
+    [
+        (dict(early_stopping=2, keep_best="val_mae"), {"hairpin": 1.0}, True),
+        (dict(early_stopping=2, keep_best="val_mae"), {}, False),
+        (dict(early_stopping=2, keep_best="loss"), {"hairpin": 1.0}, False),
+        (dict(keep_best="val_mae"), {"hairpin": 1.0}, False),  # tested are the last weights
+    ],
+)
+def test_weights_that_the_validation_split_chose_are_noted(options, spread, is_noted):
+    note = dna_melting.small_spread_note(dna_melting.Options(**options), spread)
+    assert bool(note) == is_noted
+
+
 @pytest.mark.long
 def test_the_formula_is_a_second_source_of_training_alone(table, molecules, tmp_path, handed):
     """Its duplexes count as much as they are told to, and none has a measured sequence."""
@@ -326,7 +340,8 @@ def test_equal_test_temperatures_lose_no_training(tmp_path):
     path.write_text("\n".join(["dataset,sequence,split,tm", *rows]) + "\n")
     options = TINY | dict(dataset=str(path), epochs=1, run_dir=tmp_path / "run")
     results = dna_melting.main(dna_melting.Options(**options))
-    assert set(results["test"]) == {"mae", "rmse"} and results["steps"] == 2
+    assert set(results["test"]) == {"mae", "rmse", "perfect_duplex_mae"}
+    assert results["steps"] == 2
     for found in results["test_by_dataset"].values():
         assert set(found) == {"molecules", "mae", "rmse"}
     assert results["notes"] == [
@@ -528,8 +543,12 @@ class TestEnthalpies:
         folder = tmp_path / "0.2"
         model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
         test = melting.load_melting(str(measured), Path(), seed=0, count=1)["test"]
-        assert set(runs[0.2]["test"]) == {"mae", "rmse", "r2"}
+        assert set(runs[0.2]["test"]) == {"mae", "rmse", "r2", "perfect_duplex_mae"}
         assert runs[0.2]["test"]["mae"] == pytest.approx(errors(model, test)[0], rel=1e-5)
+        perfect = [m for m in test if np.isfinite(melting.formula(m))]
+        found = runs[0.2]["test"]["perfect_duplex_mae"]
+        assert 0 < len(perfect) < len(test)
+        assert found == pytest.approx(errors(model, perfect)[0], rel=1e-5)
         by_dataset = runs[0.2]["test_by_dataset"]
         hairpins = [m for m in test if m.dataset == "hairpins"]
         assert by_dataset["hairpins"]["rmse"] == pytest.approx(errors(model, hairpins)[1], rel=1e-5)

@@ -158,6 +158,17 @@ class TestEvaluate:
         # The model keeps the scale of its own training data: 30 degrees above are 30 degrees off.
         assert found["test"]["rmse"] > 20 > results["test"]["rmse"]
 
+    def test_of_another_dataset_no_training_sentences_are_counted(self, runs, data, tmp_path):
+        """The model has not seen that dataset's training split."""
+        folder, results = runs["text_classification"]
+        other = shutil.copytree(data / "sentences", tmp_path / "sentences")
+        shutil.copy(other / "train.tsv", other / "test.tsv")
+        found = evaluated(folder, dataset=str(other))
+        assert "test_sentences_in_training" not in found
+        assert not [note for note in found["notes"] if "training sentences too" in note]
+        own = evaluated(folder)
+        assert own["test_sentences_in_training"] == results["test_sentences_in_training"]
+
     @pytest.mark.long
     def test_all_of_a_file_is_the_test_split(self, runs, data, tmp_path):
         """Baselines learn from the run's own training split, so nothing else changes."""

@@ -41,6 +41,14 @@ def test_the_margin_is_said(test, said):
     assert any(line.startswith("try ") for line in lines) == (len(lines) > 1)
 
 
+def test_the_formula_is_compared_on_its_own_molecules():
+    test = {"mae": 1.0, "rmse": 2.0, "perfect_duplex_mae": 3.0}
+    baseline = {"mean_mae": 9.0, "formula_perfect_duplex_mae": 1.5, "formula_share": 0.1}
+    first, second, *_ = verdict(test, baseline, {})
+    assert first == "beats the mean of training in mae"
+    assert second == "does not beat the formula in perfect_duplex_mae"
+
+
 def test_baselines_of_a_recipe_of_ones_own():
     baseline = {"tfidf_accuracy": 0.8}
     lines = verdict({"accuracy": 0.9, "macro_f1": 0.9}, baseline, {})
