@@ -844,5 +844,5 @@ class Run:
             query = predict_command(self.options, example_input)
             if query is not None:
                 log.log(RESULT, "predict  %s", query)
-        signals.training = False
+        signals.finished, signals.training = True, False
         return results

@@ -810,6 +810,29 @@ class TestSignals:
         with pytest.raises(signals_module.StopRequested):
             Signals()._handle(signal.SIGINT, None)
 
+    def test_an_ignored_signal_stays_ignored(self):
+        """As after nohup; a strategy of TensorFlow may have installed its own handler since."""
+        before, signals = signal.signal(signal.SIGTERM, signal.SIG_IGN), Signals()
+        try:
+            signals.install()
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            signals.install()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and not signals.asked
+        finally:
+            signals.restore()
+            assert signal.signal(signal.SIGTERM, before) == signal.SIG_IGN
+
+    def test_the_run_ends_well_if_it_has_finished(self, tmp_path, monkeypatch):
+        """A worker waits while the chief writes the model."""
+        from distribution.strategies import Agreement
+
+        def signalled(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(Agreement, "barrier", signalled)
+        assert start(tmp_path / "run")["steps"] == 2 * PER_EPOCH
+
 
 def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     """Workers that find different checkpoints must not begin."""
