@@ -47,7 +47,7 @@ class Signals:
         self._sender: socket.socket | None = None
 
     def install(self) -> None:
-        """Takes over both signals, unless they are ignored; does nothing outside the main thread."""
+        """Takes over both signals, but not ignored ones; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
