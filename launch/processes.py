@@ -43,6 +43,7 @@ POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
+UNCONNECTED_SECONDS = 5  # for processes that were asked to stop while they wait for another host
 CPUS = Path("/sys/devices/system/cpu")
 
 EXAMPLES = """\
@@ -612,6 +613,10 @@ class Launch(Requests):
             reason = connection_error(silent[0]) if silent else None
             if silent and reason is None:
                 silent.pop(0)
+            elif silent and is_asked:
+                # TensorFlow waits for that host and does not let Python handle the signal.
+                if time.monotonic() - self.request_time > UNCONNECTED_SECONDS:
+                    return SAVED_AND_STOPPED  # no step can have been trained
             elif silent and time.monotonic() - began > START_SECONDS:
                 say(
                     f"no answer within {START_SECONDS} s from {silent[0]} ({reason}); does the"

@@ -563,6 +563,20 @@ def test_a_host_that_does_not_come_is_named(runs):
     assert len(runs.pids()) <= 1  # and no restart
 
 
+def test_a_request_while_another_host_is_missing(runs):
+    """TensorFlow waits for it in native code, in which Python handles no signal."""
+    base = find_ports(1)
+    options = ["--hosts=127.0.0.1,127.0.0.2", "--node-rank=0", f"--base-port={base}"]
+    code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserver = listen()\n{SLEEPS}"
+    patch = "launch.UNCONNECTED_SECONDS = 1"
+    process = runs.start(code, *options, arguments=["--run-dir=r"], patch=patch)
+    runs.wait_for("worker-0.0.json")
+    process.send_signal(signal.SIGTERM)
+    status, _, err = runs.end(process)
+    assert status == 75 and "stopped. Resume with:" in err
+    assert not runs.alive()
+
+
 # --- Workers beside parameter servers ---
 
 
