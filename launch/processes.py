@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -43,6 +44,7 @@ POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
+OUTPUT_SECONDS = 5  # for whoever reads the terminal or pipe, where output must not stop the run
 UNCONNECTED_SECONDS = 5  # for processes that were asked to stop while they wait for another host
 CPUS = Path("/sys/devices/system/cpu")
 
@@ -70,9 +72,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def say(text: str, speaker: str = "launch") -> None:
-    """Prints a message of the launcher. A closed terminal must not end a run."""
+    """Prints a message of the launcher. A closed or stopped terminal must not stop a run."""
     with contextlib.suppress(OSError):
-        print(f"{speaker}: {text}", file=sys.stderr, flush=True)
+        if select.select([], [2], [], OUTPUT_SECONDS)[1]:  # standard error
+            print(f"{speaker}: {text}", file=sys.stderr, flush=True)
+
+
+def show(text: bytes, seconds: float = 0) -> bytes:
+    """Writes to standard output what it takes within some seconds; returns the rest.
+
+    A stopped terminal (Ctrl-S), a pager or a full pipe would make the launcher wait, and then it
+    would pass no signal on.
+    """
+    try:
+        while text and select.select([], [1], [], seconds)[1]:
+            text = text[os.write(1, text[: select.PIPE_BUF]) :]
+    except OSError:  # the terminal is closed; the log is complete
+        return b""
+    return text
 
 
 # --- Options ---
@@ -590,26 +607,27 @@ class Launch(Requests):
         shown = self.children[-1 if options.ps else 0]
         position = shown.log_start
         while True:
+            if self.request and not is_asked:
+                is_asked = True
+                # It would end the servers, and then the coordinator could not save.
+                for child in [shown] if options.ps else self.children:
+                    child.process.terminate()
+                self.request_time, self.killed_by = time.monotonic(), None  # a second one is later
+                say("asking the processes to save and stop; a second request kills them")
             is_over = len(self.ended) == len(self.children) or time.monotonic() >= self.deadline
             text = read_log(shown.log, position, is_over)
             culprit = self.notice_ends()
             # After another process has failed, this one may only report that.
             is_well = culprit is None or culprit is shown or culprit.status in (0, *DELIBERATE)
             if is_well or options.ps or self.request:
-                position += len(text)
-                with contextlib.suppress(OSError):  # the terminal is closed; the log is complete
-                    while text:
-                        text = text[os.write(1, text) :]
+                rest = show(text)
+                position += len(text) - len(rest)
+                if is_over:
+                    self.show_rest(rest)
             if is_over:
                 return self.outcome(culprit) if culprit else 0
             if self.killed_by:
                 return 128 + self.killed_by
-            if self.request and not is_asked:
-                is_asked = True
-                say("asking the processes to save and stop; a second request kills them")
-                # It would end the servers, and then the coordinator could not save.
-                for child in [shown] if options.ps else self.children:
-                    child.process.terminate()
             reason = connection_error(silent[0]) if silent else None
             if silent and reason is None:
                 silent.pop(0)
@@ -624,6 +642,14 @@ class Launch(Requests):
                 )
                 return WRONG_OPTIONS
             time.sleep(POLL_SECONDS)
+
+    def show_rest(self, text: bytes) -> None:
+        """Waits for a reader of the last output, only some seconds if asked to stop."""
+        for child in self.children:
+            child.kill()
+        while text and not self.request:
+            text = show(text, POLL_SECONDS)
+        show(text, OUTPUT_SECONDS)
 
     def notice_ends(self) -> Child | None:
         """Handles processes that have ended; returns the one that decides the exit status."""

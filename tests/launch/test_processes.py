@@ -266,6 +266,27 @@ def test_a_reader_that_leaves_does_not_end_the_run(runs):
     assert (runs.folder / "r" / "worker-0.log").read_text().splitlines()[-1] == "19"
 
 
+def test_output_that_nobody_reads_does_not_keep_a_request(runs):
+    """As of a terminal that is stopped by Ctrl-S, or a pager."""
+    code = "print('x' * 200_000, flush=True)\n" + COUNTS_SIGNALS + "sys.exit(75)"
+    patch = "launch.OUTPUT_SECONDS = 0.5"
+    process = runs.start(code, arguments=["--run-dir=r"], patch=patch)
+    runs.wait_for("worker-0.0.json")
+    time.sleep(0.5)  # until the pipe is full
+    process.send_signal(signal.SIGTERM)
+    runs.wait_for("worker-0.got", seconds=10)
+    assert process.wait(timeout=10) == 75
+    assert len(process.stdout.read()) >= 4096
+
+
+def test_output_that_is_read_late_is_complete(runs):
+    process = runs.start("ready()\nprint('x' * 200_000)")
+    runs.wait_for("worker-0.0.json")
+    time.sleep(1)
+    assert process.poll() is None
+    assert runs.end(process)[:2] == (0, "x" * 200_000 + "\n")
+
+
 # --- Failures ---
 
 
