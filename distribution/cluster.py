@@ -21,7 +21,8 @@ def cluster_spec() -> dict[str, list[str]]:
     """Returns the cluster of TF_CONFIG: lists of HOST:PORT by task type; empty without one.
 
     Raises:
-        DistributionError: TF_CONFIG is not a cluster that contains this process's task.
+        DistributionError: TF_CONFIG is not a cluster that contains this process's task, or has
+            parameter servers without a chief or a worker.
     """
     text = os.environ.get("TF_CONFIG", "")
     try:
@@ -44,6 +45,12 @@ def cluster_spec() -> dict[str, list[str]]:
         raise DistributionError(
             "TF_CONFIG: expected a cluster of workers, parameter servers (ps) and at most one chief"
             f" with distinct addresses, and one of its tasks, {EXPECTED}; found {text[:500]!r}"
+        )
+    chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
+    if "ps" in cluster and not (chiefs and workers):
+        raise DistributionError(
+            f"TF_CONFIG: parameter servers (ps) need a chief and at least one worker; found "
+            f"{chiefs} and {workers}"
         )
     return cluster
 

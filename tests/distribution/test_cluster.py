@@ -62,6 +62,20 @@ def test_bad_ones_end_in_one_line(text, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("cluster", "kind"),
+    [
+        ({"worker": ["a:1"], "ps": ["b:1"]}, "worker"),  # it would wait for ever
+        ({"chief": ["a:1"], "ps": ["b:1"]}, "chief"),
+        ({"ps": ["b:1"]}, "ps"),
+    ],
+)
+def test_parameter_servers_without_chief_or_worker(cluster, kind, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config(cluster, kind))
+    with pytest.raises(DistributionError, match="need a chief and at least one worker; found"):
+        cluster_spec()
+
+
+@pytest.mark.parametrize(
     ("variables", "tasks"),
     [
         ({"NTASKS": "4"}, 1),
