@@ -256,15 +256,21 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
             problems.append(f"--hosts needs a shared disk: -m {options.module} --run-dir ...")
     if rank is not None and rank >= len(hosts):
         problems.append(f"--node-rank {rank}: --hosts has {len(hosts)} names")
+    if run_dir is not None:
+        problems += run_dir_problems(options.module, run_dir)
+    return problems
+
+
+def run_dir_problems(module: str, run_dir: Path) -> list[str]:
+    """Returns one line if a module cannot use a folder as `--run-dir`, otherwise none."""
     try:
         # A module that is not a recipe may keep any files in its folder.
-        if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
-            problems += not_a_run(run_dir)
-        if run_dir:
-            (run_dir / "results.json").exists()  # raises for a name that the file system rejects
+        if run_dir.is_dir() and module.startswith("recipes."):
+            return not_a_run(run_dir)
+        (run_dir / "results.json").exists()  # raises for a name that the file system rejects
     except OSError as error:
-        problems.append(f"--run-dir {run_dir}: {error.strerror}")
-    return problems
+        return [f"--run-dir {run_dir}: {error.strerror}"]
+    return []
 
 
 def module_problem(module: str) -> str | None:
