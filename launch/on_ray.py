@@ -379,8 +379,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
         if ":" in options.address and launch.connection_error(options.address):
             raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
-        for problem in launch.run_dir_problems(options.module, options.run_dir):
-            raise ValueError(problem)
+        for line in launch.run_dir_problems(options.module, options.run_dir):
+            raise ValueError(line)
         options.run_dir.mkdir(parents=True, exist_ok=True)
         ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)
     except (OSError, RuntimeError, ValueError) as error:

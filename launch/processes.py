@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from distribution.cluster import slurm_tasks
@@ -68,7 +70,10 @@ Ports are neither encrypted nor protected by a password: private networks only.
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    return Launch(read_options(sys.argv[1:] if argv is None else argv)).run()
+    options = read_options(sys.argv[1:] if argv is None else argv)
+    if not {"-h", "--help"}.isdisjoint(options.arguments):  # no run, so no folder
+        return subprocess.call([sys.executable, "-m", options.module, *options.arguments])
+    return Launch(options).run()
 
 
 def say(text: str, speaker: str = "launch") -> None:
@@ -124,7 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--hosts",
         metavar="HOST0,HOST1,...",
-        type=lambda text: text.split(","),
+        type=lambda text: [host.strip() for host in text.split(",")],
         default=["localhost"],
         help="Names or IPv4 addresses of all hosts, with the same list and P on each; the first"
         " host runs the chief.",
@@ -277,12 +282,20 @@ def module_problem(module: str) -> str | None:
     """Returns a line about a module that `python -m` would not find, or None; imports nothing."""
 
     def find(name: str, folders):
-        return next(filter(None, (each.find_spec(name, folders) for each in sys.meta_path)), None)
+        specs = (each.find_spec(name, folders) for each in sys.meta_path)
+        try:
+            return next(filter(None, specs), None)
+        except KeyError:  # within a folder without an __init__.py, which Python has not imported
+            return PathFinder.find_spec(name.rpartition(".")[2], folders)
 
     names, folders = module.split("."), None  # folders of a package
     for count, last in enumerate(names, start=1):
         spec = find(".".join(names[:count]), folders) if last else None  # "./own.py"
-        folders = spec and spec.submodule_search_locations
+        if spec is not None and spec.loader is None:  # folders without an __init__.py
+            paths = [os.path.join(parent, last) for parent in folders or sys.path]
+            folders = [path for path in paths if os.path.isdir(path)]
+        else:
+            folders = spec and spec.submodule_search_locations
         if spec is None or (folders is None and count < len(names)):
             is_path = "/" in module or module.endswith(".py")
             hint = "write its name, not its file's" if is_path else "looked here and in PYTHONPATH"
@@ -358,6 +371,7 @@ def can_listen(host: str, port: int) -> bool:
 def connection_error(address: str) -> str | None:
     """Returns why a connection to HOST:PORT fails; None if it works."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
     except OSError as error:
@@ -445,7 +459,9 @@ class Child:
         """Describes in one line how the process ended, with its last output and its log."""
         code, name = self.process.returncode, f"{self.task} {self.index}"
         if code < 0:
-            return f"{name} was killed by {signal.Signals(-code).name}; its log: {self.log}"
+            names = {number.value: number.name for number in signal.Signals}  # not all have one
+            killer = names.get(-code, f"signal {-code}")
+            return f"{name} was killed by {killer}; its log: {self.log}"
         text = read_log(self.log, self.log_start, is_last=True).decode(errors="replace")
         last_line = text.strip().rpartition("\n")[2][:200]
         return f"{name} ended with exit status {code} ({last_line}); its log: {self.log}"
@@ -501,9 +517,10 @@ class Requests:
     killed_by: int | None = None
 
     def listen(self) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers, but not for signals that are ignored."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.take_signal)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT in the background
+                signal.signal(number, self.take_signal)
 
     def take_signal(self, number: int, frame: object) -> None:
         """Records a request to stop, as a signal handler; the loop acts on it."""
@@ -577,7 +594,8 @@ class Launch(Requests):
     def remove_logs(self) -> None:
         """Removes the folders that this launcher made if all processes refused their options.
 
-        The reason was shown. Other hosts may still write there.
+        The reason was shown. Other hosts may still write there, or another launch that made the
+        folder at the same time: its run holds the lock.
         """
         folder, logs = self.options.run_dir, {child.log for child in self.children}
         refused = all(child.status == WRONG_OPTIONS for child in self.children)
@@ -585,7 +603,9 @@ class Launch(Requests):
             return
         with contextlib.suppress(OSError):
             if set(folder.iterdir()) <= {*logs, folder / ".lock"}:
-                shutil.rmtree(folder)
+                with open(folder / ".lock", "a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
                 remove_empty(self.made[1:])
                 if logs:
                     say(f"{folder}: removed, it held only the logs of this error")

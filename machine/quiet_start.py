@@ -133,7 +133,10 @@ def _standard_error_caught() -> Iterator[None]:
         shell.wait()
 
 
-STOCK_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+STOCK_HANDLERS: dict[int, typing.Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 _release: Callable[[], None] | None = None  # undoes exit_on_interrupt()
 
 
