@@ -12,7 +12,8 @@ Strategy = Literal[
 ]
 # A host's name or IPv4 address, or an IPv6 address in brackets; and a port.
 ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):([0-9]{1,5})")
-SLURM_PORT = 8888  # of the first task of a node; the next ones have the next ports
+# A step of SLURM has 16 ports on each node: its first task the first one, and so on.
+SLURM_PORTS = range(20000, 32000, 16)
 EXPECTED = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -20,7 +21,8 @@ def cluster_spec() -> dict[str, list[str]]:
     """Returns the cluster of TF_CONFIG: lists of HOST:PORT by task type; empty without one.
 
     Raises:
-        DistributionError: TF_CONFIG is not a cluster that contains this process's task.
+        DistributionError: TF_CONFIG is not a cluster that contains this process's task, or has
+            parameter servers without a chief or a worker.
     """
     text = os.environ.get("TF_CONFIG", "")
     try:
@@ -43,6 +45,12 @@ def cluster_spec() -> dict[str, list[str]]:
         raise DistributionError(
             "TF_CONFIG: expected a cluster of workers, parameter servers (ps) and at most one chief"
             f" with distinct addresses, and one of its tasks, {EXPECTED}; found {text[:500]!r}"
+        )
+    chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
+    if "ps" in cluster and not (chiefs and workers):
+        raise DistributionError(
+            f"TF_CONFIG: parameter servers (ps) need a chief and at least one worker; found "
+            f"{chiefs} and {workers}"
         )
     return cluster
 
@@ -78,6 +86,33 @@ def slurm_tasks() -> int:
     return int(count)
 
 
+def slurm_job() -> str:
+    """Returns job and step of this process, `17.0`, if SLURM names its cluster; otherwise ""."""
+    if cluster_spec() or slurm_tasks() == 1:
+        return ""
+    return "{}.{}".format(*_slurm_step())
+
+
+def _slurm_step() -> tuple[int, int]:
+    """Returns the numbers of SLURM's job and step."""
+    job, step = _slurm_variable("SLURM_JOB_ID"), _slurm_variable("SLURM_STEP_ID")
+    if not (job.isdecimal() and step.isdecimal()):
+        raise DistributionError(
+            f"SLURM_JOB_ID {job[:40]!r}, SLURM_STEP_ID {step[:40]!r}: expected whole numbers"
+        )
+    return int(job), int(step)
+
+
+def _slurm_port() -> int:
+    """Returns the port of a node's first task.
+
+    Jobs that share a node often have neighbouring numbers; they get different ports, as do the
+    first steps of a job.
+    """
+    job, step = _slurm_step()
+    return SLURM_PORTS[(job + 100 * step) % len(SLURM_PORTS)]
+
+
 def slurm_config() -> dict:
     """Returns what TF_CONFIG would be for the tasks of this process's `srun`.
 
@@ -110,7 +145,8 @@ def slurm_config() -> dict:
             f"{places[own][1]} of node {places[own][0]}; start the tasks node by node: "
             "srun --distribution=block"
         )
-    workers = [f"{nodes[node]}:{SLURM_PORT + local}" for node, local in places]
+    port = _slurm_port()
+    workers = [f"{nodes[node]}:{port + local}" for node, local in places]
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": own}}
 
 

@@ -43,6 +43,7 @@ SAY_SECONDS = 30  # between two messages while there are too few places
 POLL_SECONDS = 0.5  # how long an actor waits for the end of its process before it returns
 START_SECONDS = 60  # for the actors to start
 FAIL_SECONDS = 5  # for the other workers to end by themselves; Ray reports a lost worker after 3
+HOLD_SECONDS = 10  # to hold a traceback back: after a failure the process ends sooner
 LOCK_TRIES = 200  # of POLL_SECONDS each; NFS 4 keeps a lost node's lock for 90 seconds
 GONE_SECONDS = 20  # to wait for a lost head of the cluster
 LOST = 128 + signal.SIGKILL  # the status of a worker whose actor is lost
@@ -61,6 +62,7 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace, index: int):
         self.options, self.index = options, index
+        self.held_since: float | None = None  # when a traceback was first held back
 
     def prepare(self, mark: str, count: int) -> tuple[str, str]:
         """Returns the node's id and HOST:PORT; raises OSError if the log lacks the mark."""
@@ -92,7 +94,12 @@ class Worker:
         if self.index == 0:
             shown = launch.read_log(self.child.log, self.position, status is not None)
             if status is None and b"Traceback (most" in shown:
-                shown = b""  # wait until the cause is known: another worker may have failed
+                # Wait until the cause is known: another worker may have failed.
+                self.held_since = self.held_since or time.monotonic()
+                if time.monotonic() - self.held_since < HOLD_SECONDS:
+                    shown = b""
+            if shown:
+                self.held_since = None
             self.position += len(shown)
         end = "" if status in ENDED_WELL else f"{self.child.describe_end()}\n"
         return status, end + shown.decode(errors="replace")
@@ -164,8 +171,8 @@ class RayRun(launch.Requests):
                     return True
                 self.release()
             elif not count and now > next_line:
-                next_line = now + SAY_SECONDS
-                say(f"slots for {len(slots)} of at least {self.least} workers; waiting for nodes")
+                next_line, needed = now + SAY_SECONDS, self.counts()[0]
+                say(f"slots for {len(slots)} of at least {needed} workers; waiting for nodes")
             time.sleep(1)
         return False
 
@@ -183,14 +190,33 @@ class RayRun(launch.Requests):
                 nodes += [name] * fits
         return nodes
 
-    def largest(self, slots: int) -> int:
-        """Returns the largest number of workers that can share the global batch; 0 for none."""
+    def shares(self) -> int:
+        """Returns what the workers share: global batch, divided by the replicas of a worker."""
         shares = self.most  # until options.json exists
         with contextlib.suppress(OSError, ValueError, KeyError):
             run = json.loads((self.options.run_dir / "options.json").read_text(encoding="utf-8"))
             shares = run["resolved"]["global_batch_size"] // run["replicas_per_worker"]
-        counts = range(min(slots, self.most), self.least - 1, -1)
-        return next((count for count in counts if shares % count == 0), 0)
+        return shares
+
+    def counts(self) -> list[int]:
+        """Lists the numbers of workers that can share the global batch, smallest first."""
+        shares = self.shares()
+        return [count for count in range(self.least, self.most + 1) if shares % count == 0]
+
+    def largest(self, slots: int) -> int:
+        """Returns the largest number of workers that can share the global batch; 0 for none."""
+        return max((count for count in self.counts() if count <= slots), default=0)
+
+    def batch_problem(self) -> str | None:
+        """Returns a line if no number of workers can share the global batch, or None."""
+        if self.counts():
+            return None
+        shares = self.shares()
+        return (
+            f"--workers {self.least}:{self.most}: no such number of workers can share the run's "
+            f"global batch of {shares} examples per replica of a worker; include a divisor of "
+            f"{shares}"
+        )
 
     def checkpoint(self) -> str:
         """Returns the name of the newest checkpoint."""
@@ -353,6 +379,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ConnectionError("Ray is not installed: pip install -e '.[ray]'")
         if ":" in options.address and launch.connection_error(options.address):
             raise ConnectionError(f"--address {options.address}: no Ray cluster answers")
+        for line in launch.run_dir_problems(options.module, options.run_dir):
+            raise ValueError(line)
         options.run_dir.mkdir(parents=True, exist_ok=True)
         ray.init(options.address, ignore_reinit_error=True, log_to_driver=False, logging_level=40)
     except (OSError, RuntimeError, ValueError) as error:
@@ -363,6 +391,10 @@ def main(argv: list[str] | None = None) -> int:
         say(f"the cluster has GPUs of several types, whose results differ: {', '.join(kinds)}")
         return WRONG_OPTIONS
     run = RayRun(options)
+    problem = run.batch_problem()
+    if problem is not None:
+        say(problem)
+        return WRONG_OPTIONS
     run.listen()
     return run.run()
 

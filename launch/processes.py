@@ -11,11 +11,13 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
+import fcntl
 import itertools
 import json
 import os
 import random
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from distribution.cluster import slurm_tasks
@@ -43,6 +46,8 @@ POLL_SECONDS = 0.1
 SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
+OUTPUT_SECONDS = 5  # for whoever reads the terminal or pipe, where output must not stop the run
+UNCONNECTED_SECONDS = 5  # for processes that were asked to stop while they wait for another host
 CPUS = Path("/sys/devices/system/cpu")
 
 EXAMPLES = """\
@@ -65,13 +70,31 @@ Ports are neither encrypted nor protected by a password: private networks only.
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    return Launch(read_options(sys.argv[1:] if argv is None else argv)).run()
+    options = read_options(sys.argv[1:] if argv is None else argv)
+    if not {"-h", "--help"}.isdisjoint(options.arguments):  # no run, so no folder
+        return subprocess.call([sys.executable, "-m", options.module, *options.arguments])
+    return Launch(options).run()
 
 
 def say(text: str, speaker: str = "launch") -> None:
-    """Prints a message of the launcher. A closed terminal must not end a run."""
+    """Prints a message of the launcher. A closed or stopped terminal must not stop a run."""
     with contextlib.suppress(OSError):
-        print(f"{speaker}: {text}", file=sys.stderr, flush=True)
+        if select.select([], [2], [], OUTPUT_SECONDS)[1]:  # standard error
+            print(f"{speaker}: {text}", file=sys.stderr, flush=True)
+
+
+def show(text: bytes, seconds: float = 0) -> bytes:
+    """Writes to standard output what it takes within some seconds; returns the rest.
+
+    A stopped terminal (Ctrl-S), a pager or a full pipe would make the launcher wait, and then it
+    would pass no signal on.
+    """
+    try:
+        while text and select.select([], [1], [], seconds)[1]:
+            text = text[os.write(1, text[: select.PIPE_BUF]) :]
+    except OSError:  # the terminal is closed; the log is complete
+        return b""
+    return text
 
 
 # --- Options ---
@@ -106,7 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--hosts",
         metavar="HOST0,HOST1,...",
-        type=lambda text: text.split(","),
+        type=lambda text: [host.strip() for host in text.split(",")],
         default=["localhost"],
         help="Names or IPv4 addresses of all hosts, with the same list and P on each; the first"
         " host runs the chief.",
@@ -238,27 +261,41 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
             problems.append(f"--hosts needs a shared disk: -m {options.module} --run-dir ...")
     if rank is not None and rank >= len(hosts):
         problems.append(f"--node-rank {rank}: --hosts has {len(hosts)} names")
+    if run_dir is not None:
+        problems += run_dir_problems(options.module, run_dir)
+    return problems
+
+
+def run_dir_problems(module: str, run_dir: Path) -> list[str]:
+    """Returns one line if a module cannot use a folder as `--run-dir`, otherwise none."""
     try:
         # A module that is not a recipe may keep any files in its folder.
-        if run_dir and run_dir.is_dir() and options.module.startswith("recipes."):
-            problems += not_a_run(run_dir)
-        if run_dir:
-            (run_dir / "results.json").exists()  # raises for a name that the file system rejects
+        if run_dir.is_dir() and module.startswith("recipes."):
+            return not_a_run(run_dir)
+        (run_dir / "results.json").exists()  # raises for a name that the file system rejects
     except OSError as error:
-        problems.append(f"--run-dir {run_dir}: {error.strerror}")
-    return problems
+        return [f"--run-dir {run_dir}: {error.strerror}"]
+    return []
 
 
 def module_problem(module: str) -> str | None:
     """Returns a line about a module that `python -m` would not find, or None; imports nothing."""
 
     def find(name: str, folders):
-        return next(filter(None, (each.find_spec(name, folders) for each in sys.meta_path)), None)
+        specs = (each.find_spec(name, folders) for each in sys.meta_path)
+        try:
+            return next(filter(None, specs), None)
+        except KeyError:  # within a folder without an __init__.py, which Python has not imported
+            return PathFinder.find_spec(name.rpartition(".")[2], folders)
 
     names, folders = module.split("."), None  # folders of a package
     for count, last in enumerate(names, start=1):
         spec = find(".".join(names[:count]), folders) if last else None  # "./own.py"
-        folders = spec and spec.submodule_search_locations
+        if spec is not None and spec.loader is None:  # folders without an __init__.py
+            paths = [os.path.join(parent, last) for parent in folders or sys.path]
+            folders = [path for path in paths if os.path.isdir(path)]
+        else:
+            folders = spec and spec.submodule_search_locations
         if spec is None or (folders is None and count < len(names)):
             is_path = "/" in module or module.endswith(".py")
             hint = "write its name, not its file's" if is_path else "looked here and in PYTHONPATH"
@@ -334,6 +371,7 @@ def can_listen(host: str, port: int) -> bool:
 def connection_error(address: str) -> str | None:
     """Returns why a connection to HOST:PORT fails; None if it works."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
     except OSError as error:
@@ -421,7 +459,9 @@ class Child:
         """Describes in one line how the process ended, with its last output and its log."""
         code, name = self.process.returncode, f"{self.task} {self.index}"
         if code < 0:
-            return f"{name} was killed by {signal.Signals(-code).name}; its log: {self.log}"
+            names = {number.value: number.name for number in signal.Signals}  # not all have one
+            killer = names.get(-code, f"signal {-code}")
+            return f"{name} was killed by {killer}; its log: {self.log}"
         text = read_log(self.log, self.log_start, is_last=True).decode(errors="replace")
         last_line = text.strip().rpartition("\n")[2][:200]
         return f"{name} ended with exit status {code} ({last_line}); its log: {self.log}"
@@ -477,9 +517,10 @@ class Requests:
     killed_by: int | None = None
 
     def listen(self) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers, but not for signals that are ignored."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.take_signal)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT in the background
+                signal.signal(number, self.take_signal)
 
     def take_signal(self, number: int, frame: object) -> None:
         """Records a request to stop, as a signal handler; the loop acts on it."""
@@ -553,7 +594,8 @@ class Launch(Requests):
     def remove_logs(self) -> None:
         """Removes the folders that this launcher made if all processes refused their options.
 
-        The reason was shown. Other hosts may still write there.
+        The reason was shown. Other hosts may still write there, or another launch that made the
+        folder at the same time: its run holds the lock.
         """
         folder, logs = self.options.run_dir, {child.log for child in self.children}
         refused = all(child.status == WRONG_OPTIONS for child in self.children)
@@ -561,7 +603,9 @@ class Launch(Requests):
             return
         with contextlib.suppress(OSError):
             if set(folder.iterdir()) <= {*logs, folder / ".lock"}:
-                shutil.rmtree(folder)
+                with open(folder / ".lock", "a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
                 remove_empty(self.made[1:])
                 if logs:
                     say(f"{folder}: removed, it held only the logs of this error")
@@ -589,29 +633,34 @@ class Launch(Requests):
         shown = self.children[-1 if options.ps else 0]
         position = shown.log_start
         while True:
+            if self.request and not is_asked:
+                is_asked = True
+                # It would end the servers, and then the coordinator could not save.
+                for child in [shown] if options.ps else self.children:
+                    child.process.terminate()
+                self.request_time, self.killed_by = time.monotonic(), None  # a second one is later
+                say("asking the processes to save and stop; a second request kills them")
             is_over = len(self.ended) == len(self.children) or time.monotonic() >= self.deadline
             text = read_log(shown.log, position, is_over)
             culprit = self.notice_ends()
             # After another process has failed, this one may only report that.
             is_well = culprit is None or culprit is shown or culprit.status in (0, *DELIBERATE)
             if is_well or options.ps or self.request:
-                position += len(text)
-                with contextlib.suppress(OSError):  # the terminal is closed; the log is complete
-                    while text:
-                        text = text[os.write(1, text) :]
+                rest = show(text)
+                position += len(text) - len(rest)
+                if is_over:
+                    self.show_rest(rest)
             if is_over:
                 return self.outcome(culprit) if culprit else 0
             if self.killed_by:
                 return 128 + self.killed_by
-            if self.request and not is_asked:
-                is_asked = True
-                say("asking the processes to save and stop; a second request kills them")
-                # It would end the servers, and then the coordinator could not save.
-                for child in [shown] if options.ps else self.children:
-                    child.process.terminate()
             reason = connection_error(silent[0]) if silent else None
             if silent and reason is None:
                 silent.pop(0)
+            elif silent and is_asked:
+                # TensorFlow waits for that host and does not let Python handle the signal.
+                if time.monotonic() - self.request_time > UNCONNECTED_SECONDS:
+                    return SAVED_AND_STOPPED  # no step can have been trained
             elif silent and time.monotonic() - began > START_SECONDS:
                 say(
                     f"no answer within {START_SECONDS} s from {silent[0]} ({reason}); does the"
@@ -619,6 +668,14 @@ class Launch(Requests):
                 )
                 return WRONG_OPTIONS
             time.sleep(POLL_SECONDS)
+
+    def show_rest(self, text: bytes) -> None:
+        """Waits for a reader of the last output, only some seconds if asked to stop."""
+        for child in self.children:
+            child.kill()
+        while text and not self.request:
+            text = show(text, POLL_SECONDS)
+        show(text, OUTPUT_SECONDS)
 
     def notice_ends(self) -> Child | None:
         """Handles processes that have ended; returns the one that decides the exit status."""

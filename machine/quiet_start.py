@@ -133,21 +133,27 @@ def _standard_error_caught() -> Iterator[None]:
         shell.wait()
 
 
+STOCK_HANDLERS: dict[int, typing.Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 _release: Callable[[], None] | None = None  # undoes exit_on_interrupt()
 
 
 def exit_on_interrupt(line: str, status: int) -> None:
-    """Makes Ctrl-C end this process with one line instead of a traceback through the imports.
+    """Makes Ctrl-C and SIGTERM end this process with one line.
 
-    It ends at once: native code that imports Python modules may swallow an exception. Does nothing
-    where interrupts are ignored, as after nohup, or handled already.
+    Ctrl-C would print a traceback through the imports; a container's first process would not notice
+    SIGTERM. The process ends at once: native code that imports Python modules may swallow an
+    exception. A signal that is ignored, as in the background, or handled already stays so.
 
     Args:
         line: printed to standard error.
         status: exit status of the process.
     """
     global _release
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    taken = [n for n, handler in STOCK_HANDLERS.items() if signal.getsignal(n) == handler]
+    if not taken:
         return
     stderr = os.dup(2)  # the one of the import is caught
 
@@ -159,16 +165,18 @@ def exit_on_interrupt(line: str, status: int) -> None:
         os._exit(status)
 
     def release():
-        if signal.getsignal(signal.SIGINT) is leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in taken:
+            if signal.getsignal(number) is leave:
+                signal.signal(number, STOCK_HANDLERS[number])
         os.close(stderr)
 
-    signal.signal(signal.SIGINT, leave)
+    for number in taken:
+        signal.signal(number, leave)
     _release = release
 
 
 def release_interrupt() -> None:
-    """Restores Python's answer to Ctrl-C if `exit_on_interrupt()` has replaced it."""
+    """Restores Python's answer to both signals if `exit_on_interrupt()` has replaced it."""
     global _release
     if _release is not None:
         _release()

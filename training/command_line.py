@@ -292,7 +292,7 @@ def answer_early() -> None:
     command line itself, seconds later; nothing else changes if one of these assumptions fails. The
     alternatives are worse: options in a second file per recipe, or imports within functions.
 
-    From now on until `command_line()` begins, Ctrl-C ends the process with one line.
+    From now on until `command_line()` begins, Ctrl-C and SIGTERM end the process with one line.
     """
     module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
     package, _, recipe = module.partition(".")

@@ -21,6 +21,8 @@ from training.run_files import read_json
 COUNT = "[1, 1e9]"
 POSITIVE = "(0, inf)"
 NOT_IN_FILE = ("run_dir", "resume", "options")  # what --options does not take from a file
+# May differ between the workers of a run, like paths: what is loaded is compared by its checksum.
+PER_WORKER = ("dataset", "preset", "quiet")
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Default metadata of an option.
 METADATA = {
@@ -489,6 +491,19 @@ def shown(options, resolved: dict | None = None) -> dict:
         name: values[name]
         for name, about in fields.items()
         if about["shown"] and not is_set.intersection(about["overridden_by"])
+    }
+
+
+def common(options: SharedOptions) -> dict:
+    """Returns the options that all workers of a run share, as JSON values.
+
+    These are all but paths and `PER_WORKER`.
+    """
+    hints = typing.get_type_hints(type(options))
+    return {
+        name: value
+        for name, value in to_json(options).items()
+        if name not in PER_WORKER and Path not in (hints[name], *typing.get_args(hints[name]))
     }
 
 

@@ -38,6 +38,7 @@ from callbacks.throughput import Throughput
 from data.errors import DataError, listed
 from data.files import default_cache_dir
 from distribution import keras_compat, parameter_server, step, strategies
+from distribution.cluster import slurm_job
 from distribution.errors import DistributionError
 from machine import device, mfu, xla_cache
 from training import artifacts, checks
@@ -50,6 +51,8 @@ from training.options import (
     TransformerOptions,
     check,
     command,
+    common,
+    flag,
     module_name,
     predict_command,
     profile_window,
@@ -232,6 +235,7 @@ class Run:
 
     def open(self) -> None:
         """Locks the folder, and finds an earlier part of the run in it."""
+        self._require_one_command()
         self.folder.open()
         if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher writes one log per process
             worker = strategies.worker_index(self.strategy)
@@ -248,6 +252,32 @@ class Run:
             require_shared_equally(batch, strategies.replicas(self.strategy))
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
+
+    def _require_one_command(self) -> None:
+        """Refuses workers of another job or recipe, or with other options.
+
+        Raises:
+            RunError: the workers differ.
+        """
+        job, options = slurm_job(), common(self.options)
+        if self._everyone_has([job, self.recipe, options]):
+            return
+        if not self._everyone_has([job, self.recipe, list(options)]):
+            raise RunError(
+                "the workers belong to different jobs or recipes; start all of them with one "
+                f"command, and give each run its own ports. This one runs {self.recipe}"
+                + (f" in SLURM's job and step {job}" if job else "")
+            )
+        different = [name for name in options if not self._everyone_has(options[name])]
+        raise RunError(
+            "the workers have different options; start all of them with the same ones. This one "
+            "has " + ", ".join(f"{flag(name)} {options[name]}" for name in different)
+        )
+
+    def _everyone_has(self, value) -> bool:
+        """Returns whether all workers have the same value, JSON."""
+        text = json.dumps(value, sort_keys=True, default=str)
+        return self.agreement.everyone_has(zlib.crc32(text.encode()))
 
     @property
     def results(self) -> dict:
@@ -352,11 +382,10 @@ class Run:
         if self.options.reduce_on_plateau is not None:  # it decides the learning rate
             watched["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
         facts = facts | plan.fixed() | watched
-        checked = json.dumps(facts, sort_keys=True, default=str).encode()
-        if not self.agreement.everyone_has(zlib.crc32(checked)):
+        if not self._everyone_has(facts):
             raise RunError(
-                "the workers have different data, presets or options; each needs the same files "
-                "and versions. This one has "
+                "the workers have different data or presets; each needs the same files and "
+                "versions. This one has "
                 + ", ".join(f"{name} {value}" for name, value in facts.items())
             )
         self._resolved = facts
@@ -816,5 +845,5 @@ class Run:
             query = predict_command(self.options, example_input)
             if query is not None:
                 log.log(RESULT, "predict  %s", query)
-        signals.training = False
+        signals.finished, signals.training = True, False
         return results

@@ -33,11 +33,13 @@ class Signals:
         asked: whether a signal was received.
         training: whether the run can save: then a signal only sets `asked`, which the run checks.
             Otherwise it raises `StopRequested`.
+        finished: whether this worker has finished and at most waits for the chief, which writes the
+            model: then a signal only sets `asked`, and the run ends as if there was none.
     """
 
     def __init__(self):
         self.asked = False
-        self.training = False
+        self.training = self.finished = False
         self._first: float | None = None  # when the first signal was acknowledged
         self._before: dict = {}
         self._wakeup_before = -1
@@ -45,13 +47,15 @@ class Signals:
         self._sender: socket.socket | None = None
 
     def install(self) -> None:
-        """Takes over both signals; does nothing outside of the main thread."""
+        """Takes over both signals, but not ignored ones; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.signal(number, self._handle)
+            before = signal.getsignal(number)
             if before != self._handle:  # TensorFlow's strategies install their own handlers
                 self._before.setdefault(number, before)
+            is_ignored = self._before.get(number) == signal.SIG_IGN  # as SIGINT in the background
+            signal.signal(number, signal.SIG_IGN if is_ignored else self._handle)
         if self._reader is None and not in_notebook():  # its event loop reads the wake-up socket
             receiver, self._sender = socket.socketpair()
             self._sender.setblocking(False)
@@ -73,7 +77,7 @@ class Signals:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
-        self.asked = self.training = False
+        self.asked = self.training = self.finished = False
         self._first = self._reader = self._sender = None
 
     def forget_reader(self) -> None:
@@ -108,7 +112,7 @@ class Signals:
         if self._reader is None:
             self._acknowledge(number)
         before, self.asked = self.asked, True
-        if not before and not self.training:
+        if not before and not (self.training or self.finished):
             raise StopRequested
 
 

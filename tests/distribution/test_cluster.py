@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from distribution.cluster import cluster_spec, count_workers, slurm_config, slurm_tasks
+from distribution.cluster import cluster_spec, count_workers, slurm_config, slurm_job, slurm_tasks
 from distribution.errors import DistributionError
 
 TWO = {"worker": ["a:1", "b:65535"]}
@@ -62,6 +62,20 @@ def test_bad_ones_end_in_one_line(text, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("cluster", "kind"),
+    [
+        ({"worker": ["a:1"], "ps": ["b:1"]}, "worker"),  # it would wait for ever
+        ({"chief": ["a:1"], "ps": ["b:1"]}, "chief"),
+        ({"ps": ["b:1"]}, "ps"),
+    ],
+)
+def test_parameter_servers_without_chief_or_worker(cluster, kind, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config(cluster, kind))
+    with pytest.raises(DistributionError, match="need a chief and at least one worker; found"):
+        cluster_spec()
+
+
+@pytest.mark.parametrize(
     ("variables", "tasks"),
     [
         ({"NTASKS": "4"}, 1),
@@ -105,22 +119,23 @@ def test_slurms_variables_that_make_no_sense_end_in_one_line(variables, monkeypa
 def slurm(monkeypatch, **variables):
     for name in ("NODEID", "LOCALID", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
         monkeypatch.delenv(f"SLURM_{name}", raising=False)
-    for name, value in variables.items():
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in (dict(JOB_ID="750", STEP_ID="0") | variables).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
 
 
 @pytest.mark.parametrize(
     ("nodes", "tasks", "workers"),
     [
-        ("node[9-10]", "1(x2)", ["node9:8888", "node10:8888"]),
-        ("a,b", "2,1", ["a:8888", "a:8889", "b:8888"]),
+        ("node[9-10]", "1(x2)", ["node9:20000", "node10:20000"]),
+        ("a,b", "2,1", ["a:20000", "a:20001", "b:20000"]),
         (
             "gpu[08-09,11],login",
             "1(x4)",
-            [f"{n}:8888" for n in ("gpu08", "gpu09", "gpu11", "login")],
+            [f"{n}:20000" for n in ("gpu08", "gpu09", "gpu11", "login")],
         ),
-        ("r[1-2]n[1-2].lan", "1(x4)", [f"r{r}n{n}.lan:8888" for r in "12" for n in "12"]),
-        ("127.0.0.1", "2", ["127.0.0.1:8888", "127.0.0.1:8889"]),
+        ("r[1-2]n[1-2].lan", "1(x4)", [f"r{r}n{n}.lan:20000" for r in "12" for n in "12"]),
+        ("127.0.0.1", "2", ["127.0.0.1:20000", "127.0.0.1:20001"]),
     ],
 )
 def test_the_tasks_of_slurm_are_workers_in_its_order(nodes, tasks, workers, monkeypatch):
@@ -139,6 +154,23 @@ def test_the_tasks_of_slurm_are_workers_in_its_order(nodes, tasks, workers, monk
     assert count_workers() == len(workers)
 
 
+def test_steps_of_slurm_on_one_node_have_different_ports(monkeypatch):
+    """Jobs that begin together have neighbouring numbers; TensorFlow would share a port."""
+    tasks = dict(PROCID="0", STEP_NUM_TASKS="2", STEP_NODELIST="a", STEP_TASKS_PER_NODE="2")
+    ports, jobs = set(), set()
+    for job in (8_000_000, 8_000_001, 8_000_099):
+        for step in range(3):
+            slurm(monkeypatch, **tasks, JOB_ID=str(job), STEP_ID=str(step))
+            addresses = slurm_config()["cluster"]["worker"]
+            assert addresses == slurm_config()["cluster"]["worker"]  # the same in each task
+            ports |= {int(address.removeprefix("a:")) for address in addresses}
+            jobs.add(slurm_job())
+    assert len(ports) == 18 and min(ports) >= 20000 and max(ports) < 32000
+    assert len(jobs) == 9 and "8000001.2" in jobs
+    monkeypatch.setenv("TF_CONFIG", json.dumps(slurm_config()))
+    assert slurm_job() == ""  # TF_CONFIG names the cluster
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -155,6 +187,8 @@ def test_the_tasks_of_slurm_are_workers_in_its_order(nodes, tasks, workers, monk
         ({"STEP_NODELIST": "a[1,2"}, "cannot read 'a.1,2'"),
         ({"STEP_NODELIST": "a,a"}, "names a node twice, 'a,a'"),
         ({"STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is missing; start the tasks with srun"),
+        ({"STEP_ID": ""}, "SLURM_STEP_ID is missing; start the tasks with srun"),
+        ({"JOB_ID": "A"}, "SLURM_JOB_ID 'A', SLURM_STEP_ID '0': expected whole numbers"),
         (
             {"NODEID": "1", "LOCALID": "0"},  # cyclic
             "task 1 is number 0 of node 1, expected number 1 of node 0; .* --distribution=block",

@@ -392,6 +392,77 @@ def test_a_lock_that_a_lost_node_holds_is_waited_for(tmp_path, monkeypatch):
         release.result(timeout=30)
 
 
+@pytest.fixture
+def ray_run(tmp_path, monkeypatch):
+    """Returns a run of MIN:MAX workers, with the global batch of its options.json."""
+    monkeypatch.setattr(on_ray, "ray", mock.MagicMock())
+
+    def make(least, most, batch, replicas=1):
+        content = {"resolved": {"global_batch_size": batch}, "replicas_per_worker": replicas}
+        if batch is not None:
+            (tmp_path / "options.json").write_text(json.dumps(content))
+        options = argparse.Namespace(
+            run_dir=tmp_path, workers=(least, most), cpus_per_worker=1, gpus_per_worker=0
+        )
+        return on_ray.RayRun(options)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "least, most, batch, slots, largest, needed",
+    [
+        (2, 3, None, 2, 0, 3),  # a new run: divisors of 3
+        (3, 4, 128, 3, 0, 4),
+        (1, 4, 128, 3, 2, 1),
+        (3, 3, 128, 3, 0, None),
+        (3, 3, 129, 3, 3, 3),
+    ],
+)
+def test_workers_that_can_share_the_batch(least, most, batch, slots, largest, needed, ray_run):
+    run = ray_run(least, most, batch)
+    assert run.largest(slots) == largest
+    assert run.counts()[:1] == ([] if needed is None else [needed])
+    assert (run.batch_problem() is None) == (needed is not None)
+
+
+def test_a_batch_that_no_number_of_workers_shares(ray_run, monkeypatch, capsys):
+    """It would be waited for: no number of nodes helps."""
+    made = ray_run(3, 3, 128, replicas=2)
+    monkeypatch.setattr(on_ray, "RayRun", lambda options: made)
+    words = ["--workers", "3", "-m", "recipes.mnist", "--run-dir", str(made.options.run_dir)]
+    assert on_ray.main(words) == 2
+    said = capsys.readouterr().err
+    assert "--workers 3:3: no such number of workers" in said and "a divisor of 64" in said
+
+
+def test_a_folder_without_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(on_ray, "ray", mock.MagicMock())
+    (tmp_path / "notes.txt").touch()
+    words = ["--workers", "3", "-m", "recipes.mnist", "--run-dir", str(tmp_path)]
+    assert on_ray.main(words) == 2
+    assert "not a run directory (contains notes.txt)" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_traceback_is_held_back_for_some_seconds(tmp_path, monkeypatch):
+    """A library may log one and continue."""
+    monkeypatch.setattr(on_ray, "POLL_SECONDS", 0)
+    now = [100.0]
+    monkeypatch.setattr(on_ray.time, "monotonic", lambda: now[0])
+    log = tmp_path / "worker-0.log"
+    worker = on_ray.Worker(argparse.Namespace(run_dir=tmp_path), 0)
+    worker.position, worker.child = 0, mock.Mock(log=log, status=None)
+    log.write_text("step 1\n")
+    assert worker.poll() == (None, "step 1\n")
+    for count in (1, 2):
+        text = f"Traceback (most recent call last): {count}\n"
+        log.write_text(log.read_text() + text)
+        assert worker.poll() == (None, "")
+        now[0] += on_ray.HOLD_SECONDS
+        assert worker.poll() == (None, text)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

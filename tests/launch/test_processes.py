@@ -1,5 +1,6 @@
 """The launcher: its options, and what it does while processes run and end. No TensorFlow here."""
 
+import fcntl
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -75,11 +77,16 @@ def test_problems_that_belong_together_are_named_at_once(capsys, bare):
         *((name, "no such module; looked here") for name in ("ownn", "recipes.mnits", "own.x")),
         *((name, "no such module; write its name") for name in ("own.py", "./own.py")),
         ("parts", "a package without __main__.py"),
+        ("mine.recipes.train", None),  # folders without an __init__.py, for which Python needs none
+        ("mine.recipes.tain", "no such module; looked here"),
+        ("mine.recipes", "a package without __main__.py"),
     ],
 )
 def test_a_module_that_python_does_not_find(module, problem, tmp_path, monkeypatch):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").touch()
+    (tmp_path / "mine" / "recipes").mkdir(parents=True)
+    (tmp_path / "mine" / "recipes" / "train.py").touch()
     (tmp_path / "own.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     expected = None if problem is None else f"-m {module}: {problem}"
@@ -95,6 +102,14 @@ def test_a_mistyped_module_leaves_no_folder(tmp_path):
     assert found.stderr == (
         "launch: -m recipes.mnits: no such module; looked here and in PYTHONPATH\n"
     )
+
+
+def test_help_of_the_module_makes_no_folder(tmp_path):
+    words = [sys.executable, "-m", "launch", "--nproc-per-node=2", "-m", "timeit", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and found.stdout.startswith("Tool for measuring execution time")
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("module", ["recipes.mnist", "fake"])
@@ -118,6 +133,17 @@ def test_a_folder_that_holds_something_else(tmp_path, capsys, bare):
 
 
 # --- What each process gets ---
+
+
+def test_hosts_may_be_separated_by_spaces(tmp_path, bare):
+    assert read("--hosts", "a, b", "--node-rank=0", tmp_path=tmp_path).hosts == ["a", "b"]
+
+
+def test_a_connection_to_an_ipv6_address(monkeypatch):
+    connect = mock.MagicMock()
+    monkeypatch.setattr(launch.socket, "create_connection", connect)
+    assert launch.connection_error("[fd00::5]:21000") is None
+    connect.assert_called_once_with(("fd00::5", 21000), timeout=2)
 
 
 def test_hosts_share_ports_and_count_workers_on(tmp_path, bare):
@@ -266,6 +292,27 @@ def test_a_reader_that_leaves_does_not_end_the_run(runs):
     assert (runs.folder / "r" / "worker-0.log").read_text().splitlines()[-1] == "19"
 
 
+def test_output_that_nobody_reads_does_not_keep_a_request(runs):
+    """As of a terminal that is stopped by Ctrl-S, or a pager."""
+    code = "print('x' * 200_000, flush=True)\n" + COUNTS_SIGNALS + "sys.exit(75)"
+    patch = "launch.OUTPUT_SECONDS = 0.5"
+    process = runs.start(code, arguments=["--run-dir=r"], patch=patch)
+    runs.wait_for("worker-0.0.json")
+    time.sleep(0.5)  # until the pipe is full
+    process.send_signal(signal.SIGTERM)
+    runs.wait_for("worker-0.got", seconds=10)
+    assert process.wait(timeout=10) == 75
+    assert len(process.stdout.read()) >= 4096
+
+
+def test_output_that_is_read_late_is_complete(runs):
+    process = runs.start("ready()\nprint('x' * 200_000)")
+    runs.wait_for("worker-0.0.json")
+    time.sleep(1)
+    assert process.poll() is None
+    assert runs.end(process)[:2] == (0, "x" * 200_000 + "\n")
+
+
 # --- Failures ---
 
 
@@ -274,6 +321,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(runs):
     [
         ("print('disk full'); sys.exit(7)", 7, "worker 1 ended with exit status 7 (disk full)"),
         ("os.kill(os.getpid(), 9)", 137, "worker 1 was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 40)", 168, "worker 1 was killed by signal 40"),  # has no name
     ],
 )
 def test_a_death_is_one_line_without_the_survivors_traceback(runs, end, status, said):
@@ -342,6 +390,21 @@ class TestRefusedOptions:
         status, _, err = runs.run(self.CODE, arguments=["--run-dir", "r"])
         assert (status, os.listdir(runs.folder / "r")) == (2, ["worker-0.log"])
         assert "removed" not in err
+
+    def test_leave_the_folder_of_another_launch(self, runs):
+        """Both found no folder, and made it; the run of the other one holds the lock."""
+        (runs.folder / "r").mkdir()
+        options = launch.read_options(["-m", "timeit", "--run-dir", str(runs.folder / "r")])
+        refused, folder = launch.Launch(options), runs.folder / "r"
+        log = folder / "worker-0.log"
+        log.touch()
+        refused.made, refused.children = [folder], [mock.Mock(log=log, status=2)]
+        with open(folder / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            refused.remove_logs()
+            assert log.exists()
+        refused.remove_logs()
+        assert not folder.exists()
 
     def test_leave_what_the_run_wrote(self, runs):
         code = f"pathlib.Path('r/options.json').touch()\n{self.CODE}"
@@ -561,6 +624,20 @@ def test_a_host_that_does_not_come_is_named(runs):
     assert f"no answer within 2 s from 127.0.0.2:{base}" in err
     assert f"127.0.0.1:{base}" not in err
     assert len(runs.pids()) <= 1  # and no restart
+
+
+def test_a_request_while_another_host_is_missing(runs):
+    """TensorFlow waits for it in native code, in which Python handles no signal."""
+    base = find_ports(1)
+    options = ["--hosts=127.0.0.1,127.0.0.2", "--node-rank=0", f"--base-port={base}"]
+    code = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserver = listen()\n{SLEEPS}"
+    patch = "launch.UNCONNECTED_SECONDS = 1"
+    process = runs.start(code, *options, arguments=["--run-dir=r"], patch=patch)
+    runs.wait_for("worker-0.0.json")
+    process.send_signal(signal.SIGTERM)
+    status, _, err = runs.end(process)
+    assert status == 75 and "stopped. Resume with:" in err
+    assert not runs.alive()
 
 
 # --- Workers beside parameter servers ---

@@ -150,7 +150,7 @@ class TestInterruptedImport:
         (tmp_path / "tensorflow.py").write_text(self.FAKE)
         started = []
 
-        def call(*words, handler=signal.SIG_DFL, seconds=60, **environ):
+        def call(*words, number=signal.SIGINT, handler=signal.SIG_DFL, seconds=60, **environ):
             path, imports = f"{tmp_path}:{processes.ROOT}", tmp_path / "imports"
             process = subprocess.Popen(
                 [sys.executable, *words],
@@ -159,13 +159,13 @@ class TestInterruptedImport:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
+                preexec_fn=lambda: signal.signal(number, handler),
             )
             started.append(process)
             deadline = time.monotonic() + 60
             while not imports.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             return process.communicate(timeout=seconds)[0], process.returncode
 
         yield call
@@ -186,24 +186,33 @@ class TestInterruptedImport:
         found = interrupted("-m", *words.split(), **environ)
         assert found == (f"{noise}{line}\n", 75)
 
-    def test_not_where_interrupts_are_ignored(self, interrupted):
+    def test_sigterm_is_one_line_too(self, interrupted):
+        """A scheduler that takes the machine away; as process 1 of a container it was lost."""
+        found = interrupted("-m", "recipes.mnist", number=signal.SIGTERM)
+        assert found == ("stopped before training began: the same command starts again\n", 75)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_not_where_it_is_ignored(self, interrupted, number):
         with pytest.raises(subprocess.TimeoutExpired):  # as after nohup, or in the background
-            interrupted("-m", "recipes.mnist", handler=signal.SIG_IGN, seconds=1)
+            interrupted("-m", "recipes.mnist", number=number, handler=signal.SIG_IGN, seconds=1)
 
     def test_a_library_keeps_pythons_answer(self, interrupted):
         said, status = interrupted("-c", "import recipes.mnist")
         assert said.rstrip().endswith("KeyboardInterrupt") and status == -signal.SIGINT
 
     def test_the_recipe_itself_is_not_interrupted_like_that(self, as_command):
-        before, within = signal.getsignal(signal.SIGINT), []
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stock = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        before, within = {number: signal.getsignal(number) for number in stock}, {}
+        for number, handler in stock.items():
+            signal.signal(number, handler)
         try:
             exit_on_interrupt("a line", 3)
-            assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
-            as_command(main=lambda _: within.append(signal.getsignal(signal.SIGINT)))
+            assert all(signal.getsignal(number) != handler for number, handler in stock.items())
+            as_command(main=lambda _: within.update({n: signal.getsignal(n) for n in stock}))
         finally:
-            signal.signal(signal.SIGINT, before)
-        assert within == [signal.default_int_handler]
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        assert within == stock
 
 
 class TestFolder:

@@ -810,12 +810,36 @@ class TestSignals:
         with pytest.raises(signals_module.StopRequested):
             Signals()._handle(signal.SIGINT, None)
 
+    def test_an_ignored_signal_stays_ignored(self):
+        """As after nohup; a strategy of TensorFlow may have installed its own handler since."""
+        before, signals = signal.signal(signal.SIGTERM, signal.SIG_IGN), Signals()
+        try:
+            signals.install()
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            signals.install()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and not signals.asked
+        finally:
+            signals.restore()
+            assert signal.signal(signal.SIGTERM, before) == signal.SIG_IGN
+
+    def test_the_run_ends_well_if_it_has_finished(self, tmp_path, monkeypatch):
+        """A worker waits while the chief writes the model."""
+        from distribution.strategies import Agreement
+
+        def signalled(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(Agreement, "barrier", signalled)
+        assert start(tmp_path / "run")["steps"] == 2 * PER_EPOCH
+
 
 def test_a_disk_that_all_workers_share(tmp_path, monkeypatch):
     """Workers that find different checkpoints must not begin."""
     from distribution.strategies import Agreement
 
-    monkeypatch.setattr(Agreement, "everyone_has", lambda self, value: False)
+    answers = iter([True, False])  # the same options, different checkpoints
+    monkeypatch.setattr(Agreement, "everyone_has", lambda self, value: next(answers))
     with pytest.raises(RunError, match="the workers see different checkpoints there"):
         start(tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -846,13 +870,67 @@ def test_data_that_all_workers_share(tmp_path, monkeypatch):
 
     seen = []
     monkeypatch.setattr(
-        Agreement, "everyone_has", lambda self, value: seen.append(value) or len(seen) % 2 == 1
+        Agreement, "everyone_has", lambda self, value: seen.append(value) or len(seen) % 3 > 0
     )
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        with pytest.raises(RunError, match="the workers have different data, presets or options"):
+        with pytest.raises(RunError, match="the workers have different data or presets"):
             start(tmp_path / name, data=tiny_recipe.splits(seed))
         assert not (tmp_path / name).exists()
-    assert seen[1] == seen[3] != seen[5]
+    assert seen[2] == seen[5] != seen[8]
+
+
+class TestOptionsThatAllWorkersShare:
+    """Workers with different options would train different replicas, or wait for each other."""
+
+    @pytest.fixture
+    def chief(self, monkeypatch):
+        """Lets this worker meet a chief that has other checksums in this order."""
+        from distribution.strategies import Agreement
+
+        def meet(*checksums):
+            others = iter(checksums)
+            monkeypatch.setattr(
+                Agreement, "everyone_has", lambda self, value: value == next(others)
+            )
+
+        return meet
+
+    @pytest.fixture
+    def checksums(self, monkeypatch, tmp_path):
+        """Returns the checksums of a worker that agrees with no other one."""
+        from distribution.strategies import Agreement
+
+        def of(**options):
+            seen = []
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    Agreement,
+                    "everyone_has",
+                    lambda self, value: seen.append(value) or len(seen) == 2,
+                )
+                with pytest.raises(RunError):
+                    start(tmp_path / "other", **options)
+            return seen
+
+        return of
+
+    def test_options_that_differ_are_named(self, tmp_path, chief, checksums):
+        chief(*checksums(seed=1, quiet=False, cache_dir=tmp_path))
+        with pytest.raises(RunError) as error:
+            start(tmp_path / "run", seed=2, clip_norm=0.5)
+        assert str(error.value).startswith("the workers have different options;")
+        assert str(error.value).endswith("This one has --clip-norm 0.5, --seed 2")
+        assert not (tmp_path / "run").exists()
+
+    def test_paths_may_differ(self, tmp_path, chief, checksums):
+        same = checksums(quiet=False, cache_dir=tmp_path, dataset="auto")[0]
+        assert same == checksums(dataset="novels")[0] != checksums(seed=1)[0]
+
+    def test_another_job_is_refused(self, tmp_path, chief, monkeypatch):
+        chief(1, 2)
+        monkeypatch.setattr(run_module, "slurm_job", lambda: "17.0")
+        with pytest.raises(RunError, match="This one runs tiny.* in SLURM's job and step 17.0$"):
+            start(tmp_path / "run")
 
 
 def test_the_chief_names_the_folder_whatever_the_time_zone(monkeypatch, tmp_path):
@@ -878,12 +956,12 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
 
     def any_worker(self, flag):
         asked.append(flag)
-        return len(asked) == 7  # another worker's; two are asked before training
+        return len(asked) == 8  # another worker's; three are asked before training
 
     monkeypatch.setattr(Agreement, "any_worker", any_worker)
     with pytest.raises(Stopped):
         start(tmp_path / "run")
-    assert asked == [False] * 7 and newest(tmp_path / "run").step == 5
+    assert asked == [False] * 8 and newest(tmp_path / "run").step == 5
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
