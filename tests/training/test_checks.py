@@ -16,7 +16,7 @@ from callbacks import checkpoint
 from data import arrays, files
 from recipes import bert_mlm, text_classification
 from tests.support import forked, processes, tiny_recipe
-from training import checks
+from training import artifacts, checks
 from training.errors import OptionsError, RunError
 from training.options import FineTuningOptions, SharedOptions
 from training.plan import make_plan
@@ -62,6 +62,17 @@ class TestCompile:
             )
 
         assert refused(tmp_path, parts={"pipeline": pipeline}).startswith("train_data has None in")
+
+    @pytest.mark.parametrize("part", ["loss", "metrics"])
+    def test_labels_that_are_missing(self, part, tmp_path):
+        def pipeline(x, y, **batches):
+            return arrays.training_data(x, **batches)
+
+        arguments = {"loss": None, "metrics": None} | {part: "mse" if part == "loss" else ["mse"]}
+        said = refused(
+            tmp_path, arguments=lambda: arguments, parts={"pipeline": pipeline}
+        ).splitlines()
+        assert len(said) == 1 and said[0].startswith("train_data has no labels, which the loss or")
 
     def test_negative_weights(self, tmp_path):
         def pipeline(x, y, **batches):
@@ -232,6 +243,20 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(inputs))
 
 
+class Scaled(keras.layers.Layer):
+    """Leaves its argument out of `get_config()`."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+    def get_config(self):
+        return super().get_config()
+
+
 class TestModel:
     def test_one_that_cannot_be_saved(self, tmp_path):
         """Before the first step, not after the last one."""
@@ -245,6 +270,25 @@ class TestModel:
         )
         assert said.startswith("Subclassed, the model, cannot be saved and loaded again")
         assert "get_config()" in said and len(said.splitlines()) == 1 and not steps
+
+    @pytest.mark.parametrize(
+        ("build", "reason"),
+        [
+            (lambda: Subclassed(types.SimpleNamespace(width=4)), "in order to be serializable"),
+            (
+                lambda: keras.Sequential([keras.Input((6,)), Scaled(2)]),
+                "missing 1 required positional argument: 'factor'",
+            ),
+        ],
+    )
+    def test_the_reason_is_a_whole_sentence(self, build, reason, tmp_path):
+        """Keras's first line ends in the middle of one, or says less than the error it quotes."""
+        model = build()
+        model.compile("sgd", "mse")
+        model(np.ones((1, 6)))
+        with pytest.raises(RunError) as caught:
+            artifacts.require_saveable(model, tmp_path, SharedOptions)
+        assert f"{reason}; a class of your own needs get_config()" in str(caught.value)
 
     def test_one_that_has_changed_since(self, stopped_at_four):
         folder, options = stopped_at_four
