@@ -257,6 +257,25 @@ class Scaled(keras.layers.Layer):
         return super().get_config()
 
 
+class Around(keras.Model):
+    """Takes a model, stored as docs/write_a_recipe.md says."""
+
+    def __init__(self, encoder, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder = encoder
+
+    def call(self, inputs):
+        return self.encoder(inputs)
+
+    def get_config(self):
+        encoder = keras.saving.serialize_keras_object(self.encoder)
+        return {**super().get_config(), "encoder": encoder}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("encoder")), **config)
+
+
 class TestModel:
     def test_one_that_cannot_be_saved(self, tmp_path):
         """Before the first step, not after the last one."""
@@ -289,6 +308,15 @@ class TestModel:
         with pytest.raises(RunError) as caught:
             artifacts.require_saveable(model, tmp_path, SharedOptions)
         assert f"{reason}; a class of your own needs get_config()" in str(caught.value)
+
+    def test_one_in_another(self, tmp_path):
+        page = (processes.ROOT / "docs" / "write_a_recipe.md").read_text(encoding="utf-8")
+        assert '`{**super().get_config(), "encoder": keras.saving.serialize_keras_object(' in page
+        assert 'cls(keras.saving.deserialize_keras_object(config.pop("encoder")), **config)' in page
+        model = Around(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
+        model.compile("sgd", "mse")
+        model(np.ones((1, 6)))
+        artifacts.require_saveable(model, tmp_path, SharedOptions)
 
     def test_one_that_has_changed_since(self, stopped_at_four):
         folder, options = stopped_at_four
