@@ -74,6 +74,20 @@ class TestCompile:
         ).splitlines()
         assert len(said) == 1 and said[0].startswith("train_data has no labels, which the loss or")
 
+    def test_labels_that_no_loss_needs(self, tmp_path):
+        """None beside weights, in a run from the first check to the results."""
+
+        def pipeline(x, y, **batches):
+            return arrays.training_data(x, None, np.ones(len(x)), **batches)
+
+        found = tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=2),
+            arguments=lambda options, rate: {"optimizer": keras.optimizers.Adam(rate)},
+            build=lambda options: Compressed(),
+            pipeline=pipeline,
+        )
+        assert found["steps"] == 2 and found["test"]["loss"] > 0
+
     def test_negative_weights(self, tmp_path):
         def pipeline(x, y, **batches):
             weights = np.where(np.arange(len(y)) % 2, 1.0, -0.5)
@@ -241,6 +255,21 @@ class Subclassed(keras.Model):
 
     def call(self, inputs):
         return self.out(self.hidden(inputs))
+
+
+class Compressed(keras.Model):
+    """An autoencoder whose loss needs no labels."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.code, self.out = keras.layers.Dense(2), keras.layers.Dense(6)
+
+    def call(self, inputs):
+        return self.out(self.code(inputs))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = keras.ops.mean(keras.ops.square(x - y_pred), axis=-1)
+        return keras.ops.mean(errors if sample_weight is None else errors * sample_weight)
 
 
 class Scaled(keras.layers.Layer):
