@@ -257,6 +257,7 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(inputs))
 
 
+@keras.saving.register_keras_serializable("tests")
 class Compressed(keras.Model):
     """An autoencoder whose loss needs no labels."""
 
@@ -272,6 +273,7 @@ class Compressed(keras.Model):
         return keras.ops.mean(errors if sample_weight is None else errors * sample_weight)
 
 
+@keras.saving.register_keras_serializable("tests")
 class Scaled(keras.layers.Layer):
     """Leaves its argument out of `get_config()`."""
 
@@ -286,6 +288,7 @@ class Scaled(keras.layers.Layer):
         return super().get_config()
 
 
+@keras.saving.register_keras_serializable("tests")
 class Around(keras.Model):
     """Takes a model, stored as docs/write_a_recipe.md says."""
 
