@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import batches
+from data.errors import DataError
 
 # Time steps that batches of rows with lengths are cut to, where their arrays are longer: few enough
 # that XLA, which compiles each of them, does so in time.
@@ -19,7 +20,7 @@ Arrays = np.ndarray | dict[str, np.ndarray] | list[np.ndarray] | tuple[np.ndarra
 
 def training_data(
     x: Arrays,
-    y: Arrays,
+    y: Arrays | None = None,
     sample_weight: Arrays | None = None,
     *,
     seed: int,
@@ -42,7 +43,8 @@ def training_data(
         x: An array of shape (examples, ...), or several in a dict, list or tuple; a list becomes
             a tuple.
         y: An array of shape (examples, ...), or several. A regression with one output needs a
-            column, (examples, 1), the shape of the model's output.
+            column, (examples, 1), the shape of the model's output. None for a model whose
+            `compute_loss()` needs no labels.
         sample_weight: Weights of the examples, (examples,), or of their time steps,
             (examples, time), one array or one per output; None for ones.
         seed: The run's seed.
@@ -58,12 +60,14 @@ def training_data(
         batches_per_update: Batches that an update accumulates, see `batches.training_batches`.
 
     Returns:
-        Batches (x, y), or (x, y, weights) if `sample_weight` is given. Floats become
-        `keras.config.floatx()`, integers and booleans int32; weights have dtype `floatx`.
+        Batches (x, y), or (x, y, weights) if `sample_weight` is given; without `y` batches (x,),
+        or (x, None, weights). Floats become `keras.config.floatx()`, integers and booleans int32;
+        weights have dtype `floatx`.
 
     Raises:
-        ValueError: The arrays have different lengths, another dtype, integers outside int32, or
-            fewer examples than an epoch needs.
+        DataError: An array has texts or objects; its name is its key, or x, y or x[0].
+        ValueError: The arrays have different lengths, integers outside int32, or fewer examples
+            than an epoch needs.
     """
     return batches.training_batches(
         _count(x, y, sample_weight),
@@ -79,7 +83,7 @@ def training_data(
 
 def evaluation_data(
     x: Arrays,
-    y: Arrays,
+    y: Arrays | None = None,
     sample_weight: Arrays | None = None,
     *,
     batch_size: int,
@@ -95,9 +99,11 @@ def evaluation_data(
         lengths: As for `training_data`.
 
     Returns:
-        Batches (x, y, weights) as from `training_data`; without `sample_weight` they are ones.
+        Batches (x, y, weights) as from `training_data`; without `sample_weight` they are ones, and
+        without `y` it is None.
 
     Raises:
+        DataError: As `training_data`.
         ValueError: As `training_data`.
     """
     count = _count(x, y, sample_weight)
@@ -156,7 +162,7 @@ def _count(*arrays: Arrays | None) -> int:
 
 def _gather(
     x: Arrays,
-    y: Arrays,
+    y: Arrays | None,
     sample_weight: Arrays | None,
     change: Callable | None = None,
     lengths: np.ndarray | None = None,
@@ -164,26 +170,26 @@ def _gather(
     if lengths is not None:
         _require_times(x, lengths)
     floatx = keras.config.floatx()
-    tables = tf.nest.map_structure(_table, (_no_list(x), _no_list(y)))
+    inputs, answers = _tables(x, "x"), None if y is None else _tables(y, "y")
     weights = None
     if sample_weight is not None:
-        weights = tf.nest.map_structure(
-            lambda w: _table(np.asarray(w, floatx)), _no_list(sample_weight)
-        )
+        weights = tf.nest.map_structure(lambda w: np.asarray(w, floatx), _no_list(sample_weight))
+        weights = _tables(weights, "sample_weight")
 
     def make_batch(indices: tf.Tensor, epoch: tf.Tensor, longest: tf.Tensor | None = None) -> tuple:
         def rows(table: tf.Tensor) -> tf.Tensor:
             gathered = tf.gather(table, indices)
             return tf.cast(gathered, floatx if table.dtype.is_floating else tf.int32)
 
-        inputs, answers = tf.nest.map_structure(rows, tables)
+        batch = tf.nest.map_structure(rows, inputs)
         if change is not None:
-            inputs = change(inputs, indices, epoch)
+            batch = change(batch, indices, epoch)
         if longest is not None:
-            inputs = tf.nest.map_structure(lambda rows: cut(rows, longest), inputs)
+            batch = tf.nest.map_structure(lambda rows: cut(rows, longest), batch)
+        labels = None if answers is None else tf.nest.map_structure(rows, answers)
         if weights is None:
-            return inputs, answers
-        return inputs, answers, tf.nest.map_structure(rows, weights)
+            return (batch,) if labels is None else (batch, labels)
+        return batch, labels, tf.nest.map_structure(rows, weights)
 
     return make_batch
 
@@ -217,10 +223,23 @@ def _no_list(arrays: Arrays) -> Arrays:
     return tuple(arrays) if isinstance(arrays, list) else arrays
 
 
-def _table(array: np.ndarray) -> tf.Tensor:
+def _tables(arrays: Arrays, name: str):
+    if isinstance(arrays, dict):
+        return {key: _tables(part, str(key)) for key, part in arrays.items()}
+    if isinstance(arrays, list | tuple):
+        return tuple(_tables(part, f"{name}[{index}]") for index, part in enumerate(arrays))
+    return _table(arrays, name)
+
+
+def _table(array: np.ndarray, name: str) -> tf.Tensor:
     # Keeps the dtype and casts batch by batch: bytes stay bytes in memory.
+    if array.dtype.kind in "SUT" or (array.size and isinstance(array.flat[0], str)):
+        raise DataError(
+            f"`{name}` has texts: number them first, for instance with "
+            "keras.layers.StringLookup outside of the model"
+        )
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"an array of {array.dtype}; expected numbers or booleans")
+        raise DataError(f"`{name}` has dtype {array.dtype}; expected numbers or booleans")
     if array.dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, np.int32):
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:

@@ -197,12 +197,12 @@ def evaluation_batches(
     Args:
         count: number of examples.
         batch_size: examples of a global batch.
-        make_batch: maps (indices, epoch) to (x, y, sample_weight), or (x, y) for weights of one;
-            `epoch` is `EVALUATION_EPOCH`. Weights of several outputs may be nested.
+        make_batch: maps (indices, epoch) to (x, y, sample_weight), or to (x, y) or x alone for
+            weights of one; `epoch` is `EVALUATION_EPOCH`. Weights of several outputs may be nested.
         lengths: as in `training_batches`.
 
     Returns:
-        Batches (x, y, sample_weight).
+        Batches (x, y, sample_weight); y is None where `make_batch` returns x alone.
     """
     total = -(-count // batch_size) * batch_size
     table = None if lengths is None else _length_table(lengths, count)
@@ -215,8 +215,10 @@ def evaluation_batches(
             last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
             longest = [tf.gather(table, tf.gather(order, tf.minimum(last, count - 1)))]
             examples = tf.gather(order, examples)
-        x, y, *more = make_batch(examples, epoch, *longest)
-        weights = more[0] if more else tf.ones_like(positions, keras.config.floatx())
+        batch = make_batch(examples, epoch, *longest)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        if weights is None:
+            weights = tf.ones_like(positions, keras.config.floatx())
 
         def without_padding(weights: tf.Tensor) -> tf.Tensor:
             if weights.dtype == tf.bool:

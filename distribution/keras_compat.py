@@ -675,8 +675,11 @@ def build(model: keras.Model, data: tf.data.Dataset) -> None:
         model: a compiled model. Compiled again, it needs this again.
         data: the dataset for `fit()`.
     """
+    spec = tf.nest.map_structure(
+        lambda part: None if isinstance(part, tf.NoneTensorSpec) else part, data.element_spec
+    )
     with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=data.element_spec)
+        model._symbolic_build(data_batch=spec)
     _built[model] = (model.optimizer, model._compile_metrics)
 
 
@@ -1170,6 +1173,22 @@ def number_of_losses(model: keras.Model) -> int:
     """
     compiled = model._compile_loss
     return max(1, len(compiled._flat_losses)) if compiled is not None and compiled.built else 1
+
+
+def needs_labels(model: keras.Model) -> bool:
+    """Tells whether Keras compares the outputs with labels, for a loss or a metric of `compile()`.
+
+    Lacks: no public name for the metrics of `compile()`.
+
+    Args:
+        model: compiled.
+    """
+    kind = type(model)
+    if own_steps(model):
+        return False
+    by_loss = kind.compute_loss is keras.Model.compute_loss and model.loss is not None
+    by_metrics = kind.compute_metrics is keras.Model.compute_metrics
+    return by_loss or (by_metrics and model._compile_metrics is not None)
 
 
 class OneNumberError(DistributionError):

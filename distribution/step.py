@@ -525,7 +525,9 @@ class Step:
         _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         present = keras_compat.rows_with_weight(sample_weight)
         if present is not None:
-            data = keras.tree.map_structure(lambda rows: tf.boolean_mask(rows, present), data)
+            data = keras.tree.map_structure(
+                lambda rows: None if rows is None else tf.boolean_mask(rows, present), data
+            )
         return self.evaluate_batch(data, sums, is_unpadded=True)
 
     def _logs(self, values: dict) -> dict:

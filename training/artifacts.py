@@ -158,13 +158,20 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
         except OSError:
             raise
         except Exception as error:  # any that get_config() or from_config() of the model raise
+            reason = _first_sentence(error.__cause__ if isinstance(error, RunError) else error)
             raise RunError(
-                f"{type(model).__name__}, the model, cannot be saved and loaded again: "
-                f"{first_line(error)}; a class of your own needs get_config() with all arguments "
-                "of its constructor"
+                f"{type(model).__name__}, the model, cannot be saved and loaded again: {reason}; a "
+                "class of your own needs get_config() with all arguments of its constructor"
             ) from error
         finally:
             files.remove(trial)
+
+
+def _first_sentence(error: BaseException | None) -> str:
+    """Returns the first sentence of Keras's message, or of the one that it quotes."""
+    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
+    sentence = re.split(r"(?<=[.!?])\s", text)[0].rstrip(".")
+    return (sentence if len(sentence) <= 300 else f"{sentence[:300]}...") or type(error).__name__
 
 
 def load_model(

@@ -453,12 +453,20 @@ def require_compiled(model: keras.Model, train_data) -> None:
             "train_data has ragged tensors: pad them with zeros, .to_tensor(shape=(None, length)), "
             "and let the model mask them, Embedding(..., mask_zero=True) or Masking()"
         )
-    elif any(
-        isinstance(spec, tf.NoneTensorSpec) for spec in tf.nest.flatten(train_data.element_spec)
-    ):
-        problems.append(
-            "train_data has None in a batch: an output without weights of its own needs ones"
-        )
+    else:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(train_data.element_spec)
+        has_labels = not isinstance(y, tf.NoneTensorSpec | None)
+        parts = (x, y, weights) if has_labels else (x, weights)
+        if any(isinstance(spec, tf.NoneTensorSpec) for spec in tf.nest.flatten(parts)):
+            problems.append(
+                "train_data has None in a batch: an output without weights of its own needs ones"
+            )
+        if model.compiled and not has_labels and keras_compat.needs_labels(model):
+            problems.append(
+                "train_data has no labels, which the loss or the metrics of compile() compare with "
+                "the outputs: pass them as y (of an autoencoder x itself), or write a "
+                "compute_loss() that needs none"
+            )
     if problems:
         raise RunError("\n".join(problems))
 
@@ -588,7 +596,8 @@ def _first_batches(train_data: tf.data.Dataset) -> list[str]:
     for batch in _taken(train_data):
         digest = hashlib.sha256()
         for tensor in tf.nest.flatten(batch, expand_composites=True):
-            digest.update(tf.io.serialize_tensor(tensor).numpy())
+            if tensor is not None:  # labels of a model without any
+                digest.update(tf.io.serialize_tensor(tensor).numpy())
         checksums.append(digest.hexdigest())
         _, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
         leaves = [leaf for leaf in tf.nest.flatten(weights) if leaf is not None]

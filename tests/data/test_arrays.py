@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from data import arrays, batches
+from data.errors import DataError
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.random((11, 2, 3)).astype(np.float32)
@@ -168,7 +169,6 @@ def test_float64_numbers_lose_nothing():
         (PIXELS[:10], LABELS, r"different lengths: .10, 11."),
         (INPUTS | {"token_ids": LABELS[:4]}, LABELS, r"different lengths: .*11, 4, 11"),
         ([PIXELS, PIXELS[:9]], LABELS, r"^arrays of different lengths: .11, 9, 11.; expected one"),
-        (PIXELS, np.array(["a"] * 11), "an array of <U1"),
         (PIXELS, np.full(11, 2**31), "integers that int32 does not hold"),
         (tf.ragged.constant([[1], [2, 3]]), LABELS[:2], "a RaggedTensor; expected .*mask_zero"),
         ([[1], [2, 3]], LABELS[:2], "an int; expected NumPy arrays, one row per example"),
@@ -180,6 +180,37 @@ def test_what_does_not_fit(x, y, words):
         arrays.training_data(x, y, seed=0, batch_size=4)
     with pytest.raises(ValueError, match=words):
         arrays.evaluation_data(x, y, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "x, y, words",
+    [
+        (PIXELS, np.array(["a"] * 11), "^`y` has texts: number them first"),
+        (INPUTS | {"city": np.array(["Rome"] * 11)}, LABELS, "^`city` has texts"),
+        ({"city": np.array(["Rome"] * 11, object)}, LABELS, "^`city` has texts"),
+        ([PIXELS, np.array([b"a"] * 11)], LABELS, "^`x.1.` has texts"),
+        (PIXELS, np.array(["2026-11-28"] * 11, "M8[D]"), "^`y` has dtype datetime64.D.; expected"),
+    ],
+)
+def test_what_is_no_number_is_named(x, y, words):
+    with pytest.raises(DataError, match=words):
+        arrays.training_data(x, y, seed=0, batch_size=4)
+    with pytest.raises(DataError, match=words):
+        arrays.evaluation_data(x, y, batch_size=4)
+
+
+def test_without_labels():
+    """As Keras takes x alone; where examples have weights, the labels are None."""
+    options = dict(seed=7, batch_size=4)
+    (with_labels,) = arrays.training_data(PIXELS, LABELS, **options).take(1)
+    ((x,),) = arrays.training_data(PIXELS, **options).take(1)
+    np.testing.assert_array_equal(x, with_labels[0])
+    ((x, y, weights),) = arrays.training_data(PIXELS, None, np.ones(11), **options).take(1)
+    np.testing.assert_array_equal(x, with_labels[0])
+    assert y is None and weights.shape == (4,)
+    *_, (x, y, weights) = arrays.evaluation_data(PIXELS, batch_size=4)
+    np.testing.assert_array_equal(x[:3], PIXELS[8:])
+    assert y is None and list(weights) == [1, 1, 1, 0]
 
 
 def test_the_training_split_alone_is_cut():

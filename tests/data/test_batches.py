@@ -239,6 +239,12 @@ class TestEvaluation:
             assert sorted(int(x) for xs, _, w in found for x in xs[w == 1]) == list(range(6))
             assert sum(w.sum() for _, _, w in found) == 6
 
+    def test_without_labels_too(self):
+        data = batches.evaluation_batches(6, 4, lambda indices, epoch: indices)
+        (x, y, weights), (more, none, last) = data
+        assert [*x, *more] == [0, 1, 2, 3, 4, 5, 5, 5] and y is none is None
+        assert [*weights, *last] == [1, 1, 1, 1, 1, 1, 0, 0]
+
     def test_weights_of_examples_and_their_dtype_stay(self):
         def make_batch(indices, epoch):
             return indices, indices, tf.ones([4], tf.float64) * 0.5

@@ -577,6 +577,64 @@ def test_weights_of_true_and_false_are_ones_and_zeros():
     assert all(logs == pytest.approx(found[0], rel=1e-6) for logs in found)
 
 
+class OwnError(keras.metrics.MeanAbsoluteError):
+    """A user's own class, which may ignore weights."""
+
+
+class Autoencoder(keras.Model):
+    """Takes no labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.out(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = keras.ops.mean(keras.ops.square(x - y_pred), axis=-1)
+        return keras.ops.mean(errors if sample_weight is None else errors * sample_weight)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, x, y_pred, sample_weight)
+
+
+def without_labels(count):
+    """Trains on x alone, without and with weights, and evaluates with a padded last batch."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    strategy = replicas.strategy_of(count)
+    x = np.random.default_rng(0).normal(size=(10, 3))
+    found = []
+    for weights in (None, np.linspace(0.5, 1.5, 10)):
+        with keras_compat.patch_keras_for(strategy):
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                model = Autoencoder()
+                model.compile(keras.optimizers.SGD(0.1), metrics=[OwnError("error")])
+            train = arrays.training_data(x, None, weights, seed=0, batch_size=4)
+            test = arrays.evaluation_data(x, None, weights, batch_size=4)
+            keras_compat.build(model, train)
+            install(model)
+            model.fit(train, steps_per_epoch=2, epochs=2, verbose=0)
+            logs = model.evaluate(test, verbose=0, return_dict=True)
+        errors = keras.ops.convert_to_numpy(model(x)) - x
+        found += [
+            (logs["loss"], np.average((errors**2).mean(axis=1), weights=weights)),
+            (logs["error"], np.abs(errors).mean()),
+        ]
+    return [tuple(map(float, pair)) for pair in found]
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_model_without_labels(count):
+    found = without_labels(1) if count == 1 else forked.run(without_labels, 2)
+    for logged, expected in found:
+        assert logged == pytest.approx(expected, rel=1e-9)
+    if count > 1:
+        np.testing.assert_allclose(found, without_labels(1), rtol=1e-9)
+
+
 def test_weights_in_a_tuple_are_those_of_the_outputs():
     x, *named = weighted_pairs()
     y, weights = (tuple(part.values()) for part in named)

@@ -6,6 +6,7 @@ import re
 import shlex
 
 import pytest
+from sklearn.datasets import load_breast_cancer
 
 from tests import soak
 from tests.support import processes
@@ -90,6 +91,31 @@ def test_the_program_of_the_page_trains(run, tmp_path):
     ).read_text(encoding="utf-8")
     accuracy = f"{trained['test']['accuracy']:.4f}"
     assert accuracy in run("recipes.evaluate", folder, "--trust-module", "recipes.short")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A CSV of two tumours in scikit-learn's columns, the last one first."""
+    data = load_breast_cancer()
+    path = tmp_path_factory.mktemp("table") / "new.csv"
+    names, rows = data.feature_names[::-1], data.data[:2, ::-1]
+    lines = [",".join(map(str, line)) for line in (names, *rows.tolist())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_its_table_has_the_inputs_in_the_order_of_the_model(table):
+    names: dict = {"__name__": "tumours"}
+    exec(COMPLETE, names)
+    found = [[float(number) for number in text.split(",")] for text in names["read_table"](table)]
+    assert found == load_breast_cancer().data[:2].tolist()
+
+
+@pytest.mark.long
+def test_it_answers_a_table(said, run, table):
+    rows = [",".join(map(str, row)) for row in load_breast_cancer().data[:2].tolist()]
+    by_file = run("recipes.predict", said[1] / "one", "--file", table)
+    assert by_file == run("recipes.predict", said[1] / "one", *rows)
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from callbacks import checkpoint
 from data import arrays, files
 from recipes import bert_mlm, text_classification
 from tests.support import forked, processes, tiny_recipe
-from training import checks
+from training import artifacts, checks
 from training.errors import OptionsError, RunError
 from training.options import FineTuningOptions, SharedOptions
 from training.plan import make_plan
@@ -63,6 +63,31 @@ class TestCompile:
             )
 
         assert refused(tmp_path, parts={"pipeline": pipeline}).startswith("train_data has None in")
+
+    @pytest.mark.parametrize("part", ["loss", "metrics"])
+    def test_labels_that_are_missing(self, part, tmp_path):
+        def pipeline(x, y, **batches):
+            return arrays.training_data(x, **batches)
+
+        arguments = {"loss": None, "metrics": None} | {part: "mse" if part == "loss" else ["mse"]}
+        said = refused(
+            tmp_path, arguments=lambda: arguments, parts={"pipeline": pipeline}
+        ).splitlines()
+        assert len(said) == 1 and said[0].startswith("train_data has no labels, which the loss or")
+
+    def test_labels_that_no_loss_needs(self, tmp_path):
+        """None beside weights, in a run from the first check to the results."""
+
+        def pipeline(x, y, **batches):
+            return arrays.training_data(x, None, np.ones(len(x)), **batches)
+
+        found = tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=2),
+            arguments=lambda options, rate: {"optimizer": keras.optimizers.Adam(rate)},
+            build=lambda options: Compressed(),
+            pipeline=pipeline,
+        )
+        assert found["steps"] == 2 and found["test"]["loss"] > 0
 
     def test_negative_weights(self, tmp_path):
         def pipeline(x, y, **batches):
@@ -233,6 +258,57 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(inputs))
 
 
+@keras.saving.register_keras_serializable("tests")
+class Compressed(keras.Model):
+    """An autoencoder whose loss needs no labels."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.code, self.out = keras.layers.Dense(2), keras.layers.Dense(6)
+
+    def call(self, inputs):
+        return self.out(self.code(inputs))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = keras.ops.mean(keras.ops.square(x - y_pred), axis=-1)
+        return keras.ops.mean(errors if sample_weight is None else errors * sample_weight)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(keras.layers.Layer):
+    """Leaves its argument out of `get_config()`."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+    def get_config(self):
+        return super().get_config()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Around(keras.Model):
+    """Takes a model, stored as docs/write_a_recipe.md says."""
+
+    def __init__(self, encoder, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder = encoder
+
+    def call(self, inputs):
+        return self.encoder(inputs)
+
+    def get_config(self):
+        encoder = keras.saving.serialize_keras_object(self.encoder)
+        return {**super().get_config(), "encoder": encoder}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("encoder")), **config)
+
+
 class TestModel:
     def test_one_that_cannot_be_saved(self, tmp_path):
         """Before the first step, not after the last one."""
@@ -265,6 +341,34 @@ class TestModel:
 
         said = refused(tmp_path, parts={"build": build})
         assert re.match(r"Counting.counts of the layer counting\w* is a tf.Variable, which", said)
+
+    @pytest.mark.parametrize(
+        ("build", "reason"),
+        [
+            (lambda: Subclassed(types.SimpleNamespace(width=4)), "in order to be serializable"),
+            (
+                lambda: keras.Sequential([keras.Input((6,)), Scaled(2)]),
+                "missing 1 required positional argument: 'factor'",
+            ),
+        ],
+    )
+    def test_the_reason_is_a_whole_sentence(self, build, reason, tmp_path):
+        """Keras's first line ends in the middle of one, or says less than the error it quotes."""
+        model = build()
+        model.compile("sgd", "mse")
+        model(np.ones((1, 6)))
+        with pytest.raises(RunError) as caught:
+            artifacts.require_saveable(model, tmp_path, SharedOptions)
+        assert f"{reason}; a class of your own needs get_config()" in str(caught.value)
+
+    def test_one_in_another(self, tmp_path):
+        page = (processes.ROOT / "docs" / "write_a_recipe.md").read_text(encoding="utf-8")
+        assert '`{**super().get_config(), "encoder": keras.saving.serialize_keras_object(' in page
+        assert 'cls(keras.saving.deserialize_keras_object(config.pop("encoder")), **config)' in page
+        model = Around(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
+        model.compile("sgd", "mse")
+        model(np.ones((1, 6)))
+        artifacts.require_saveable(model, tmp_path, SharedOptions)
 
     def test_one_that_has_changed_since(self, stopped_at_four):
         folder, options = stopped_at_four
