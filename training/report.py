@@ -69,10 +69,14 @@ model.summary()
 """)
 
 
+FEW_STEPS = 100  # a run of fewer has hardly learned, whatever its data and model
+
+
 def verdict(
     test: dict[str, float],
     baseline: dict[str, float],
     history: dict[str, list[float]],
+    steps: int | None = None,
 ) -> list[str]:
     """Compares the metrics of the test split with the baselines.
 
@@ -81,6 +85,7 @@ def verdict(
         baseline: numbers by name; a name that ends in that of a test metric is compared with it
             (`unigram_cross_entropy` with `cross_entropy`).
         history: one list per metric, one number per epoch; validation metrics begin with `val_`.
+        steps: of the run, or None.
 
     Returns:
         Lines: the baselines that are beaten, beaten narrowly, or not beaten; then a suggestion.
@@ -116,6 +121,8 @@ def verdict(
         if losses and losses[-1] > min(losses) * 1.02:
             best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"
             lines.append(f"try more data or more --dropout: validation was best {best}")
+        elif steps is not None and steps < FEW_STEPS:
+            lines.append(f"{steps:,} steps are few: try a smaller batch or more --epochs")
         else:
             lines.append("try more data, more --epochs, or a larger model")
     return lines

@@ -782,7 +782,7 @@ class Run:
             line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             if baseline:
                 log.log(RESULT, "%-14s %s", "baseline", line)
-            for line in verdict(test, baseline, self.records.history):
+            for line in verdict(test, baseline, self.records.history, steps):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the start of the run to now.
         results = {

@@ -138,3 +138,9 @@ def test_a_card_names_the_preset(preset, said):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     options = mnist.Options()
     assert said in model_card(model, results, options, is_preset=False, described=shown(options))
+
+
+@pytest.mark.parametrize(("steps", "advice"), [(2, "2 steps are few: try"), (500, "try more data")])
+def test_a_run_of_few_steps_is_told_so(steps, advice):
+    lines = verdict({"accuracy": 0.1}, {"accuracy": 0.5}, {"val_loss": [2.0, 1.0]}, steps)
+    assert lines[-1].startswith(advice)
