@@ -314,21 +314,11 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
-        if isinstance(data, Text) and Ends.of(tokenizer).start is None:
-            run.note(
-                "perplexity_per_word and perplexity_per_byte are left out: this family has no "
-                "token that starts a document, so the first token of a line is not predicted"
-            )
-        elif isinstance(data, Text) and next_tokens.has_ends_within(data.splits["test"], tokenizer):
-            run.note(
-                "perplexity_per_word and perplexity_per_byte are left out: a test line contains "
-                "the name of the token that ends a document, and the first token of the next "
-                "document may not be predicted"
-            )
-        elif isinstance(data, Text):
+        if isinstance(data, Text):
             nats = test["cross_entropy"] * predicted["test"]
-            test |= perplexities(nats, data.splits["test"], tokenizer)
-            run.note(*missing_perplexities(test))
+            found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
+            test |= found
+            run.note(*notes)
         example = None
         if isinstance(data, prompts.Prompts):
             known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
@@ -409,6 +399,28 @@ def cut_examples(options: Options, rows: dict) -> list[str]:
         for split, title in titles.items()
         if getattr(rows[split], "cut", 0)
     ]
+
+
+def perplexities_or_notes(
+    nats: float, lines: Iterable[str], tokenizer
+) -> tuple[dict[str, float], list[str]]:
+    """Returns `perplexities()` and notes; only notes where not all tokens of a line are predicted.
+
+    Args as `perplexities`.
+    """
+    left_out = "perplexity_per_word and perplexity_per_byte are left out:"
+    if Ends.of(tokenizer).start is None:
+        return {}, [
+            f"{left_out} this family has no token that starts a document, so the first token of a "
+            "line is not predicted"
+        ]
+    if next_tokens.has_ends_within(lines, tokenizer):
+        return {}, [
+            f"{left_out} a test line contains the name of the token that ends a document, and the "
+            "first token of the next document may not be predicted"
+        ]
+    found = perplexities(nats, lines, tokenizer)
+    return found, missing_perplexities(found)
 
 
 def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, float]:

@@ -403,15 +403,11 @@ def main(options: Options) -> dict:
         trained_on = run.metadata.get("trained_on") or ranges(
             used["train"], train_inputs["columns"]
         )
-        test = errors(missed["test"], splits["test"][1])
-        has_formula = np.isfinite(melting.formula_errors(molecules["test"]))
-        if has_formula.any():  # beside the formula's error on the same molecules
-            of_these = np.abs(missed["test"][has_formula], dtype=np.float64)
-            test["perfect_duplex_mae"] = float(np.mean(of_these))
         is_usual = "perfect duplex" in trained_on["kinds"]
         return run.finish(
             melting_model,
-            test=test,
+            test=errors(missed["test"], splits["test"][1])
+            | error_beside_formula(molecules["test"], missed["test"]),
             baseline=baseline,
             valid_by_dataset=by_dataset["valid"],
             test_by_dataset=by_dataset["test"],
@@ -652,6 +648,21 @@ def errors(missed: np.ndarray, tm: np.ndarray) -> dict[str, float]:
     if np.ptp(tm) == 0:
         return found
     return found | {"r2": 1 - found["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
+
+
+def error_beside_formula(
+    molecules: Sequence[melting.Molecule], missed: np.ndarray
+) -> dict[str, float]:
+    """Returns the error on the molecules of which the formula's is a baseline, or {} without any.
+
+    Args:
+        molecules: those of the test split.
+        missed: predicted minus measured temperature of each, of shape (n, 1).
+    """
+    has_formula = np.isfinite(melting.formula_errors(molecules))
+    if not has_formula.any():
+        return {}
+    return {"perfect_duplex_mae": float(np.mean(np.abs(missed[has_formula], dtype=np.float64)))}
 
 
 def errors_by_dataset(

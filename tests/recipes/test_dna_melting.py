@@ -78,7 +78,7 @@ def errors(model, molecules, width=melting.LONGEST):
 def test_results(run, molecules):
     folder, results = run
     assert results["steps"] == 8 and results["learning_rate"] == 0.01
-    assert set(results["test"]) == {"mae", "rmse", "r2"}
+    assert set(results["test"]) == {"mae", "rmse", "r2", "perfect_duplex_mae"}
     assert results["notes"] == [NO_WARMUP]
     shown = json.loads((folder / "options.json").read_text())["shown"]
     assert shown["warmup_steps"] == 0 and "- `warmup_steps`: 0\n" in (
@@ -96,6 +96,10 @@ def test_results(run, molecules):
     assert results["test"]["rmse"] == pytest.approx(rmse, rel=1e-5)
     r2 = 1 - rmse**2 / melting.temperatures(molecules["test"]).var(dtype=np.float64)
     assert results["test"]["r2"] == pytest.approx(r2, rel=1e-4)
+    perfect = [m for m in molecules["test"] if np.isfinite(melting.formula(m))]
+    assert 0 < len(perfect) < len(molecules["test"])
+    found = results["test"]["perfect_duplex_mae"]
+    assert found == pytest.approx(errors(model, perfect)[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -469,7 +469,7 @@ class TestPairs:
         lines = [line.split() for line in out.splitlines()]
         assert ["pairs", "model", "n-grams"] in lines
         assert [line[0] for line in lines if line[-2:-1] == ["±"]] == ["one", "two", "all"]
-        assert lines[-3][-3:] == ["100.0", "±", "0.0"]
+        assert lines[-3][-3:] == ["100.0", "±", "15.3"]
 
     @pytest.mark.parametrize("more", [(), ("--json",)])
     def test_a_plot_that_cannot_be_written_costs_no_result(
