@@ -19,8 +19,11 @@ import safetensors.numpy
 
 from data import files
 from data.errors import DataError
+from data.templates import CHATS, Chat, Template
 from data.word_pieces import INVISIBLE, OTHER_WHITE_SPACE, SPECIAL_TOKENS
+from exports.chat_templates import form_of, jinja_of
 from exports.comparison import random_inputs, require_equal
+from models.decoders import stop_tokens
 
 SET_THE_HEAD = """\
 transform = model.cls.predictions.transform
@@ -181,6 +184,13 @@ def write_causal_lm(
     if content["model_type"] in ARCHITECTURES:  # KerasHub, which writes none of these, needs them
         content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    stop = stop_tokens(model.preprocessor.tokenizer)
+    if template is not None:
+        stop.add(Template(template, model.preprocessor.tokenizer).end)
+    _update(folder / "generation_config.json", {"eos_token_id": sorted(stop)})
+    chat = None if template is None else CHATS.get(template)
+    if chat is not None:
+        _write_chat(folder / "tokenizer_config.json", chat, model.preprocessor.tokenizer)
     # KerasHub's tokenizer splits a text into no words, unless `split_words` made it do so.
     splits_words = getattr(model.preprocessor.tokenizer, files.SPLITS_WORDS, False)
     text = json.dumps({files.SPLITS_WORDS: splits_words})  # for runs from this folder
@@ -197,15 +207,49 @@ def write_causal_lm(
     lines = [
         "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)",
         "tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)",
-        f"# Begin a text with {start}" if start else "# A text has no token at its beginning",
     ]
-    if template is not None:
+    if chat is not None:
+        lines += [
+            'messages = [{"role": "user", "content": PROMPT}]',
+            "inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)",
+            f"# Trained on turns in this form, which that writes: {form_of(chat, start)!r}",
+        ]
+    elif start:
+        lines.append(f"# Begin a text with {start}")
+    else:
+        lines.append("# A text has no token at its beginning")
+    if template is not None and chat is None:
         lines.append(
             f"# Trained on prompts in this form, which recipes.predict fills: {template!r}"
         )
     text = "\n".join(lines)
     (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
     return text
+
+
+def _write_chat(path: Path, chat: Chat, tokenizer) -> None:
+    """Adds the template of a chat and its special tokens to `tokenizer_config.json`."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    special = content.get("added_tokens_decoder", {})
+    # Those of byte pairs are words of the vocabulary; transformers would read their names as text.
+    for name in chat.markers:
+        special[str(tokenizer.token_to_id(name))] = {
+            "content": name,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+    template = jinja_of(chat, tokenizer.start_token)
+    _update(path, {"added_tokens_decoder": special, "chat_template": template})
+
+
+def _update(path: Path, values: dict) -> None:
+    """Sets values of a JSON file, which need not exist."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    text = json.dumps(content | values, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
