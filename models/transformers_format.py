@@ -264,11 +264,36 @@ def has_head(preset: str, task: str) -> bool:
     content = config_of(preset)
     if task == "MaskedLM" and not content.get("tie_word_embeddings", True):
         return False  # KerasHub's heads are tied
-    layers = HEADS.get(content.get("model_type", ""), {}).get(task)
+    return _has_weights(preset, task) and (task == "MaskedLM" or other_head(preset) is None)
+
+
+def _has_weights(preset: str, task: str) -> bool:
+    layers = HEADS.get(config_of(preset).get("model_type", ""), {}).get(task)
     if not layers:
         return False
     stored = _files_by_tensor(preset)
     return all({f"{module}.bias", f"{module}.beta"} & set(stored) for module in layers.values())
+
+
+def other_head(preset: str) -> str | None:
+    """Returns why the weights with the names of a classifier's head are not one; None if they are.
+
+    Models of tokens and of multiple choice have a `classifier`, too.
+
+    Args:
+        preset: a folder or a handle.
+    """
+    if not _has_weights(preset, "TextClassifier"):
+        return None
+    content = config_of(preset)
+    kinds = content.get("architectures") or []
+    if kinds and not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        return f"is of {kinds[0]}"
+    name = HEADS[content["model_type"]]["TextClassifier"]["logits"] + ".weight"
+    with safetensors.safe_open(_files_by_tensor(preset)[name], framework="np") as file:
+        rows = file.get_slice(name).get_shape()[0]
+    count = len(classes_of(preset))
+    return None if rows == count else f"is for {rows} classes, and its config.json names {count}"
 
 
 def load_head(model: keras.Model, preset: str, task: str) -> None:

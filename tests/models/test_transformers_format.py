@@ -120,6 +120,24 @@ class TestExportsReadAgain:
         assert not presets.kept_head(str(folder), ["a", "b", "c"])[0]
         assert not presets.kept_head(str(folder), [])[0]
 
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            (
+                dict(architectures=["BertForTokenClassification"]),
+                "is of BertForTokenClassification",
+            ),
+            (dict(id2label={}, num_labels=3), "is for 2 classes, and its config.json names 3"),
+        ],
+    )
+    def test_a_classifier_of_something_else_gets_a_new_head(self, values, message, folder):
+        change(folder / "config.json", **values)
+        assert presets.kept_head(str(folder), CLASSES) == (
+            False,
+            f"a new head: that of {folder} {message}",
+        )
+        assert presets.load_task(CLASSIFIER, str(folder), num_classes=2).num_classes == 2
+
     def test_the_tokens(self, masked_lm):
         model, preset = masked_lm
         texts = ["The loss of a STEPS, not báð.", "a film"]
