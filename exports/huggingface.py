@@ -167,8 +167,9 @@ def write_causal_lm(
         Python that loads it, which `README.md` holds, too.
 
     Raises:
-        DataError: KerasHub has no exporter for the family.
+        DataError: KerasHub has no exporter for the family, or not for the shapes of its attention.
     """
+    _require_shapes(model.backbone)
     try:
         model.export_to_transformers(str(folder))
     except ValueError as error:
@@ -225,6 +226,28 @@ def write_causal_lm(
     text = "\n".join(lines)
     (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
     return text
+
+
+def _require_shapes(backbone: keras.Model) -> None:
+    """Refuses attention that KerasHub's exporter would write in other shapes than it has.
+
+    Raises:
+        DataError: with the numbers.
+    """
+    name = type(backbone).__name__.removesuffix("Backbone")
+    if name == "Gemma" and backbone.num_key_value_heads > 1:  # it writes the first one
+        raise DataError(
+            f"this Gemma cannot be exported to transformers: it has {backbone.num_key_value_heads} "
+            "key and value heads, and KerasHub exports Gemmas with one"
+        )
+    if name == "Mistral" and backbone.head_dim is not None:
+        exported = backbone.hidden_dim // backbone.num_query_heads
+        if backbone.head_dim != exported:
+            raise DataError(
+                f"this Mistral cannot be exported to transformers: its heads have "
+                f"{backbone.head_dim} columns, and KerasHub exports those with {exported}, the "
+                "width divided by the heads"
+            )
 
 
 def _write_chat(path: Path, chat: Chat, tokenizer) -> None:

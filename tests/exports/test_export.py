@@ -8,9 +8,10 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+import safetensors
 import tensorflow as tf
 
-from exports import comparison, keras_formats, texts
+from exports import comparison, huggingface, keras_formats, texts
 from exports.comparison import Differs
 from models import bert
 from recipes import export
@@ -236,6 +237,47 @@ def test_a_model_that_a_format_cannot_hold(runs, tmp_path, command_line, monkeyp
     status, _, err = command_line(export, runs["mnist"], "--to", "litert", "--folder", target)
     assert status == 2 and err.count("\n") == 1 and not target.exists()
     assert "--to litert: Sequential cannot be written or run in this format (Flex" in err
+
+
+@pytest.mark.parametrize("error", ["SafetensorError", "ResourceExhaustedError"])
+def test_a_full_disk_is_not_a_full_memory(error, tiny_run, tmp_path, command_line, monkeypatch):
+    """Neither safetensors nor TensorFlow raises an OSError."""
+    message = "{{function_node __wrapped__SaveV2_dtypes}} /a; No space left on device"
+
+    def full(*arguments):
+        if error == "SafetensorError":
+            raise safetensors.SafetensorError(message)
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    to = "huggingface" if error == "SafetensorError" else "saved_model"
+    for module in (huggingface, texts):
+        monkeypatch.setattr(module, "write", full)
+    target = tmp_path / "out"
+    status, _, err = command_line(export, tiny_run.folder, "--to", to, "--folder", target)
+    assert (status, err) == (
+        2,
+        f"export: --folder {target}: cannot be written (/a; No space left on device); nothing is "
+        "kept\n",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_transformers_refuses(tiny_run, tmp_path, command_line, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("You set `ignore_mismatched_sizes` to `False`\nand more")
+
+    monkeypatch.setattr(huggingface, "compare", refuse)
+    monkeypatch.setattr(export, "not_installed", lambda names: [])
+    target = tmp_path / "out"
+    status, _, err = command_line(
+        export, tiny_run.folder, "--to", "huggingface", "--folder", target
+    )
+    assert (status, err) == (
+        2,
+        "export: --to huggingface: transformers cannot load or run the export (You set "
+        "`ignore_mismatched_sizes` to `False`); nothing is kept\n",
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):

@@ -165,6 +165,24 @@ def test_a_causal_model_of_another_family_is_refused(tmp_path):
         huggingface.write_causal_lm(causal_presets.make_task("OPT"), tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "message"),
+    [
+        ("Gemma", dict(num_key_value_heads=2), "it has 2 key and value heads, and KerasHub"),
+        (
+            "Mistral",
+            dict(head_dim=8),
+            "its heads have 8 columns, and KerasHub exports those with 4",
+        ),
+    ],
+)
+def test_attention_that_kerashub_would_write_in_other_shapes(family, shape, message, tmp_path):
+    task = causal_presets.make_task(family, **shape)
+    with pytest.raises(DataError, match=f"^this {family} cannot be exported .*: {message}"):
+        huggingface.write_causal_lm(task, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.export
 @pytest.mark.parametrize("family", ["GPT2", "Llama3", "Qwen", "Mistral", "Gemma"])
 def test_a_causal_model_gives_the_same_logits(family, tmp_path):
