@@ -11,6 +11,7 @@ import pytest
 import safetensors
 import tensorflow as tf
 
+from data import melting
 from exports import comparison, huggingface, keras_formats, texts
 from exports.comparison import Differs
 from models import bert
@@ -87,6 +88,21 @@ def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     # The mask counts in these inputs.
     ones = inputs | {"padding_mask": np.ones_like(inputs["padding_mask"])}
     assert differ([np.array(model(ones, training=False))], expected) > 1e-2
+
+
+@pytest.mark.export
+def test_a_duplex_is_turned_in_onnx(tmp_path):
+    """Its remainder of a negative number is negative: padding must have none."""
+    columns = keras.Input((None,), dtype="int32", name="columns")
+    inputs = {"columns": columns, "conditions": keras.Input((2,), name="conditions")}
+    turned = melting.from_other_end(inputs)["columns"]
+    model = keras.Model(inputs, turned + keras.ops.cast(inputs["conditions"][:, :1], "int32"))
+    keras_formats.write(model, tmp_path / "out", "onnx")
+    given = {"columns": np.array([[14, 18, 56, 0, 0]], np.int32)}
+    given["conditions"] = np.array([[0.0, 0.5]], np.float32)
+    (found,) = keras_formats.run(tmp_path / "out", "onnx", given)
+    np.testing.assert_array_equal(found, model(given))
+    assert found[0, 3:].tolist() == [0, 0]
 
 
 @pytest.mark.long
