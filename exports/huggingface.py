@@ -8,6 +8,7 @@ families that it supports.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from data.errors import DataError
 from data.templates import CHATS, Chat, Template
 from data.word_pieces import INVISIBLE, OTHER_WHITE_SPACE, SPECIAL_TOKENS
 from exports.chat_templates import form_of, jinja_of
-from exports.comparison import random_inputs, require_equal
+from exports.comparison import Differs, random_inputs, require_equal
 from models.decoders import stop_tokens
 
 SET_THE_HEAD = """\
@@ -67,6 +68,8 @@ ARCHITECTURES = {  # of causal language models, by type
     "gemma2": "Gemma2ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
 }
+
+SENTENCE = "It's one of 12 words, or of more."  # that tokenizers are compared by
 
 # Separators of words, and characters that are words, in KerasHub's WordPieceTokenizer.
 BETWEEN_WORDS = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
@@ -189,6 +192,9 @@ def write_causal_lm(
     if template is not None:
         stop.add(Template(template, model.preprocessor.tokenizer).end)
     _update(folder / "generation_config.json", {"eos_token_id": sorted(stop)})
+    longest = getattr(model.backbone, "max_sequence_length", None)
+    length = min(model.preprocessor.sequence_length, longest or math.inf)
+    _update(folder / "tokenizer_config.json", {"model_max_length": length})
     chat = None if template is None else CHATS.get(template)
     if chat is not None:
         _write_chat(folder / "tokenizer_config.json", chat, model.preprocessor.tokenizer)
@@ -283,11 +289,22 @@ def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
         folder: where it was written.
 
     Raises:
-        Differs: it gives other numbers.
+        Differs: it gives other numbers, or its tokenizer other tokens.
     """
     import torch
     import transformers
 
+    tokenizer = model.preprocessor.tokenizer
+    expected = [int(token) for token in tokenizer(SENTENCE)]
+    there = transformers.AutoTokenizer.from_pretrained(folder)
+    found = there(SENTENCE, add_special_tokens=False)["input_ids"]
+    # transformers has its own rules for SentencePiece.
+    is_byte_pairs = isinstance(tokenizer, keras_nlp.tokenizers.BytePairTokenizer)
+    if not found or (is_byte_pairs and found != expected):
+        raise Differs(
+            f"its tokenizer makes the tokens {found[:5]} of a sentence, the Keras model's "
+            f"{expected[:5]}"
+        )
     exported = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     rng = np.random.default_rng(0)
     length = min(8, getattr(model.backbone, "max_sequence_length", None) or 8)

@@ -1,11 +1,14 @@
 """The folder for `transformers`; what needs its packages runs in `make test-export`."""
 
+import json
+
 import numpy as np
 import pytest
 
 from data.errors import DataError
 from distribution import keras_compat
 from exports import huggingface
+from exports.comparison import Differs
 from models.bert import encode
 from tests.exports.conftest import CLASSES, TEXTS, inputs_of
 from tests.support import causal_presets
@@ -158,6 +161,26 @@ def test_the_template_of_prompts_is_named(tmp_path):
     assert template in huggingface.write_causal_lm(task, tmp_path / "prompts", template)
     assert template in (tmp_path / "prompts" / "README.md").read_text()
     assert "prompts" not in huggingface.write_causal_lm(task, tmp_path / "text")
+
+
+@pytest.mark.parametrize(("family", "longest"), [("GPT2", 24), ("Llama3", 32)])
+def test_texts_are_cut_at_the_length_of_the_run(family, longest, tmp_path):
+    sizes = dict(max_sequence_length=24) if family == "GPT2" else {}
+    huggingface.write_causal_lm(causal_presets.make_task(family, **sizes), tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert content["model_max_length"] == longest  # the positions of GPT-2
+
+
+@pytest.mark.export
+def test_a_tokenizer_that_makes_other_tokens(tmp_path):
+    """KerasHub's exporter writes none for Qwen 3.5 that transformers can read."""
+    task = causal_presets.make_task("Qwen3_5")
+    huggingface.write_causal_lm(task, tmp_path / "out")
+    with pytest.raises(Differs, match=r"its tokenizer makes the tokens \[\] of a sentence, the K"):
+        huggingface.compare_causal_lm(task, tmp_path / "out")
+    task = causal_presets.make_task("GPT2")
+    huggingface.write_causal_lm(task, tmp_path / "gpt2")
+    assert huggingface.compare_causal_lm(task, tmp_path / "gpt2") < 1e-3
 
 
 def test_a_causal_model_of_another_family_is_refused(tmp_path):
