@@ -52,8 +52,16 @@ SETTINGS: dict[str, dict[str, tuple]] = {
     "gpt2": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+        "reorder_and_upcast_attn": (False,),
+        "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
     },
+    "gemma": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
+    "gemma2": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
 }
+# Settings of encoders that KerasHub does not read, as those of causal language models.
+ENCODERS = {"is_decoder": (False,), "add_cross_attention": (False,)}
 
 # Weights of a head in Keras and in `transformers`.
 ROBERTA = {
@@ -209,16 +217,19 @@ def require_same_operations(preset: str) -> None:
     """
     content = config_of(preset)
     kind = content.get("model_type", "")
-    if kind in SETTINGS:
-        rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-        if isinstance(rope, dict):  # otherwise damaged, which KerasHub tells
-            content = {"rope_type": rope.get("rope_type", rope.get("type", "default"))} | content
-        for name, allowed in SETTINGS[kind].items():
-            if content.get(name, allowed[0]) not in allowed:
-                raise DataError(
-                    f"preset {preset}: {name} is {content[name]}, and KerasHub's {kind} has "
-                    f"{allowed[0]}"
-                )
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    if isinstance(rope, dict):  # otherwise damaged, which KerasHub tells
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        content = {"rope_type": rope_type} | rope | content
+    settings = ENCODERS if kind in HEADS else SETTINGS.get(kind, {})
+    for name, allowed in settings.items():
+        if content.get(name, allowed[0]) not in allowed:
+            raise DataError(
+                f"preset {preset}: {name} is {content[name]}, and KerasHub's {kind} has "
+                f"{allowed[0]}"
+            )
+    if kind == "gemma2":
+        _require_gemma_scale(preset, content)
     if kind == "llama":
         stored = _read_json(preset, "tokenizer.json")
         is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
@@ -239,6 +250,21 @@ def require_same_operations(preset: str) -> None:
         raise DataError(
             f"preset {preset}: position_embedding_type is {positions}, and KerasHub's encoders "
             "have absolute"
+        )
+
+
+def _require_gemma_scale(preset: str, content: dict) -> None:
+    """Rejects a Gemma 2 that divides its attention's products by another root than KerasHub's."""
+    names = ("query_pre_attn_scalar", "head_dim", "hidden_size", "num_attention_heads")
+    numbers = [content.get(name) for name in names]
+    if not all(isinstance(number, int | float) and number > 0 for number in numbers):
+        return  # KerasHub tells what is missing
+    scalar, head_dim, width, heads = numbers
+    allowed = (head_dim, width // heads)
+    if scalar not in allowed:
+        raise DataError(
+            f"preset {preset}: query_pre_attn_scalar is {scalar}, and KerasHub's gemma2 has "
+            f"{allowed[0]} or {allowed[1]}"
         )
 
 

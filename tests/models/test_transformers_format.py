@@ -178,6 +178,18 @@ LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
         ("qwen2", "rope_scaling", "damaged", None),
         ("gpt2", "activation_function", "relu", "activation_function is relu, and KerasHub's gpt2"),
         ("gpt2", "activation_function", "gelu_new", None),
+        ("gpt2", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's gpt2"),
+        ("gpt2", "layer_norm_epsilon", 1e-6, "layer_norm_epsilon is 1e-06, and KerasHub's gpt2"),
+        ("gpt2", "layer_norm_epsilon", 1e-5, None),
+        ("gpt2", "scale_attn_weights", False, "scale_attn_weights is False, and KerasHub's"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx is Tr"),
+        ("gpt2", "reorder_and_upcast_attn", True, "reorder_and_upcast_attn is True, and"),
+        ("gemma", "rms_norm_eps", 1e-5, "rms_norm_eps is 1e-05, and KerasHub's gemma has 1e-06"),
+        ("gemma", "rope_theta", 500.0, "rope_theta is 500.0, and KerasHub's gemma has 10000"),
+        ("gemma", "rope_theta", 10000.0, None),
+        ("gemma2", "rope_parameters", {"rope_theta": 500.0}, "rope_theta is 500.0, and KerasHub's"),
+        ("bert", "is_decoder", True, "is_decoder is True, and KerasHub's bert has False"),
+        ("bert", "add_cross_attention", True, "add_cross_attention is True, and KerasHub's bert"),
         ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),
     ],
 )
@@ -187,6 +199,16 @@ def test_a_causal_model_that_kerashub_would_compute_otherwise(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, setting: value}))
     refused = pytest.raises(DataError, match=f"^preset .*: {message}")
     with refused if message else contextlib.nullcontext():
+        transformers_format.require_same_operations(str(tmp_path))
+
+
+@pytest.mark.parametrize(("scalar", "is_refused"), [(8, False), (4, False), (16, True)])
+def test_the_scale_of_a_gemma_2(scalar, is_refused, tmp_path):
+    content = dict(model_type="gemma2", query_pre_attn_scalar=scalar, head_dim=8)
+    content |= dict(hidden_size=16, num_attention_heads=4)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    message = "query_pre_attn_scalar is 16, and KerasHub's gemma2 has 8 or 4"
+    with pytest.raises(DataError, match=message) if is_refused else contextlib.nullcontext():
         transformers_format.require_same_operations(str(tmp_path))
 
 
