@@ -326,7 +326,8 @@ def load_head(model: keras.Model, preset: str, task: str) -> None:
     """Loads the weights of a head into a model whose backbone is loaded already.
 
     Args:
-        model: a task of KerasNLP.
+        model: a task of KerasNLP; a `keras.layers.Rescaling` as its activation is divided out, so
+            that its answers are those of the head.
         preset: a model in this format for which `has_head` is true.
         task: "MaskedLM" or "TextClassifier".
     """
@@ -341,6 +342,11 @@ def load_head(model: keras.Model, preset: str, task: str) -> None:
         (name,) = [name for name in names if name in stored]
         value = _tensor(stored[name], name)
         weight.assign(value.T if parameter == "kernel" else value)
+    scale = getattr(model, "activation", None)
+    if isinstance(scale, keras.layers.Rescaling):
+        head = model.get_layer("logits")
+        head.kernel.assign(head.kernel / scale.scale)
+        head.bias.assign((head.bias - scale.offset) / scale.scale)
 
 
 def lacks_pooler(preset: str) -> bool:

@@ -174,7 +174,7 @@ def build_model(
         sample: for a BERT of a run or of sentence-transformers, whose [CLS] is untrained, and for a
             new model of scores: inputs of several hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes.
-        scale: of a new head for scores; see `scale_of`.
+        scale: of a head for scores that is new or of `transformers`; see `scale_of`.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
@@ -204,12 +204,16 @@ def build_model(
         if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
             backbone = add_mean_layer(backbone, sample)
             return BertTextClassifier(backbone, **head, **drops)
+    if keep_head and transformers_format.has_head(preset, "TextClassifier"):
+        head = {"activation": scale}  # its scores are in the labels' unit, without a scale
+    elif keep_head:
+        head = {}
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,
         backbone_dropout=dropout,
         sequence_length=options.sequence_length,
-        **({} if keep_head else head),
+        **head,
         **drops,
     )
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 
+import keras
 import keras_nlp
 import ml_dtypes
 import numpy as np
@@ -101,6 +102,23 @@ class TestExportsReadAgain:
         assert presets.new_masked_lm_head(preset) == (
             f"a new head for masked words: {preset} has none"
         )
+
+    def test_a_head_for_scores_learns_with_the_scale_of_the_labels(self, tmp_path):
+        """The export's has none; a head in the labels' unit would hardly learn."""
+        model = write_bert(tmp_path, "TextClassifier")
+        scores = keras_nlp.models.BertTextClassifier(
+            model.backbone, 1, model.preprocessor, activation=keras.layers.Rescaling(40.0, 70.0)
+        )
+        preset = tmp_path / "scores"
+        huggingface.write(scores, preset, ())
+        options = text_classification.Options(sequence_length=16)
+        scale = keras.layers.Rescaling(20.0, 60.0)
+        again = text_classification.build_model(
+            options, 1, str(preset), keep_head=True, scale=scale
+        )
+        assert again.activation is scale and equal(again, scores)
+        found, stored = again.get_layer("logits").kernel, scores.get_layer("logits").kernel
+        np.testing.assert_allclose(found, 2 * stored, rtol=1e-5)
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_weights_in_half_precision(self, dtype, classifier, folder):
