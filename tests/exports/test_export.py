@@ -129,6 +129,7 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than 16 tokens"):
         serve(texts=tf.constant(["the " * 15]))
     serve(texts=tf.constant(["the " * 14]))
+    assert serve(texts=tf.constant([], tf.string))["fills"].shape[0] == 0
     one, other = (serve(texts=tf.constant([f"the{space}[MASK] of"])) for space in " \xa0")
     np.testing.assert_array_equal(one["scores"], other["scores"])
     assert texts.compare(given.model, tmp_path / "out", given.preset) < 1e-5
