@@ -107,6 +107,8 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
             "tokenize_chinese_chars": tokenizer.split_on_cjk,
             "model_max_length": model.preprocessor.sequence_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            # A classifier reads their names in a text as words, as Keras's tokenizer does.
+            "split_special_tokens": not isinstance(model, keras_nlp.models.BertMaskedLM),
             **special,
         },
     }

@@ -136,10 +136,11 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
     ] in set(CLASSES)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == 16
-    for line in REAL:
-        if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
-            ids = encode(model.preprocessor.tokenizer, line, 512).tolist()
-            assert tokenizer(line, truncation=False)["input_ids"] == ids, line
+    keras_tokenizer = model.preprocessor.tokenizer
+    for line in (*REAL, "a [SEP] b [CLS] c[PAD]"):  # names of special tokens are words
+        pieces = [int(piece) for piece in keras_tokenizer(line)]
+        ids = [keras_tokenizer.cls_token_id, *pieces, keras_tokenizer.sep_token_id]
+        assert tokenizer(line, truncation=False)["input_ids"] == ids, line
 
 
 @pytest.mark.export
