@@ -191,7 +191,7 @@ def write_causal_lm(
         content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     stop = stop_tokens(model.preprocessor.tokenizer)
-    if template is not None:
+    if template:
         stop.add(Template(template, model.preprocessor.tokenizer).end)
     _update(folder / "generation_config.json", {"eos_token_id": sorted(stop)})
     longest = getattr(model.backbone, "max_sequence_length", None)
