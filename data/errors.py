@@ -1,5 +1,6 @@
 """Defines the error for a wrong path, file or download, which the user can fix."""
 
+import re
 from collections.abc import Sequence
 
 
@@ -13,7 +14,8 @@ class DataError(Exception):
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message that tells something, to quote in ours."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"^\{\{function_node \S+\}\}", "", str(error))  # TensorFlow's, for nobody
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     node = next((n for n, line in enumerate(lines) if line.startswith("[[{{node")), 0)
     if node:  # TensorFlow's: what was wrong, behind where in the code
         return lines[node - 1][:200]

@@ -539,7 +539,7 @@ def from_other_end(inputs: dict) -> dict:
         inputs: a batch as from `encode`: arrays, tensors, or inputs of a `keras.Model`.
     """
     ids, conditions = inputs["columns"], inputs["conditions"]
-    bases = (ids - 1) % 25
+    bases = (ids + 24) % 25  # not of -1 for padding: ONNX has another remainder for it
     swapped = ids - bases + 5 * (bases % 5) + bases // 5  # padding stays 0
     place = keras.ops.cumsum(keras.ops.ones_like(ids), axis=1) - 1
     last = keras.ops.sum(keras.ops.cast(ids > 0, ids.dtype), axis=1, keepdims=True) - 1

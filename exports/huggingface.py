@@ -8,6 +8,7 @@ families that it supports.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,11 @@ import safetensors.numpy
 
 from data import files
 from data.errors import DataError
+from data.templates import CHATS, Chat, Template
 from data.word_pieces import INVISIBLE, OTHER_WHITE_SPACE, SPECIAL_TOKENS
-from exports.comparison import random_inputs, require_equal
+from exports.chat_templates import form_of, jinja_of
+from exports.comparison import Differs, random_inputs, require_equal
+from models.decoders import stop_tokens
 
 SET_THE_HEAD = """\
 transform = model.cls.predictions.transform
@@ -65,6 +69,8 @@ ARCHITECTURES = {  # of causal language models, by type
     "qwen2": "Qwen2ForCausalLM",
 }
 
+SENTENCE = "It's one of 12 words, or of more."  # that tokenizers are compared by
+
 # Separators of words, and characters that are words, in KerasHub's WordPieceTokenizer.
 BETWEEN_WORDS = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
 PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
@@ -101,6 +107,8 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
             "tokenize_chinese_chars": tokenizer.split_on_cjk,
             "model_max_length": model.preprocessor.sequence_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            # A classifier reads their names in a text as words, as Keras's tokenizer does.
+            "split_special_tokens": not isinstance(model, keras_nlp.models.BertMaskedLM),
             **special,
         },
     }
@@ -164,8 +172,9 @@ def write_causal_lm(
         Python that loads it, which `README.md` holds, too.
 
     Raises:
-        DataError: KerasHub has no exporter for the family.
+        DataError: KerasHub has no exporter for the family, or not for the shapes of its attention.
     """
+    _require_shapes(model.backbone)
     try:
         model.export_to_transformers(str(folder))
     except ValueError as error:
@@ -181,6 +190,16 @@ def write_causal_lm(
     if content["model_type"] in ARCHITECTURES:  # KerasHub, which writes none of these, needs them
         content.setdefault("architectures", [ARCHITECTURES[content["model_type"]]])
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    stop = stop_tokens(model.preprocessor.tokenizer)
+    if template:
+        stop.add(Template(template, model.preprocessor.tokenizer).end)
+    _update(folder / "generation_config.json", {"eos_token_id": sorted(stop)})
+    longest = getattr(model.backbone, "max_sequence_length", None)
+    length = min(model.preprocessor.sequence_length, longest or math.inf)
+    _update(folder / "tokenizer_config.json", {"model_max_length": length})
+    chat = None if template is None else CHATS.get(template)
+    if chat is not None:
+        _write_chat(folder / "tokenizer_config.json", chat, model.preprocessor.tokenizer)
     # KerasHub's tokenizer splits a text into no words, unless `split_words` made it do so.
     splits_words = getattr(model.preprocessor.tokenizer, files.SPLITS_WORDS, False)
     text = json.dumps({files.SPLITS_WORDS: splits_words})  # for runs from this folder
@@ -197,15 +216,71 @@ def write_causal_lm(
     lines = [
         "model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)",
         "tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)",
-        f"# Begin a text with {start}" if start else "# A text has no token at its beginning",
     ]
-    if template is not None:
+    if chat is not None:
+        lines += [
+            'messages = [{"role": "user", "content": PROMPT}]',
+            "inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)",
+            f"# Trained on turns in this form, which that writes: {form_of(chat, start)!r}",
+        ]
+    elif start:
+        lines.append(f"# Begin a text with {start}")
+    else:
+        lines.append("# A text has no token at its beginning")
+    if template is not None and chat is None:
         lines.append(
             f"# Trained on prompts in this form, which recipes.predict fills: {template!r}"
         )
     text = "\n".join(lines)
     (folder / "README.md").write_text(f"```python\n{text}\n```\n", encoding="utf-8")
     return text
+
+
+def _require_shapes(backbone: keras.Model) -> None:
+    """Refuses attention that KerasHub's exporter would write in other shapes than it has.
+
+    Raises:
+        DataError: with the numbers.
+    """
+    name = type(backbone).__name__.removesuffix("Backbone")
+    if name == "Gemma" and backbone.num_key_value_heads > 1:  # it writes the first one
+        raise DataError(
+            f"this Gemma cannot be exported to transformers: it has {backbone.num_key_value_heads} "
+            "key and value heads, and KerasHub exports Gemmas with one"
+        )
+    if name == "Mistral" and backbone.head_dim is not None:
+        exported = backbone.hidden_dim // backbone.num_query_heads
+        if backbone.head_dim != exported:
+            raise DataError(
+                f"this Mistral cannot be exported to transformers: its heads have "
+                f"{backbone.head_dim} columns, and KerasHub exports those with {exported}, the "
+                "width divided by the heads"
+            )
+
+
+def _write_chat(path: Path, chat: Chat, tokenizer) -> None:
+    """Adds the template of a chat and its special tokens to `tokenizer_config.json`."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    special = content.get("added_tokens_decoder", {})
+    # Those of byte pairs are words of the vocabulary; transformers would read their names as text.
+    for name in chat.markers:
+        special[str(tokenizer.token_to_id(name))] = {
+            "content": name,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+    template = jinja_of(chat, tokenizer.start_token)
+    _update(path, {"added_tokens_decoder": special, "chat_template": template})
+
+
+def _update(path: Path, values: dict) -> None:
+    """Sets values of a JSON file, which need not exist."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    text = json.dumps(content | values, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
@@ -216,11 +291,22 @@ def compare_causal_lm(model: keras_nlp.models.CausalLM, folder: Path) -> float:
         folder: where it was written.
 
     Raises:
-        Differs: it gives other numbers.
+        Differs: it gives other numbers, or its tokenizer other tokens.
     """
     import torch
     import transformers
 
+    tokenizer = model.preprocessor.tokenizer
+    expected = [int(token) for token in tokenizer(SENTENCE)]
+    there = transformers.AutoTokenizer.from_pretrained(folder)
+    found = there(SENTENCE, add_special_tokens=False)["input_ids"]
+    # transformers has its own rules for SentencePiece.
+    is_byte_pairs = isinstance(tokenizer, keras_nlp.tokenizers.BytePairTokenizer)
+    if not found or (is_byte_pairs and found != expected):
+        raise Differs(
+            f"its tokenizer makes the tokens {found[:5]} of a sentence, the Keras model's "
+            f"{expected[:5]}"
+        )
     exported = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     rng = np.random.default_rng(0)
     length = min(8, getattr(model.backbone, "max_sequence_length", None) or 8)

@@ -108,6 +108,9 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
 
     @tf.function(input_signature=[TEXTS])
     def serve(texts):
+        count = tf.shape(texts)[0]
+        # KerasHub's head fails on an empty batch.
+        texts = tf.concat([texts, tf.fill([tf.maximum(1 - count, 0)], "")], axis=0)
         token_ids = packer(tokenizer(with_plain_spaces(texts, tokenizer)))
         is_token = tf.cast(token_ids != tokenizer.pad_token_id, tf.int32)
         message = f"a text has more than {length} tokens, [CLS] and [SEP] counted"
@@ -125,8 +128,8 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
         best = tf.math.top_k(tf.nn.softmax(logits + never), FILLS)
         is_mask = tf.sequence_mask(masks.row_lengths())[:, :, tf.newaxis]
         return {
-            "fills": tf.where(is_mask, tf.gather(pieces, best.indices), ""),
-            "scores": tf.where(is_mask, best.values, 0.0),
+            "fills": tf.where(is_mask, tf.gather(pieces, best.indices), "")[:count],
+            "scores": tf.where(is_mask, best.values, 0.0)[:count],
         }
 
     return serve

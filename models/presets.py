@@ -228,6 +228,9 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
         names = transformers_format.classes_of(preset)
         named = not names[0].startswith("LABEL_")
         return _fits(preset, classes, len(names), names if named else None, len(names) == 1)
+    other = transformers_format.other_head(preset)
+    if other is not None:
+        return False, f"a new head: that of {preset} {other}"
     folder = Path(init_from.source_of(preset).preset)
     stored = _read_json(folder / "task.json")
     kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)

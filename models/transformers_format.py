@@ -52,8 +52,16 @@ SETTINGS: dict[str, dict[str, tuple]] = {
     "gpt2": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+        "reorder_and_upcast_attn": (False,),
+        "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
     },
+    "gemma": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
+    "gemma2": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
 }
+# Settings of encoders that KerasHub does not read, as those of causal language models.
+ENCODERS = {"is_decoder": (False,), "add_cross_attention": (False,)}
 
 # Weights of a head in Keras and in `transformers`.
 ROBERTA = {
@@ -209,16 +217,19 @@ def require_same_operations(preset: str) -> None:
     """
     content = config_of(preset)
     kind = content.get("model_type", "")
-    if kind in SETTINGS:
-        rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-        if isinstance(rope, dict):  # otherwise damaged, which KerasHub tells
-            content = {"rope_type": rope.get("rope_type", rope.get("type", "default"))} | content
-        for name, allowed in SETTINGS[kind].items():
-            if content.get(name, allowed[0]) not in allowed:
-                raise DataError(
-                    f"preset {preset}: {name} is {content[name]}, and KerasHub's {kind} has "
-                    f"{allowed[0]}"
-                )
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    if isinstance(rope, dict):  # otherwise damaged, which KerasHub tells
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        content = {"rope_type": rope_type} | rope | content
+    settings = ENCODERS if kind in HEADS else SETTINGS.get(kind, {})
+    for name, allowed in settings.items():
+        if content.get(name, allowed[0]) not in allowed:
+            raise DataError(
+                f"preset {preset}: {name} is {content[name]}, and KerasHub's {kind} has "
+                f"{allowed[0]}"
+            )
+    if kind == "gemma2":
+        _require_gemma_scale(preset, content)
     if kind == "llama":
         stored = _read_json(preset, "tokenizer.json")
         is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
@@ -239,6 +250,22 @@ def require_same_operations(preset: str) -> None:
         raise DataError(
             f"preset {preset}: position_embedding_type is {positions}, and KerasHub's encoders "
             "have absolute"
+        )
+
+
+def _require_gemma_scale(preset: str, content: dict) -> None:
+    """Rejects a Gemma 2 that divides its attention's products by another root than KerasHub's."""
+    names = ("query_pre_attn_scalar", "head_dim", "hidden_size", "num_attention_heads")
+    values = [content.get(name) for name in names]
+    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
+    if len(numbers) < len(names):
+        return  # KerasHub tells what is missing
+    scalar, head_dim, width, heads = numbers
+    allowed = (head_dim, width // heads)
+    if scalar not in allowed:
+        raise DataError(
+            f"preset {preset}: query_pre_attn_scalar is {scalar}, and KerasHub's gemma2 has "
+            f"{allowed[0]} or {allowed[1]}"
         )
 
 
@@ -264,18 +291,44 @@ def has_head(preset: str, task: str) -> bool:
     content = config_of(preset)
     if task == "MaskedLM" and not content.get("tie_word_embeddings", True):
         return False  # KerasHub's heads are tied
-    layers = HEADS.get(content.get("model_type", ""), {}).get(task)
+    return _has_weights(preset, task) and (task == "MaskedLM" or other_head(preset) is None)
+
+
+def _has_weights(preset: str, task: str) -> bool:
+    layers = HEADS.get(config_of(preset).get("model_type", ""), {}).get(task)
     if not layers:
         return False
     stored = _files_by_tensor(preset)
     return all({f"{module}.bias", f"{module}.beta"} & set(stored) for module in layers.values())
 
 
+def other_head(preset: str) -> str | None:
+    """Returns why the weights with the names of a classifier's head are not one; None if they are.
+
+    Models of tokens and of multiple choice have a `classifier`, too.
+
+    Args:
+        preset: a folder or a handle.
+    """
+    if not _has_weights(preset, "TextClassifier"):
+        return None
+    content = config_of(preset)
+    kinds = content.get("architectures") or []
+    if kinds and not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        return f"is of {kinds[0]}"
+    name = HEADS[content["model_type"]]["TextClassifier"]["logits"] + ".weight"
+    with safetensors.safe_open(_files_by_tensor(preset)[name], framework="np") as file:
+        rows = file.get_slice(name).get_shape()[0]
+    count = len(classes_of(preset))
+    return None if rows == count else f"is for {rows} classes, and its config.json names {count}"
+
+
 def load_head(model: keras.Model, preset: str, task: str) -> None:
     """Loads the weights of a head into a model whose backbone is loaded already.
 
     Args:
-        model: a task of KerasNLP.
+        model: a task of KerasNLP; a `keras.layers.Rescaling` as its activation is divided out, so
+            that its answers are those of the head.
         preset: a model in this format for which `has_head` is true.
         task: "MaskedLM" or "TextClassifier".
     """
@@ -290,6 +343,11 @@ def load_head(model: keras.Model, preset: str, task: str) -> None:
         (name,) = [name for name in names if name in stored]
         value = _tensor(stored[name], name)
         weight.assign(value.T if parameter == "kernel" else value)
+    scale = getattr(model, "activation", None)
+    if isinstance(scale, keras.layers.Rescaling):
+        head = model.get_layer("logits")
+        head.kernel.assign(head.kernel / scale.scale)
+        head.bias.assign((head.bias - scale.offset) / scale.scale)
 
 
 def lacks_pooler(preset: str) -> bool:

@@ -16,6 +16,8 @@ from typing import Literal
 
 import keras
 import keras_nlp
+import safetensors
+import tensorflow as tf
 
 from data import files
 from data.errors import first_line
@@ -23,7 +25,7 @@ from exports import huggingface, keras_formats, texts
 from exports.comparison import Differs, symbolic_inputs
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
-from training.loaded_run import load_run
+from training.loaded_run import LoadedRun, load_run
 from training.options import RunOptions, check, option
 
 TAKE_TEXTS = ("recipes.bert_mlm", "recipes.text_classification")
@@ -77,20 +79,10 @@ def main(options: Options) -> Path:
         raise OptionsError(
             f"--to {options.to}: needs {', '.join(missing)}; pip install -e '.[export]' has them"
         )
-    classes = run.metadata.get("classes", ())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
-            if options.to == "huggingface" and is_causal:
-                template = run.metadata.get("template")
-                note = huggingface.write_causal_lm(model, temporary, template)
-            elif options.to == "huggingface":
-                note = huggingface.write(model, temporary, classes)
-            elif options.to == "saved_model" and takes_texts:
-                pairs = run.metadata.get("pairs", False)
-                note = texts.write(model, temporary, str(run.preset), classes, pairs)
-            else:
-                note = keras_formats.write(model, temporary, options.to)
+            note = write(model, temporary, options, run, takes_texts)
             compared = compare(model, temporary, options, str(run.preset) if takes_texts else None)
             files.write_checksums(temporary)
     except OSError as error:
@@ -108,6 +100,42 @@ def main(options: Options) -> Path:
     return folder
 
 
+def write(
+    model: keras.Model, folder: Path, options: Options, run: LoadedRun, takes_texts: bool
+) -> str:
+    """Writes an export.
+
+    Args:
+        model: the run's model in float32.
+        folder: does not exist yet.
+        options: the format.
+        run: the run.
+        takes_texts: whether the model is a BERT whose SavedModel takes texts.
+
+    Returns:
+        One line or more that describe the export.
+
+    Raises:
+        DataError: the format does not have the model's family.
+        OSError: the folder cannot be written.
+    """
+    classes = run.metadata.get("classes", ())
+    try:
+        if options.to == "huggingface" and isinstance(model, keras_nlp.models.CausalLM):
+            return huggingface.write_causal_lm(model, folder, run.metadata.get("template"))
+        if options.to == "huggingface":
+            return huggingface.write(model, folder, classes)
+        if options.to == "saved_model" and takes_texts:
+            pairs = run.metadata.get("pairs", False)
+            return texts.write(model, folder, str(run.preset), classes, pairs)
+        return keras_formats.write(model, folder, options.to)
+    except (safetensors.SafetensorError, tf.errors.OpError) as error:
+        if options.to in LACKING_OPERATIONS:
+            raise
+        # On a full disk, for instance, where others raise OSError.
+        raise OSError(f"cannot be written ({first_line(error)}); nothing is kept") from error
+
+
 def compare(model: keras.Model, folder: Path, options: Options, preset: str | None) -> str:
     """Compares an export with the Keras model.
 
@@ -122,16 +150,15 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
 
     Raises:
         Differs: the export's outputs differ.
+        RunError: `transformers` cannot load or run it.
     """
     missing = not_installed(COMPARED_WITH.get(options.to, ()))
     if not options.check:
         return "no (--no-check)"
     if missing:
         return f"no: needs {', '.join(missing)}"
-    if options.to == "huggingface" and isinstance(model, keras_nlp.models.CausalLM):
-        largest = huggingface.compare_causal_lm(model, folder)
-    elif options.to == "huggingface":
-        largest = huggingface.compare(model, folder)
+    if options.to == "huggingface":
+        largest = compare_with_transformers(model, folder)
     elif options.to == "saved_model" and preset is not None:
         largest = texts.compare(model, folder, preset)
     elif symbolic_inputs(model) is None:
@@ -139,6 +166,30 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
     else:
         largest = keras_formats.compare(model, folder, options.to)
     return f"with the Keras model, largest difference {largest:.1g}"
+
+
+def compare_with_transformers(model: keras.Model, folder: Path) -> float:
+    """Returns the largest difference between a Keras model and its export to Hugging Face.
+
+    Args:
+        model: the exported model.
+        folder: the export.
+
+    Raises:
+        Differs: the export's outputs differ.
+        RunError: `transformers` cannot load or run it.
+    """
+    try:
+        if isinstance(model, keras_nlp.models.CausalLM):
+            return huggingface.compare_causal_lm(model, folder)
+        return huggingface.compare(model, folder)
+    except Differs:
+        raise
+    except Exception as error:  # whatever transformers raises
+        raise RunError(
+            f"--to huggingface: transformers cannot load or run the export ({first_line(error)}); "
+            "nothing is kept"
+        ) from error
 
 
 def not_installed(names: tuple[str, ...]) -> list[str]:

@@ -175,7 +175,7 @@ def build_model(
             new model of scores: inputs of several hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes; an
             activation such as softmax is left out, since the loss and `predict()` expect logits.
-        scale: of a new head for scores; see `scale_of`.
+        scale: of a head for scores that is new or of `transformers`; see `scale_of`.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
@@ -197,9 +197,6 @@ def build_model(
             assert sample is not None
             init_scores(model, evidence, sample)
         return model
-    if keep_head:
-        # Scores keep their unit, and a trained run that is evaluated is left as it is.
-        head = {} if scale is not None or options.trained is not None else {"activation": None}
     drops = {} if dropout is None else {"dropout": dropout}
     untrained_cls = options.init_from is not None or transformers_format.pools_means(preset)
     if sample is not None and untrained_cls and not keep_head:
@@ -208,6 +205,10 @@ def build_model(
         if isinstance(backbone, keras_nlp.models.BertBackbone):  # its pooler reads [CLS]
             backbone = add_mean_layer(backbone, sample)
             return BertTextClassifier(backbone, **head, **drops)
+    if keep_head and transformers_format.has_head(preset, "TextClassifier"):
+        head = {"activation": scale}  # its scores are in the labels' unit, without a scale
+    elif keep_head:  # scores keep their unit, and a trained run that is evaluated is left as it is
+        head = {} if scale is not None or options.trained is not None else {"activation": None}
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,

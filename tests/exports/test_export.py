@@ -8,9 +8,11 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+import safetensors
 import tensorflow as tf
 
-from exports import comparison, keras_formats, texts
+from data import melting
+from exports import comparison, huggingface, keras_formats, texts
 from exports.comparison import Differs
 from models import bert
 from recipes import export
@@ -88,6 +90,21 @@ def test_a_masked_language_model_of_token_ids(name, masked_lm, tmp_path):
     assert differ([np.array(model(ones, training=False))], expected) > 1e-2
 
 
+@pytest.mark.export
+def test_a_duplex_is_turned_in_onnx(tmp_path):
+    """Its remainder of a negative number is negative: padding must have none."""
+    columns = keras.Input((None,), dtype="int32", name="columns")
+    inputs = {"columns": columns, "conditions": keras.Input((2,), name="conditions")}
+    turned = melting.from_other_end(inputs)["columns"]
+    model = keras.Model(inputs, turned + keras.ops.cast(inputs["conditions"][:, :1], "int32"))
+    keras_formats.write(model, tmp_path / "out", "onnx")
+    given = {"columns": np.array([[14, 18, 56, 0, 0]], np.int32)}
+    given["conditions"] = np.array([[0.0, 0.5]], np.float32)
+    (found,) = keras_formats.run(tmp_path / "out", "onnx", given)
+    np.testing.assert_array_equal(found, model(given))
+    assert found[0, 3:].tolist() == [0, 0]
+
+
 @pytest.mark.long
 def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     """Each text alone, without padding, gives what it gives in a batch."""
@@ -112,6 +129,7 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than 16 tokens"):
         serve(texts=tf.constant(["the " * 15]))
     serve(texts=tf.constant(["the " * 14]))
+    assert serve(texts=tf.constant([], tf.string))["fills"].shape[0] == 0
     one, other = (serve(texts=tf.constant([f"the{space}[MASK] of"])) for space in " \xa0")
     np.testing.assert_array_equal(one["scores"], other["scores"])
     assert texts.compare(given.model, tmp_path / "out", given.preset) < 1e-5
@@ -236,6 +254,47 @@ def test_a_model_that_a_format_cannot_hold(runs, tmp_path, command_line, monkeyp
     status, _, err = command_line(export, runs["mnist"], "--to", "litert", "--folder", target)
     assert status == 2 and err.count("\n") == 1 and not target.exists()
     assert "--to litert: Sequential cannot be written or run in this format (Flex" in err
+
+
+@pytest.mark.parametrize("error", ["SafetensorError", "ResourceExhaustedError"])
+def test_a_full_disk_is_not_a_full_memory(error, tiny_run, tmp_path, command_line, monkeypatch):
+    """Neither safetensors nor TensorFlow raises an OSError."""
+    message = "{{function_node __wrapped__SaveV2_dtypes}} /a; No space left on device"
+
+    def full(*arguments):
+        if error == "SafetensorError":
+            raise safetensors.SafetensorError(message)
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    to = "huggingface" if error == "SafetensorError" else "saved_model"
+    for module in (huggingface, texts):
+        monkeypatch.setattr(module, "write", full)
+    target = tmp_path / "out"
+    status, _, err = command_line(export, tiny_run.folder, "--to", to, "--folder", target)
+    assert (status, err) == (
+        2,
+        f"export: --folder {target}: cannot be written (/a; No space left on device); nothing is "
+        "kept\n",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_transformers_refuses(tiny_run, tmp_path, command_line, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("You set `ignore_mismatched_sizes` to `False`\nand more")
+
+    monkeypatch.setattr(huggingface, "compare", refuse)
+    monkeypatch.setattr(export, "not_installed", lambda names: [])
+    target = tmp_path / "out"
+    status, _, err = command_line(
+        export, tiny_run.folder, "--to", "huggingface", "--folder", target
+    )
+    assert (status, err) == (
+        2,
+        "export: --to huggingface: transformers cannot load or run the export (You set "
+        "`ignore_mismatched_sizes` to `False`); nothing is kept\n",
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_or_wrong_is_one_line(runs, tmp_path, command_line, monkeypatch):

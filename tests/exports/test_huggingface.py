@@ -1,11 +1,14 @@
 """The folder for `transformers`; what needs its packages runs in `make test-export`."""
 
+import json
+
 import numpy as np
 import pytest
 
 from data.errors import DataError
 from distribution import keras_compat
 from exports import huggingface
+from exports.comparison import Differs
 from models.bert import encode
 from tests.exports.conftest import CLASSES, TEXTS, inputs_of
 from tests.support import causal_presets
@@ -133,10 +136,11 @@ def test_bert_for_sequence_classification(classifier, tmp_path):
     ] in set(CLASSES)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.mask_token == "[MASK]" and tokenizer.model_max_length == 16
-    for line in REAL:
-        if "[MASK]" not in line:  # a classifier's tokenizer reads it as any other word
-            ids = encode(model.preprocessor.tokenizer, line, 512).tolist()
-            assert tokenizer(line, truncation=False)["input_ids"] == ids, line
+    keras_tokenizer = model.preprocessor.tokenizer
+    for line in (*REAL, "a [SEP] b [CLS] c[PAD]"):  # names of special tokens are words
+        pieces = [int(piece) for piece in keras_tokenizer(line)]
+        ids = [keras_tokenizer.cls_token_id, *pieces, keras_tokenizer.sep_token_id]
+        assert tokenizer(line, truncation=False)["input_ids"] == ids, line
 
 
 @pytest.mark.export
@@ -160,9 +164,47 @@ def test_the_template_of_prompts_is_named(tmp_path):
     assert "prompts" not in huggingface.write_causal_lm(task, tmp_path / "text")
 
 
+@pytest.mark.parametrize(("family", "longest"), [("GPT2", 24), ("Llama3", 32)])
+def test_texts_are_cut_at_the_length_of_the_run(family, longest, tmp_path):
+    sizes = dict(max_sequence_length=24) if family == "GPT2" else {}
+    huggingface.write_causal_lm(causal_presets.make_task(family, **sizes), tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert content["model_max_length"] == longest  # the positions of GPT-2
+
+
+@pytest.mark.export
+def test_a_tokenizer_that_makes_other_tokens(tmp_path):
+    """KerasHub's exporter writes none for Qwen 3.5 that transformers can read."""
+    task = causal_presets.make_task("Qwen3_5")
+    huggingface.write_causal_lm(task, tmp_path / "out")
+    with pytest.raises(Differs, match=r"its tokenizer makes the tokens \[\] of a sentence, the K"):
+        huggingface.compare_causal_lm(task, tmp_path / "out")
+    task = causal_presets.make_task("GPT2")
+    huggingface.write_causal_lm(task, tmp_path / "gpt2")
+    assert huggingface.compare_causal_lm(task, tmp_path / "gpt2") < 1e-3
+
+
 def test_a_causal_model_of_another_family_is_refused(tmp_path):
     with pytest.raises(DataError, match="OPT cannot be exported to transformers; KerasHub .* GPT2"):
         huggingface.write_causal_lm(causal_presets.make_task("OPT"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "message"),
+    [
+        ("Gemma", dict(num_key_value_heads=2), "it has 2 key and value heads, and KerasHub"),
+        (
+            "Mistral",
+            dict(head_dim=8),
+            "its heads have 8 columns, and KerasHub exports those with 4",
+        ),
+    ],
+)
+def test_attention_that_kerashub_would_write_in_other_shapes(family, shape, message, tmp_path):
+    task = causal_presets.make_task(family, **shape)
+    with pytest.raises(DataError, match=f"^this {family} cannot be exported .*: {message}"):
+        huggingface.write_causal_lm(task, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.export

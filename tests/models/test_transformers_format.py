@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 
+import keras
 import keras_nlp
 import ml_dtypes
 import numpy as np
@@ -102,6 +103,23 @@ class TestExportsReadAgain:
             f"a new head for masked words: {preset} has none"
         )
 
+    def test_a_head_for_scores_learns_with_the_scale_of_the_labels(self, tmp_path):
+        """The export's has none; a head in the labels' unit would hardly learn."""
+        model = write_bert(tmp_path, "TextClassifier")
+        scores = keras_nlp.models.BertTextClassifier(
+            model.backbone, 1, model.preprocessor, activation=keras.layers.Rescaling(40.0, 70.0)
+        )
+        preset = tmp_path / "scores"
+        huggingface.write(scores, preset, ())
+        options = text_classification.Options(sequence_length=16)
+        scale = keras.layers.Rescaling(20.0, 60.0)
+        again = text_classification.build_model(
+            options, 1, str(preset), keep_head=True, scale=scale
+        )
+        assert again.activation is scale and equal(again, scores)
+        found, stored = again.get_layer("logits").kernel, scores.get_layer("logits").kernel
+        np.testing.assert_allclose(found, 2 * stored, rtol=1e-5)
+
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_weights_in_half_precision(self, dtype, classifier, folder):
         tensors = safetensors.numpy.load_file(folder / "model.safetensors")
@@ -119,6 +137,24 @@ class TestExportsReadAgain:
         assert presets.kept_head(str(folder), ["a", "b"])[0]
         assert not presets.kept_head(str(folder), ["a", "b", "c"])[0]
         assert not presets.kept_head(str(folder), [])[0]
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            (
+                dict(architectures=["BertForTokenClassification"]),
+                "is of BertForTokenClassification",
+            ),
+            (dict(id2label={}, num_labels=3), "is for 2 classes, and its config.json names 3"),
+        ],
+    )
+    def test_a_classifier_of_something_else_gets_a_new_head(self, values, message, folder):
+        change(folder / "config.json", **values)
+        assert presets.kept_head(str(folder), CLASSES) == (
+            False,
+            f"a new head: that of {folder} {message}",
+        )
+        assert presets.load_task(CLASSIFIER, str(folder), num_classes=2).num_classes == 2
 
     def test_the_tokens(self, masked_lm):
         model, preset = masked_lm
@@ -160,6 +196,18 @@ LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
         ("qwen2", "rope_scaling", "damaged", None),
         ("gpt2", "activation_function", "relu", "activation_function is relu, and KerasHub's gpt2"),
         ("gpt2", "activation_function", "gelu_new", None),
+        ("gpt2", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's gpt2"),
+        ("gpt2", "layer_norm_epsilon", 1e-6, "layer_norm_epsilon is 1e-06, and KerasHub's gpt2"),
+        ("gpt2", "layer_norm_epsilon", 1e-5, None),
+        ("gpt2", "scale_attn_weights", False, "scale_attn_weights is False, and KerasHub's"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx is Tr"),
+        ("gpt2", "reorder_and_upcast_attn", True, "reorder_and_upcast_attn is True, and"),
+        ("gemma", "rms_norm_eps", 1e-5, "rms_norm_eps is 1e-05, and KerasHub's gemma has 1e-06"),
+        ("gemma", "rope_theta", 500.0, "rope_theta is 500.0, and KerasHub's gemma has 10000"),
+        ("gemma", "rope_theta", 10000.0, None),
+        ("gemma2", "rope_parameters", {"rope_theta": 500.0}, "rope_theta is 500.0, and KerasHub's"),
+        ("bert", "is_decoder", True, "is_decoder is True, and KerasHub's bert has False"),
+        ("bert", "add_cross_attention", True, "add_cross_attention is True, and KerasHub's bert"),
         ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),
     ],
 )
@@ -169,6 +217,16 @@ def test_a_causal_model_that_kerashub_would_compute_otherwise(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, setting: value}))
     refused = pytest.raises(DataError, match=f"^preset .*: {message}")
     with refused if message else contextlib.nullcontext():
+        transformers_format.require_same_operations(str(tmp_path))
+
+
+@pytest.mark.parametrize(("scalar", "is_refused"), [(8, False), (4, False), (16, True)])
+def test_the_scale_of_a_gemma_2(scalar, is_refused, tmp_path):
+    content = dict(model_type="gemma2", query_pre_attn_scalar=scalar, head_dim=8)
+    content |= dict(hidden_size=16, num_attention_heads=4)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    message = "query_pre_attn_scalar is 16, and KerasHub's gemma2 has 8 or 4"
+    with pytest.raises(DataError, match=message) if is_refused else contextlib.nullcontext():
         transformers_format.require_same_operations(str(tmp_path))
 
 
