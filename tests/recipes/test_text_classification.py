@@ -233,7 +233,8 @@ def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
     pieces = [*SPECIAL_TOKENS, "good", "film", *map(str, range(60))]
     vocabulary.write_text("\n".join(pieces))
     write_reviews(tmp_path / "reviews.csv", words=12)
-    options = TINY | dict(
+    options = {name: value for name, value in TINY.items() if name != "vocabulary_size"}
+    options |= dict(
         dataset=str(tmp_path / "reviews.csv"),
         vocabulary=vocabulary,
         max_steps=1,
