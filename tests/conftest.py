@@ -1,5 +1,6 @@
 """Every test runs on the CPU, with the TensorFlow backend, and without a network."""
 
+import gc
 import json
 import os
 import sys
@@ -64,6 +65,16 @@ def cache_of_the_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECIPES_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def pytest_collection_finish():
+    """Looks for garbage less often, and not in what the tests have imported.
+
+    Each search of all objects takes long once TensorFlow and Keras are among them.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

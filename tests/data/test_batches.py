@@ -130,6 +130,7 @@ class TestLengths:
             len(lengths), size, seed, make_batch, lengths=lengths, **more
         )
 
+    @pytest.mark.long
     @settings(max_examples=15)
     @given(SEEDS, st.data())
     def test_a_group_has_the_examples_of_the_contract_sorted(self, seed, data):

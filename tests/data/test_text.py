@@ -411,6 +411,7 @@ def test_a_folder_that_lacks_a_split_or_is_not_clear(tmp_path, names):
     assert f"found {', '.join(sorted(names))}; expected one train, one valid" in message
 
 
+@pytest.mark.long
 def test_lines_are_not_held_in_memory(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(LINES[:100] * 250))  # 0.7 MB
     loaded = text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache")

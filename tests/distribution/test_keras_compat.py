@@ -349,6 +349,7 @@ def memory_of_a_mapped_file(folder):
     return in_memory() - before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_replicas_read_a_mapped_file_without_a_copy(tmp_path):
     assert forked.run(memory_of_a_mapped_file, tmp_path) < 128

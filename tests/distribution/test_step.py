@@ -42,7 +42,10 @@ def usual_model():
     return model
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["no weights", "weights of one"])
+@pytest.mark.parametrize(
+    "weighted",
+    [pytest.param(False, id="no weights"), pytest.param(True, id="ones", marks=pytest.mark.long)],
+)
 def test_on_one_device_it_is_keras_s_own_fit(weighted):
     numbers = np.random.default_rng(0)
     examples = numbers.normal(size=(24, 5)), numbers.normal(size=(24, 1))
@@ -558,6 +561,7 @@ def own_accuracies(count):
     return float(logs["own"]), float(logs["accuracy"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_metric_of_one_s_own_sees_the_mask(count):
     own, stock = own_accuracies(1) if count == 1 else forked.run(own_accuracies, 2)
@@ -688,9 +692,9 @@ def words_and_texts():
 
 
 def several_outputs(_=None):
-    """On one replica and two, of nine examples in batches of four and eight, and at once.
+    """On one replica at once, and on two in batches of four of nine examples.
 
-    In batches of four, the second replica gets none of the last one.
+    The second replica gets none of the last batch.
     """
     numbers = np.random.default_rng(9)
     x, y = numbers.normal(size=(9, 2)), tuple(numbers.normal(size=(2, 9, 1)))
@@ -701,19 +705,22 @@ def several_outputs(_=None):
         (masked_and_not, words_and_texts()),
     ):
         data = replicas.dataset(examples, 8)
-        for size in (4, 8, 9):
-            parts = replicas.dataset(examples, size, drop_remainder=False)
-            found.append([replicas.fit(n, build, data, evaluated=parts) for n in (1, 2)])
-    return found[:3], found[3:]
+        found.append(
+            [
+                replicas.fit(count, build, data, evaluated=replicas.dataset(examples, size, False))
+                for count, size in ((1, 9), (2, 4))
+            ]
+        )
+    return found
 
 
 def test_neither_batches_nor_replicas_show_in_the_losses_of_several_outputs():
     lost, masked = forked.run(several_outputs)
     for runs in (lost, masked):
-        assert_same([run for pair in runs for run in pair])
-    evaluated = lost[0][0]["evaluated"]
+        assert_same(runs)
+        assert all(np.isfinite(value) for value in runs[1]["evaluated"].values())
+    evaluated = lost[0]["evaluated"]
     assert evaluated["loss"] == pytest.approx(evaluated["a_mse"], rel=1e-12)
-    assert all(np.isfinite(value) for value in masked[0][1]["evaluated"].values())
 
 
 def test_metrics_of_several_outputs_are_named_as_in_keras():
@@ -787,6 +794,7 @@ def pairs_of_numbers(_=None):
     return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
 
 
+@pytest.mark.long
 def test_a_metric_may_have_several_numbers_by_name():
     found = forked.run(pairs_of_numbers)
     assert_same(found)

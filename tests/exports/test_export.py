@@ -245,6 +245,7 @@ def test_short_sequences(length, classifier, masked_lm, tmp_path):
     assert texts.compare(model, tmp_path / "classes", masked.preset) < 1e-3
 
 
+@pytest.mark.long
 def test_a_model_that_a_format_cannot_hold(runs, tmp_path, command_line, monkeypatch):
     def run(*arguments):
         raise RuntimeError("FlexHashTableV2 failed to prepare\nand more")

@@ -93,6 +93,7 @@ def test_chunks_without_a_weight_are_left_out(numbers, filled, jit, monkeypatch)
         np.testing.assert_allclose(our, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", [False, True])
 def test_all_predictions_are_one_chunk_on_large_gpus(numbers, jit, monkeypatch):
     monkeypatch.setattr(attention, "has_hopper_gpus", lambda: True)

@@ -216,6 +216,7 @@ class TestSampler:
         assert self.drawn(40, seed=0) == self.drawn(40) != self.drawn(40, seed=1)
 
 
+@pytest.mark.long
 def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
     sampler = decoders.Sampler(temperature=0.7, top_k=30, top_p=0.9, seed=3)
 

@@ -252,6 +252,7 @@ class TestMuon:
 
 
 class TestAverage:
+    @pytest.mark.long
     def test_it_is_evaluated_and_the_weights_stay(self):
         given = options(ema=0.5)
         model, before = trained(given, steps=1)

@@ -101,6 +101,7 @@ def same(first, second):
     return all((a == b).all() for a, b in zip(values(first), values(second), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["Falcon", "SmolLM3", "Llama3"])
 def test_dropout_reaches_every_family(family, tmp_path):
     """Falcon and SmolLM 3 call it otherwise, and KerasNLP ignores a name that they lack."""
@@ -275,6 +276,7 @@ def test_a_head_without_its_weights_is_not_kept(tmp_path):
     assert not kept and said == f"a new head: that of {folder} has no weights (task.weights.h5)"
 
 
+@pytest.mark.long
 def test_a_kept_head_answers_in_logits(tmp_path):
     """KerasNLP's `activation="softmax"` would be applied once more by loss and `predict()`."""
     folder = tmp_path / "preset"

@@ -166,6 +166,7 @@ class TestExportsReadAgain:
             assert again.get_vocabulary() == model.preprocessor.tokenizer.get_vocabulary()
             assert again(texts) == model.preprocessor.tokenizer(texts)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("family", ["GPT2", "Llama3", "Gemma"])
     def test_a_causal_language_model(self, family, tmp_path):
         sizes = dict(intermediate_dim=64) if family == "GPT2" else {}  # four times the width

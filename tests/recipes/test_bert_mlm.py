@@ -44,6 +44,7 @@ class TestResults:
         assert (results["steps"], results["epochs"]) == (40, 2)
         assert results["resumed_from_step"] is None
 
+    @pytest.mark.long
     def test_it_learns(self, run_bert, tmp_path, monkeypatch):
         """From where Keras begins: 40 steps teach the words' shares, and no more than that."""
         monkeypatch.setattr(bert_mlm, "init_unigram_bias", lambda *arguments: None)

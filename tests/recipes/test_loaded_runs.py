@@ -36,6 +36,8 @@ OPTIONS = {
     "text_classification": SHARED | SIZES | dict(vocabulary_size=60, sequence_length=12),
 }
 RECIPES = ("bert_mlm", *OPTIONS)
+# Of them `mnist` in `make test`, the others in `make check-long`.
+QUICK = ["mnist", *(pytest.param(r, marks=pytest.mark.long) for r in RECIPES if r != "mnist")]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ class TestEvaluate:
         assert header == ["dataset", "molecules", "mae", "r2"]
         assert (one[-1], more[-1]) == ("-", "0.5000")
 
-    @pytest.mark.parametrize("recipe", RECIPES)
+    @pytest.mark.parametrize("recipe", QUICK)
     def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
         folder, results = runs[recipe]
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -122,10 +124,7 @@ class TestEvaluate:
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert not [w for w in recwarn if "shuffle" in str(w.message)]
 
-    @pytest.mark.parametrize(
-        "recipe",
-        ["mnist", *(pytest.param(r, marks=pytest.mark.long) for r in RECIPES if r != "mnist")],
-    )
+    @pytest.mark.parametrize("recipe", QUICK)
     def test_the_weights_are_those_of_the_run(self, recipe, runs, copied):
         """Other weights give other numbers."""
         folder = copied(recipe)
@@ -158,6 +157,7 @@ class TestEvaluate:
         # The model keeps the scale of its own training data: 30 degrees above are 30 degrees off.
         assert found["test"]["rmse"] > 20 > results["test"]["rmse"]
 
+    @pytest.mark.long
     def test_of_another_dataset_no_training_sentences_are_counted(self, runs, data, tmp_path):
         """The model has not seen that dataset's training split."""
         folder, results = runs["text_classification"]
@@ -357,6 +357,7 @@ class TestBest:
         with pytest.raises(RunError, match="only; leave out --best: .* the best weights"):
             load_run(with_best, best=True)
 
+    @pytest.mark.long
     def test_its_weights_are_used(self, with_best, runs, tiny_run, capsys):
         run = load_run(with_best, best=True)
         expected = self.expected(with_best).get_weights()
@@ -556,6 +557,7 @@ class TestPredict:
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == paths[0] and re.fullmatch(r" +[\d.]+%  \d", lines[1])
 
+    @pytest.mark.long
     def test_classes_of_texts(self, runs, capsys):
         folder, _ = runs["text_classification"]
         texts = ("the film was good", "the film was poor and late")
@@ -638,6 +640,7 @@ class TestPredict:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
 
+    @pytest.mark.long
     def test_inputs_of_a_table(self, runs, command_line, tmp_path):
         folder, _ = runs["text_classification"]
         texts = ["the film was good", "late", 'poor, and "late"']

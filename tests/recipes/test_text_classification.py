@@ -134,6 +134,7 @@ def test_long_texts_are_predicted_in_smaller_parts():
         assert seen == expected and found[:, 0].tolist() == list(range(300))
 
 
+@pytest.mark.long
 def test_pairs_of_sentences(tmp_path):
     """MRPC's columns: both sentences are read, F1 is reported, --max-examples is what is said."""
     header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"

@@ -233,6 +233,7 @@ def test_what_a_new_model_knows_is_of_the_training_split(at_fit, data, tmp_path)
     np.testing.assert_array_equal(*known)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_fit", ["text_classification"], indirect=True)
 def test_word_pieces_are_hidden_in_training_alone(at_fit):
     mask = 4  # of a vocabulary that begins with the special tokens

@@ -187,6 +187,7 @@ def test_no_worker_ends_before_the_chief_has_saved(folder):
     assert left == ["step-00000003"] * 2
 
 
+@pytest.mark.long
 def test_sigterm_then_another_number_of_replicas(folder, unbroken):
     run_dir = folder / "moved"
     step = random.Random(SEED).randrange(2, 20)

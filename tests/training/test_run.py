@@ -238,6 +238,7 @@ class TestNumbers:
         assert [s for split, s in steps if split == "test"] == [4, 8, 12, 16, 18]
         assert [s for split, s in steps if split == "validation"] == [3, 6, 9, 12, 15, 18]
 
+    @pytest.mark.long
     def test_test_metrics_that_are_no_numbers(self, tmp_path):
         data = tiny_recipe.splits()
         data["test"][0][7] = np.nan
@@ -260,6 +261,7 @@ class TestNumbers:
             start(tmp_path / "run", data=data)
         assert newest(tmp_path / "run") is None
 
+    @pytest.mark.long
     def test_callbacks_know_after_which_steps_the_results_are_read(self, tmp_path):
         read = []
 
@@ -601,6 +603,7 @@ def test_a_second_training_in_one_run_is_refused(tmp_path):
 
 
 class TestFolder:
+    @pytest.mark.long
     def test_removed_while_it_trains(self, at_step, tmp_path):
         """The next record or checkpoint fails; the folder is not created again."""
         for log_every in (2, 1000):
@@ -1058,6 +1061,7 @@ def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
         start(tmp_path / "run", max_examples=50)
 
 
+@pytest.mark.long
 def test_what_is_drawn_while_data_are_loaded_does_not_reach_the_weights(tmp_path, monkeypatch):
     """The first weights are a function of the seed alone."""
     stock, shas = tiny_recipe.splits, []
@@ -1137,6 +1141,7 @@ class TestEvaluationOfASavedPart:
         assert "weights of the trained model are not in the saved one" in note
         assert "dense" in note and "kernel" in note and "bias" in note
 
+    @pytest.mark.long
     def test_a_part_with_other_inputs_is_compared_too(self, evaluated, monkeypatch):
         compared = []
 

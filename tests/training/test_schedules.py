@@ -35,6 +35,7 @@ def test_float64_is_not_rounded():
         assert rate == pytest.approx(expected, rel=1e-14)
 
 
+@pytest.mark.long
 def test_a_compiled_model_is_saved_and_loaded(tmp_path):
     """Schedule, metric and optimizer are restored with their state."""
     schedule = ScaledSchedule(WarmUp(2, to_zero(8, np.float64(0.1))), 0.5)

@@ -167,6 +167,7 @@ def rising_rate(options, learning_rate):
     return arguments | {"optimizer": keras.optimizers.SGD(schedule)}
 
 
+@pytest.mark.long
 def test_an_extended_run_ends_on_the_best_weights_of_the_epoch_that_was_cut(tmp_path):
     """The best epoch, the third, ended at step 20; extended it ends at step 27, worse."""
     options = dict(epochs=3, keep_best="val_loss", early_stopping=2, run_dir=tmp_path)
