@@ -24,6 +24,7 @@ class Package(types.ModuleType):
         return lambda *words, **named: self.calls.append((name, words, named))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "package, log, init",
     [

@@ -187,6 +187,7 @@ class TestWorks:
         monkeypatch.setattr(attention, "has_hopper_gpus", lambda: False)
         assert not attention.works("bfloat16") and not gpu
 
+    @pytest.mark.long
     def test_wrong_numbers(self, gpu, monkeypatch, caplog):
         stand_in = types.SimpleNamespace(
             xla_custom_call_v2=lambda **named: [

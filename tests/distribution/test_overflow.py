@@ -80,7 +80,13 @@ def train(workers, jit_compile):
     "jit_compile",
     [pytest.param(False, id=""), pytest.param(True, id="XLA", marks=pytest.mark.long)],
 )
-@pytest.mark.parametrize("workers", [1, 2], ids=["mirrored x 2", "2 workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(1, id="mirrored x 2"),
+        pytest.param(2, id="2 workers", marks=pytest.mark.long),
+    ],
+)
 def test_an_overflow_on_the_last_replica_only(workers, jit_compile):
     seen = forked.run(train, workers, jit_compile, workers=workers)
     seen = [seen] if workers == 1 else seen

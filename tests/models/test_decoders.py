@@ -38,6 +38,7 @@ def gpt2():
     return causal_presets.make_task("GPT2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", SHARING)
 def test_documents_of_a_row_are_as_if_each_were_alone(family):
     task = causal_presets.make_task(family)

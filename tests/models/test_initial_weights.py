@@ -187,6 +187,7 @@ class TestProbe:
         found = keras.Model(model.inputs, model.get_layer("logits").input)(inputs, training=False)
         return keras.ops.convert_to_numpy(found).astype(np.float64)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("class_weight", [None, {0: 0.5, 1: 4.0, 2: 1.0}])
     @pytest.mark.parametrize("classes", [2, 3])
     def test_of_classes(self, preset, classes, class_weight):

@@ -153,6 +153,7 @@ class OwnStep(keras.Sequential):
 
 
 class TestOwnStep:
+    @pytest.mark.long
     def test_one_that_cannot_be_traced(self, tmp_path):
         def build(options):
             return OwnStep(tiny_recipe.build_model(options).layers)
@@ -661,6 +662,7 @@ class TestFit:
         said = refused(tmp_path, parts={"fit": lambda *_: None})
         assert said.startswith("run.finish() was called without a training")
 
+    @pytest.mark.long
     def test_a_second_one(self, tmp_path):
         def fit(model, data, fit_options):
             model.fit(data, **fit_options)

@@ -342,6 +342,7 @@ class TestCheckpoints:
         assert results["resumed_from_step"] == 3
         assert_as_unbroken(folder, finished)
 
+    @pytest.mark.long
     def test_early_stopping_ends_on_the_best_weights(self, tmp_path, capsys):
         """A val_loss that should grow: the first epoch is the best one, two more are waited for."""
         options = dict(keep_best="val_loss", keep_best_mode="max", early_stopping=2, epochs=5)
@@ -691,6 +692,7 @@ class TestFullDisk:
         assert_as_unbroken(folder, finished)
 
 
+@pytest.mark.long
 def test_a_callback_of_the_recipe_gets_every_record(tmp_path):
     class Tracker(keras.callbacks.Callback):
         seen = []
@@ -1154,6 +1156,7 @@ class TestEvaluationOfASavedPart:
         (answers,) = compared
         assert answers.shape == (1, 2) and answers.any()
 
+    @pytest.mark.long
     def test_the_whole_model_has_no_note(self, evaluated):
         assert evaluated()["notes"] == []
 
