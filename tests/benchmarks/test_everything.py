@@ -51,8 +51,9 @@ def test_a_group_of_the_gpu_bench(together, monkeypatch, tmp_path):
     table = gpu.markdown("device", bench.rows, bench.missing)
     assert "| BERT: mfu | 0.400 | 0.400 to 0.400 | 40; 100 |  |" in table
     assert f"| BERT ÷ {flag} | 1.00 | 1.00 to 1.00 | 40; 40 | 7 |" in table
-    assert "\n- Not measured: BERT ÷ without XLA: out of memory\n- Not" in table
-    assert table.endswith(": BERT ÷ Trainer: no --trainer-python\n")
+    # Of groups that are measured together, either may fail first.
+    for reason in ("without XLA: out of memory", "Trainer: no --trainer-python"):
+        assert f"\n- Not measured: BERT ÷ {reason}\n" in table
 
 
 def test_a_group_begins_without_the_programs_of_another(monkeypatch, tmp_path):
