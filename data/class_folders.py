@@ -3,15 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data import files
+from data import files, glue
 from data.errors import DataError
 from data.live_line import live_line
 
-SPLITS = {
-    "train": ("train",),
-    "valid": ("valid", "validation", "val", "dev"),
-    "test": ("test",),
-}
 UNLABELLED = "unsup"  # of aclImdb
 
 
@@ -26,7 +21,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
         these are no folders of texts.
     """
     found = {}
-    for split, names in SPLITS.items():
+    for split, names in glue.FILES.items():
         classes = [path for name in names for path in _classes_in(folder / name)]
         if classes:
             found[split] = classes

@@ -213,16 +213,14 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     expected = bytes([0, 0, 8, 1 + len(shape)]) + np.array([count, *shape], ">u4").tobytes()
     if content[:header] != expected or len(content) != header + count * math.prod(shape):
         what = f"images of {SIDE}x{SIDE} pixels" if shape else "labels"
-        if shape and len(content) >= header and content[:4] == expected[:4]:
-            sizes = np.frombuffer(content[8:header], ">u4").tolist()  # of an image
-        else:
-            sizes = [*shape]
-        if sizes != [*shape]:
-            size = "x".join(map(str, sizes))
-            raise DataError(
-                f"{path}: images of {size} pixels, and this recipe takes {SIDE}x{SIDE}: scale "
-                "them, or write a recipe for them (docs/your_own.md, Your own images)"
-            )
+        if len(content) >= header and content[:4] == expected[:4]:
+            sides = np.frombuffer(content[8:header], ">u4").tolist()
+            if sides != [*shape]:
+                raise DataError(
+                    f"{path}: images of {'x'.join(map(str, sides))} pixels, and this recipe takes "
+                    f"{SIDE}x{SIDE}: scale them, or write a recipe for them (docs/your_own.md, "
+                    "Your own images)"
+                )
         raise DataError(
             f"{path}: {len(content):,} bytes that begin with {content[:header].hex(' ')!r}; an IDX "
             f"file of {what} as unsigned bytes begins with {expected.hex(' ')!r}"

@@ -39,21 +39,20 @@ class Columns:
     Attributes:
         prompt: Possible names of the prompt.
         response: Possible names of the response.
-        were_named: Whether the user named one of them.
     """
 
     prompt: tuple[str, ...] = PROMPT
     response: tuple[str, ...] = RESPONSE
-    were_named: bool = False
 
     @classmethod
     def of(cls, prompt: str | None, response: str | None) -> "Columns":
         """Returns the usual names, or those of `--prompt-column` and `--response-column`."""
-        return cls(
-            (prompt,) if prompt else PROMPT,
-            (response,) if response else RESPONSE,
-            bool(prompt or response),
-        )
+        return cls((prompt,) if prompt else PROMPT, (response,) if response else RESPONSE)
+
+    @property
+    def were_named(self) -> bool:
+        """Tells whether they are others than the usual ones."""
+        return self != USUAL
 
 
 USUAL = Columns()

@@ -292,7 +292,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(runs):
     assert (runs.folder / "r" / "worker-0.log").read_text().splitlines()[-1] == "19"
 
 
-def test_output_that_nobody_reads_does_not_keep_a_request(runs):
+def test_unread_output_does_not_hold_a_request_back(runs):
     """As of a terminal that is stopped by Ctrl-S, or a pager."""
     code = "print('x' * 200_000, flush=True)\n" + COUNTS_SIGNALS + "sys.exit(75)"
     patch = "launch.OUTPUT_SECONDS = 0.5"
