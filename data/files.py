@@ -48,6 +48,14 @@ def expand(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def is_same(dataset: str, other: str) -> bool:
+    """Tells whether two datasets have the same name, or are the same file or folder."""
+    if dataset == other:
+        return True
+    path, second = expand(dataset), expand(other)
+    return path.exists() and second.exists() and path.samefile(second)
+
+
 def json_value(value):
     """Converts numbers and arrays of NumPy, and tensors of one number: `json.dumps(default=...)`.
 

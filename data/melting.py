@@ -206,9 +206,11 @@ def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]
             if split != "test" or file.exists():
                 splits[split] = [molecule for molecule, _ in _read_table(file)]
         if not splits["test"]:
-            rows = splits["train"]
-            splits["train"] = [m for m in rows if _tenth(m) != fold]
-            splits["test"] = [m for m in rows if _tenth(m) == fold]
+            validated = {molecule.group for molecule in splits["valid"]}
+            rows, splits["train"] = splits["train"], []
+            for molecule in rows:
+                is_test = _tenth(molecule) == fold and molecule.group not in validated
+                splits["test" if is_test else "train"].append(molecule)
     else:
         table = list(_read_table(path))
         # A row without a split follows the others of its sequence.
@@ -327,10 +329,10 @@ def require_folding(molecules: Sequence[Molecule], name: str) -> None:
         )
 
 
-def in_training(splits: dict[str, list[Molecule]]) -> int:
-    """Returns how many molecules of the test split have a sequence of the training split."""
+def in_training(splits: dict[str, list[Molecule]], split: str) -> int:
+    """Returns how many molecules of a split have a sequence of the training split."""
     trained = {molecule.group for molecule in splits["train"]}
-    return sum(molecule.group in trained for molecule in splits["test"])
+    return sum(molecule.group in trained for molecule in splits[split])
 
 
 def unread_note(dataset: str, test_file: Path | None = None) -> str | None:

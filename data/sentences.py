@@ -240,7 +240,8 @@ def load_sentences(
         else:
             raise DataError(
                 f"dataset {dataset!r}: no such file or folder; expected {INSTALLED_DOCS}, a folder "
-                "with train.tsv, dev.tsv and test.tsv, or one CSV, TSV, JSONL or Parquet file"
+                "with train.tsv, dev.tsv and test.tsv (or .csv, .jsonl, .json, .parquet), a folder "
+                "with a folder of text files for each class, or one such table"
             )
     if test_file is not None:
         hint = "; a test file has the columns of the run's data: rename its own"

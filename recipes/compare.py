@@ -169,30 +169,35 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
         for part, prefix in (("test", ""), ("baseline", "baseline: ")):
             for name in dict.fromkeys(name for run in runs for name in run[part]):
                 cells[prefix + name] = average(
-                    [[run[part].get(name) for run in repeats] for repeats in by_seed.values()]
+                    [[run[part].get(name) for run in repeats] for repeats in by_seed.values()],
+                    is_constant=part == "baseline",
                 )
         for name in ("examples_per_second", "tokens_per_second", "seconds", "steps"):
             column = name.replace("_per_second", "/s")
             cells[column] = average(
-                [[run.get(name) for run in repeats] for repeats in by_seed.values()], "{:,.0f}"
+                [[run.get(name) for run in repeats] for repeats in by_seed.values()],
+                "{:,.0f}",
+                is_constant=name == "steps",
             )
         rows.append(cells)
     return rows
 
 
-def average(by_seed: list[list], form: str = "{:.4f}") -> str:
+def average(by_seed: list[list], form: str = "{:.4f}", is_constant: bool = False) -> str:
     """Returns a number as text, or the mean over seeds ± their standard deviation (n - 1).
 
     Args:
         by_seed: for each seed the numbers of its runs, which count as their mean: on another
             device, for instance, they differ in the last bits and are no independent results.
         form: of the numbers.
+        is_constant: whether a number that is the same for all seeds is shown alone, as that of a
+            baseline.
     """
     numbers = [value for repeats in by_seed for value in repeats]
     if not all(isinstance(value, int | float) for value in numbers):  # JSON's NaN is text
         return "-"
     values = [statistics.mean(repeats) for repeats in by_seed]
-    if len(set(values)) == 1:
+    if len(values) == 1 or is_constant and len(set(values)) == 1:
         return form.format(values[0])
     mean, deviation = statistics.mean(values), statistics.stdev(values)
     return f"{form.format(mean)} ± {form.format(deviation)} (n={len(values)})"

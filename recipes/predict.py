@@ -45,7 +45,7 @@ class Options(TakesMore, RunOptions):
     file: Path | None = option(
         None,
         "Read inputs from this file: one per line, or a column of a CSV, TSV, JSONL or Parquet; "
-        "- for standard input. dna_melting reads the rows of a table like those to train on.",
+        "- for standard input. dna_melting, and a recipe with a read_table(), read whole rows.",
     )
     text_column: str | None = option(None, "Column of the inputs in --file.")
     second_text_column: str | None = option(

@@ -87,6 +87,12 @@ class TestRows:
         assert (row["epochs"], other["epochs"], row["seed"]) == ("2", "3", "0, 1, 2")
         assert row["baseline: most_frequent_accuracy"] == "0.1000"
 
+    def test_equal_results_of_several_seeds_have_a_deviation_of_zero(self, run):
+        folders = [run(f"s{seed}", {"seed": seed}) for seed in range(3)]
+        (row,) = rows(*folders)
+        assert row["accuracy"].endswith(" ± 0.0000 (n=3)")
+        assert "±" not in row["steps"] + row["baseline: most_frequent_accuracy"]
+
     def test_folders_of_one_name_are_shown_with_what_tells_them_apart(self, run):
         values = [0.5, 0.9, 0.7]
         folders = [
