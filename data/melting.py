@@ -405,7 +405,7 @@ def molecule_of(row: dict, where: str = "") -> Molecule:
         duplex = plain_duplex(first, sodium, strands)
         if nick and sequence != duplex.sequence and set(sequence) <= set("ACGT+"):
             raise DataError(
-                f"{shown}: the strands are no perfect complements; pass the structure, too, in "
+                f"{shown}: the strands are not perfect complements: also pass the structure, in "
                 "dot-bracket"
             )
         structure = duplex.structure

@@ -365,7 +365,7 @@ def _read_training(
 def _plain_numbers(rows: list[Row], training: list[Row]) -> list[Row]:
     """Returns rows whose labels are written as short as numbers can be: 1 for 1.0, 2.5 for 2.50.
 
-    Where a label of the training rows is no number, labels are names and stay as they are.
+    Where a label of the training rows is not a number, labels are names and stay as they are.
     """
     if not all(NUMBER.fullmatch(label) for _, label in training):
         return rows

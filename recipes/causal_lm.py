@@ -424,7 +424,7 @@ def perplexities_or_notes(
 
 
 def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, float]:
-    """Returns the perplexity per word and per byte of lines, without what is no finite number.
+    """Returns the perplexity per word and per byte of lines, without what is not a finite number.
 
     Args:
         nats: minus the log-likelihood of all their tokens.

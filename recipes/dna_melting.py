@@ -452,7 +452,7 @@ def answers(
 
 
 def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dict[str, float]:
-    """Returns how far predictions are off in 68 % of all molecules, by their kind.
+    """Returns how far predictions are off in 68% of all molecules, by their kind.
 
     It is a quantile of the errors on molecules that the model was not trained on, which holds for
     any distribution of errors (split conformal prediction: Lei et al., arXiv 1604.04173, section

@@ -235,7 +235,7 @@ def _is_a_list_a_line(path: Path) -> bool:
 
 
 def _require_lines(path: Path) -> None:
-    """Refuses a table, or JSON of objects, whose lines are no inputs.
+    """Refuses a table, or JSON of objects, whose lines are not inputs.
 
     JSON that is a list a line, for instance a chat's messages, has such lines.
 

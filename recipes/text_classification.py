@@ -11,8 +11,8 @@ AdamW, linear warm-up, PolynomialDecay to zero. A new model is initialised as a 
 classifier; token dropout masks half of the word pieces, redrawn every epoch. Labels may be scores
 instead (STS-B, ratings): the same model with one output, trained on squared errors.
 
-From scratch on the docstrings: test accuracy 89.5 %, macro F1 76.8 % (most frequent class: accuracy
-71.7 %) in 60 to 90 seconds on 2 CPU cores; SST-2 in README.md.
+From scratch on the docstrings: test accuracy 89.5%, macro F1 76.8% (most frequent class: accuracy
+71.7%) in 60 to 90 seconds on 2 CPU cores; SST-2 in README.md.
 """
 
 import dataclasses

@@ -409,7 +409,7 @@ class TestSplits:
         if is_right:
             assert melting.molecule_of(row) == melting.molecule_of({"sequence": "ACGTT"})
             return
-        with pytest.raises(DataError, match="no perfect complements; pass the structure"):
+        with pytest.raises(DataError, match="not perfect complements: also pass the structure"):
             melting.molecule_of(row)
 
     def test_strands_in_another_unit_are_refused(self):
