@@ -335,6 +335,16 @@ def in_training(splits: dict[str, list[Molecule]], split: str) -> int:
     return sum(molecule.group in trained for molecule in splits[split])
 
 
+def repeated_notes(splits: dict[str, list[Molecule]]) -> list[str]:
+    """Returns a line for validation and test if molecules have a sequence of the training split."""
+    counts = {"validation": in_training(splits, "valid"), "test": in_training(splits, "test")}
+    return [
+        f"{count:,} {name} molecules have a sequence of the training split"
+        for name, count in counts.items()
+        if count
+    ]
+
+
 def unread_note(dataset: str, test_file: Path | None = None) -> str | None:
     """Returns a line that names columns and tables of a dataset that are not read, or None.
 

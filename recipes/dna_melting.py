@@ -353,11 +353,7 @@ def main(options: Options) -> dict:
         # Of an evaluation on other data the model has not seen the training split.
         is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
         repeated = melting.in_training(molecules, "test") if is_own else None
-        if repeated:
-            run.note(f"{repeated:,} test molecules have a sequence of the training split")
-        known = melting.in_training(molecules, "valid") if run.trained is None else 0
-        if known:
-            run.note(f"{known:,} validation molecules have a sequence of the training split")
+        run.note(*(melting.repeated_notes(molecules) if is_own else ()))
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
