@@ -124,6 +124,7 @@ def main(options: Options) -> dict:
             test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline={"most_frequent_accuracy": most_frequent_accuracy(*class_counts)},
             metadata={"classes": images.classes},
+            test_examples=len(test_labels),
         )
 
 

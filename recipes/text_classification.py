@@ -440,9 +440,11 @@ def class_results(test: dict[str, float], metrics: Sequence, classes: Sequence[s
         classes: names of the classes.
     """
     (macro_f1,) = (metric for metric in metrics if isinstance(metric, MacroF1))
+    by_class = macro_f1.by_class(classes)
     return {
         "test": {metric.name: test[metric.name] for metric in metrics},
-        "test_by_class": macro_f1.by_class(classes),
+        "test_by_class": by_class,
+        "test_examples": sum(numbers["examples"] for numbers in by_class.values()),
         "metadata": {"classes": classes},
     }
 
