@@ -208,7 +208,7 @@ def _rows(path: Path) -> Iterator[Any]:
             raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
         except UnicodeDecodeError as error:
             place = f"{path}: not UTF-8 at byte {_undecodable(path)}"
-            raise DataError(f"{place}; {files.CONVERT}") from error
+            raise DataError(f"{place}; {files.how_to_convert(first)}") from error
 
 
 def _undecodable(path: Path) -> int:
