@@ -181,7 +181,8 @@ def read_inputs(path: Path) -> tuple[str, ...]:
     try:
         lines = content.decode("utf-8-sig").rstrip().split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}") from error
+        hint = files.how_to_convert(content)
+        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}; {hint}") from error
     inputs = tuple(line.strip() for line in lines)
     if not any(inputs):
         raise DataError(f"--file {path}: no line with an input")
@@ -244,11 +245,11 @@ def _require_lines(path: Path) -> None:
     """
     fields: list[str] = []
     first: object = None
-    if tables.is_table(path.name):
+    if tables.is_table(path.name) or tables.is_parquet(path.name):
         fields = tables.header_of(files.expand(path))
     elif tables.has_objects(path.name):
         with contextlib.suppress(DataError):
-            _, first = next(tables.read_objects(files.expand(path)), ("", None))
+            _, first = next(tables.read_objects(files.expand(path), ()), ("", None))
         if isinstance(first, dict) and not _is_a_list_a_line(path):
             fields = list(first)
     if isinstance(first, str) and not _is_a_list_a_line(path):
