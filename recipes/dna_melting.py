@@ -35,6 +35,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import Predictions
 from data import arrays, melting
+from data.errors import read_each
 from data.files import is_same
 from models import fine_tuning
 from training.artifacts import data_sha256
@@ -595,15 +596,16 @@ def predict(
         sodium: mol/l: 50 mM are 0.05.
         strand_concentration: mol/l of all strands: 1 µM is 1e-6; without effect on a hairpin.
     """
-    molecules = []
-    for text in inputs:
+
+    def read(text: str | melting.Molecule) -> melting.Molecule:
         if isinstance(text, melting.Molecule):
-            molecules.append(text)
-            continue
+            return text
         sequence, _, structure = text.partition(":")
         row = {"sequence": sequence, "structure": structure, "sodium": str(sodium)}
         row["strand_concentration"] = str(strand_concentration)
-        molecules.append(melting.molecule_of(row))
+        return melting.molecule_of(row)
+
+    molecules = read_each(read, inputs)
     celsius = run.load_model("float32")(melting.encode(molecules), training=False)
     spread, answers = run.metadata.get("plus_minus", {}), []
     trained_on = run.metadata.get("trained_on")  # older runs have none

@@ -30,7 +30,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 from callbacks.predictions import ClassifiedSentences, Predictions, outputs_in_parts
 from callbacks.tensorboard import TensorBoard
 from data import arrays, scores, sentences, word_pieces
-from data.errors import DataError
+from data.errors import DataError, read_each
 from data.files import is_same
 from data.glue import PAIR
 from data.sequences import cut_note
@@ -577,7 +577,7 @@ def predict(
         top: number of classes of each answer; 0 for all; without effect on scores.
     """
     if run.metadata.get("pairs"):
-        texts = [_pair(each) for each in inputs]
+        texts = read_each(_pair, inputs)
     else:
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
