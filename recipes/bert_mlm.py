@@ -29,7 +29,6 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.predictions import MaskedSamples
 from data import masked_lm, word_pieces
 from data.errors import DataError, read_each
-from data.files import is_same
 from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
 from models import bert, fine_tuning, likelihoods, presets
@@ -177,8 +176,7 @@ def main(options: Options) -> dict:
             options.seed if evaluation_seed is None else evaluation_seed,
         )
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
-        run.note(text.repeated_note() if is_own else None)
+        run.note(text.repeated_note() if run.has_own_dataset else None)
         for split, name in (("train", "training"), ("test", "test")):
             unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
             run.note(word_pieces.unknown_note(unknown, name))

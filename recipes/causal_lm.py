@@ -39,7 +39,6 @@ from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
 from data.errors import DataError, read_each
-from data.files import is_same
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
@@ -250,8 +249,7 @@ def main(options: Options) -> dict:
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
-        run.note(data.repeated_note() if is_own else None)
+        run.note(data.repeated_note() if run.has_own_dataset else None)
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:

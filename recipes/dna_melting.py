@@ -36,7 +36,6 @@ from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import Predictions
 from data import arrays, melting
 from data.errors import read_each
-from data.files import is_same
 from models import fine_tuning
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -352,9 +351,8 @@ def main(options: Options) -> dict:
         test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
-        repeated = melting.in_training(molecules, "test") if is_own else None
-        run.note(*(melting.repeated_notes(molecules) if is_own else ()))
+        repeated = melting.in_training(molecules, "test") if run.has_own_dataset else None
+        run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]

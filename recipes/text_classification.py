@@ -31,7 +31,6 @@ from callbacks.predictions import ClassifiedSentences, Predictions, outputs_in_p
 from callbacks.tensorboard import TensorBoard
 from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError, read_each
-from data.files import is_same
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets, transformers_format
@@ -250,8 +249,7 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
         data = dataclasses.replace(data, splits=splits)
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
-        run.note(data.note, sentences.repeated_note(splits) if is_own else None)
+        run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -351,7 +349,7 @@ def main(options: Options) -> dict:
         else:
             results = class_results(test, metrics, data.classes)
         results["metadata"]["pairs"] = data.pairs
-        if is_own:
+        if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
             model,
