@@ -38,7 +38,7 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.baselines import standard_error
 from data.errors import DataError, listed
-from data.files import default_cache_dir
+from data.files import default_cache_dir, is_same
 from distribution import keras_compat, parameter_server, step, strategies
 from distribution.cluster import slurm_job
 from distribution.errors import DistributionError
@@ -298,6 +298,11 @@ class Run:
         if self.trained is not None:
             return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
+
+    @property
+    def has_own_dataset(self) -> bool:
+        """Returns whether the model is or was trained on the dataset: not if others are tested."""
+        return self.trained is None or is_same(self.dataset, self.fact("dataset"))
 
     @property
     def test_file(self) -> Path | None:
