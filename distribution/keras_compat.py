@@ -360,9 +360,9 @@ def distribute_data() -> contextlib.AbstractContextManager:
     Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
     each global batch on every worker, copies the arrays and the mapped files that the pipeline
     reads into memory, on one worker too, and which ParameterServerStrategy refuses
-    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
-    returns the part of one worker, this worker uses it; beside parameter servers the coordinator
-    iterates over the dataset itself.
+    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers, replicas)`,
+    which returns the part of one worker, this worker uses it; beside parameter servers the
+    coordinator iterates over the dataset itself.
     """
 
     def make(stock):
@@ -394,8 +394,8 @@ class _OwnPart:
 
         def make(context):
             workers = context.num_input_pipelines
-            part = dataset.part_of_worker(context.input_pipeline_id, workers)
             replicas = context.num_replicas_in_sync // workers
+            part = dataset.part_of_worker(context.input_pipeline_id, workers, replicas)
             batch_size = keras.tree.flatten(part.element_spec)[0].shape[0]
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 

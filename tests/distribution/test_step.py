@@ -400,12 +400,13 @@ def evaluations(batch_sizes, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_neither_the_batch_size_nor_padding_nor_dropout_shows_in_an_evaluation(count):
+    """Nor whether the replicas can share a batch equally."""
     if count == 1:
         found = evaluations([16, 8, 20], 1)
     else:
-        found = forked.run(evaluations, [16, 20], 2)
+        found = forked.run(evaluations, [16, 20, 7, 1], count, cpus=count)
     numbers = np.random.default_rng(0)
     x, y = numbers.normal(size=(20, 3)), numbers.normal(size=(20, 1))
     errors = x.sum(axis=1) - y[:, 0]
