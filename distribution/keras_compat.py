@@ -257,32 +257,37 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
 
 
 def normalise_unmasked_together() -> contextlib.AbstractContextManager:
-    """Makes batch normalization behind a mask use the global batch where it is synchronized.
+    """Makes batch normalization use the global batch where it is synchronized.
 
     Breaks: with a mask Keras ignores `synchronized`, so each replica's part is normalised by
-    itself. Does: adds up the unmasked values over the replicas, in Keras's formula.
+    itself. Without one it computes the variance as E[x^2] - E[x]^2, which in float32 has no correct
+    digit where the mean is some thousand times the deviation; on one device it does not (no thread
+    known). Does: adds up the unmasked values over the replicas, in the formula of one device.
     """
 
     def make(stock):
         def moments(self, inputs, mask):
             replica = tf.distribute.get_replica_context()
             several = replica is not None and replica.num_replicas_in_sync > 1
-            if mask is None or not self.synchronized or not several:
+            if not self.synchronized or not several:
                 return stock(self, inputs, mask)
-            counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+            counts = None
+            if mask is not None:
+                counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
             def global_sum(values):
-                own = tf.reduce_sum(
-                    tf.where(counts, values, tf.zeros_like(values)),
-                    self._reduction_axes,
-                    keepdims=True,
-                )
+                if counts is not None:
+                    values = tf.where(counts, values, tf.zeros_like(values))
+                own = tf.reduce_sum(values, self._reduction_axes, keepdims=True)
                 return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-            number = global_sum(tf.ones_like(inputs)) + keras.config.epsilon()
+            number = global_sum(tf.ones_like(inputs))
+            if mask is not None:  # as Keras divides
+                number += keras.config.epsilon()
             mean = global_sum(inputs) / number
             variance = global_sum(tf.square(inputs - mean)) / number
-            return tf.squeeze(mean), tf.squeeze(variance)
+            axes = self._reduction_axes
+            return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
         return moments
 

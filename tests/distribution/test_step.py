@@ -540,6 +540,28 @@ def test_normalizations_under_central_storage():
     assert found[1][1] == ""
 
 
+def far_from_zero_runs(_=None):
+    """Values in float32 whose mean is 4,000 times their deviation, on one replica and two."""
+    numbers = np.random.default_rng(0)
+    x, y = 20_000 + 5 * numbers.normal(size=(48, 3)), numbers.normal(size=(48, 1))
+
+    def build():
+        options = dict(momentum=0.5, center=False, scale=False, dtype="float32")
+        layers = [keras.layers.BatchNormalization(**options), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    data = replicas.dataset((x, y), 12)
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+def test_batch_normalization_of_large_values_does_not_cancel():
+    one, two = forked.run(far_from_zero_runs)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-3)
+    assert two["evaluated"]["loss"] == pytest.approx(one["evaluated"]["loss"], rel=1e-3)
+
+
 class OwnAccuracy(keras.metrics.SparseCategoricalAccuracy):
     """A user's own class, which may ignore weights."""
 
