@@ -41,6 +41,7 @@ from distribution.errors import DistributionError
 
 # Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
 DROPOUT = (
+    keras.layers.Attention,
     keras.layers.Dropout,
     dropout_rnn_cell.DropoutRNNCell,
     spatial_dropout.BaseSpatialDropout,
@@ -1503,6 +1504,14 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     Lacks: `model.layers` has only the outermost ones.
     """
     return list(model._flatten_layers())
+
+
+def seeds_of(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
+    """Returns the generators of a layer, also those in lists and dicts, but not of inner layers.
+
+    Lacks: no public name for them.
+    """
+    return layer._seed_generators
 
 
 def states_of_layers(model: keras.Model) -> list[keras.Variable]:
