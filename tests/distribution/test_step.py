@@ -366,6 +366,40 @@ def test_the_shape_trap_of_regression():
         assert found["losses"] == [pytest.approx((weights * squares).sum() / 5, rel=1e-12)]
 
 
+def two_dtypes(count, installed):
+    """A layer of float32 in a model of float64, whose gradient is clipped."""
+    numbers = np.random.default_rng(0)
+    data = replicas.dataset((numbers.normal(size=(24, 3)), numbers.normal(size=(24, 1))), 6)
+
+    def build():
+        single = keras.layers.Dense(4, dtype="float32")
+        model = keras.Sequential([keras.Input((3,)), single, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, clipnorm=0.5), "mse")
+        return model
+
+    return replicas.fit(count, build, data, **installed)
+
+
+@pytest.mark.parametrize("installed", [{}, {"batches_per_update": 2}])
+def test_weights_of_two_dtypes(installed):
+    one, two = two_dtypes(1, installed), forked.run(two_dtypes, 2, installed)
+    assert np.isfinite(one["norms"]).all() and min(one["norms"]) > 0.5
+    for name in ("losses", "norms", "weights"):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-5)
+
+
+def test_a_global_norm_of_two_dtypes_is_refused():
+    layers = [keras.layers.Dense(4), keras.layers.Dense(1, dtype="float64")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse")
+    with pytest.raises(DistributionError) as error:
+        install(model)
+    assert str(error.value) == (
+        "Adam(global_clipnorm=...): Keras cannot add up the gradients of weights of float32 and "
+        "float64; use clipnorm, which clips each of them by itself, or one dtype"
+    )
+
+
 # --- Evaluation ---
 
 
