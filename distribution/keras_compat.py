@@ -41,6 +41,7 @@ from distribution.errors import DistributionError
 
 # Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
 DROPOUT = (
+    keras.layers.Attention,
     keras.layers.Dropout,
     dropout_rnn_cell.DropoutRNNCell,
     spatial_dropout.BaseSpatialDropout,
@@ -257,32 +258,37 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
 
 
 def normalise_unmasked_together() -> contextlib.AbstractContextManager:
-    """Makes batch normalization behind a mask use the global batch where it is synchronized.
+    """Makes batch normalization use the global batch where it is synchronized.
 
     Breaks: with a mask Keras ignores `synchronized`, so each replica's part is normalised by
-    itself. Does: adds up the unmasked values over the replicas, in Keras's formula.
+    itself. Without one it computes the variance as E[x^2] - E[x]^2, which in float32 has no correct
+    digit where the mean is some thousand times the deviation; on one device it does not (no thread
+    known). Does: adds up the unmasked values over the replicas, in the formula of one device.
     """
 
     def make(stock):
         def moments(self, inputs, mask):
             replica = tf.distribute.get_replica_context()
             several = replica is not None and replica.num_replicas_in_sync > 1
-            if mask is None or not self.synchronized or not several:
+            if not self.synchronized or not several:
                 return stock(self, inputs, mask)
-            counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+            counts = None
+            if mask is not None:
+                counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
             def global_sum(values):
-                own = tf.reduce_sum(
-                    tf.where(counts, values, tf.zeros_like(values)),
-                    self._reduction_axes,
-                    keepdims=True,
-                )
+                if counts is not None:
+                    values = tf.where(counts, values, tf.zeros_like(values))
+                own = tf.reduce_sum(values, self._reduction_axes, keepdims=True)
                 return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-            number = global_sum(tf.ones_like(inputs)) + keras.config.epsilon()
+            number = global_sum(tf.ones_like(inputs))
+            if mask is not None:  # as Keras divides
+                number += keras.config.epsilon()
             mean = global_sum(inputs) / number
             variance = global_sum(tf.square(inputs - mean)) / number
-            return tf.squeeze(mean), tf.squeeze(variance)
+            axes = self._reduction_axes
+            return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
         return moments
 
@@ -360,9 +366,9 @@ def distribute_data() -> contextlib.AbstractContextManager:
     Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
     each global batch on every worker, copies the arrays and the mapped files that the pipeline
     reads into memory, on one worker too, and which ParameterServerStrategy refuses
-    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
-    returns the part of one worker, this worker uses it; beside parameter servers the coordinator
-    iterates over the dataset itself.
+    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers, replicas)`,
+    which returns the part of one worker, this worker uses it; beside parameter servers the
+    coordinator iterates over the dataset itself.
     """
 
     def make(stock):
@@ -394,8 +400,8 @@ class _OwnPart:
 
         def make(context):
             workers = context.num_input_pipelines
-            part = dataset.part_of_worker(context.input_pipeline_id, workers)
             replicas = context.num_replicas_in_sync // workers
+            part = dataset.part_of_worker(context.input_pipeline_id, workers, replicas)
             batch_size = keras.tree.flatten(part.element_spec)[0].shape[0]
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 
@@ -1498,6 +1504,14 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     Lacks: `model.layers` has only the outermost ones.
     """
     return list(model._flatten_layers())
+
+
+def seeds_of(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
+    """Returns the generators of a layer, also those in lists and dicts, but not of inner layers.
+
+    Lacks: no public name for them.
+    """
+    return layer._seed_generators
 
 
 def states_of_layers(model: keras.Model) -> list[keras.Variable]:

@@ -248,21 +248,21 @@ def require_one_rate(model: keras.Model) -> None:
 
 
 def random_layers_note(model: keras.Model) -> str | None:
-    """Returns a line that names layers whose draws depend on the number of replicas, or None.
+    """Returns a line that names layers whose draws may depend on the number of replicas, or None.
 
-    Dropout is not among them, see `keras_compat.drop_out_by_place`.
+    Dropout is not among them, see `keras_compat.drop_out_by_place`. How a layer of the user's uses
+    its generators cannot be seen.
     """
     names = [
         layer.name
         for layer in keras_compat.layers_of(model)
-        if not isinstance(layer, keras_compat.DROPOUT)
-        and any(isinstance(each, keras.random.SeedGenerator) for each in vars(layer).values())
+        if not isinstance(layer, keras_compat.DROPOUT) and keras_compat.seeds_of(layer)
     ]
     if not names:
         return None
     return (
-        f"{listed(names)}: each replica draws the same random numbers for its own examples, so the "
-        "results depend on the number of replicas (dropout does not)"
+        f"{listed(names)}: except by keras.random.dropout(), each replica draws the same random "
+        "numbers for its own examples, so the results may depend on the number of replicas"
     )
 
 

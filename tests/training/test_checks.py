@@ -854,22 +854,31 @@ class TestXla:
 
 def test_layers_whose_draws_depend_on_the_replicas_are_named():
     """Not those that drop out, alone or in a cell."""
+
+    class Several(keras.layers.Layer):
+        def __init__(self, several, **options):
+            super().__init__(**options)
+            self.several = several
+
+        def call(self, inputs):
+            return inputs
+
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((5, 3)),
-            layers.LSTM(2, dropout=0.1, recurrent_dropout=0.1, return_sequences=True),
-            layers.Bidirectional(layers.GRU(2, dropout=0.1, return_sequences=True)),
-            layers.SpatialDropout1D(0.1),
-            layers.Dropout(0.1),
-        ]
+    inputs = keras.Input((5, 3))
+    hidden = layers.LSTM(2, dropout=0.1, recurrent_dropout=0.1, return_sequences=True)(inputs)
+    hidden = layers.Bidirectional(layers.GRU(2, dropout=0.1, return_sequences=True))(hidden)
+    hidden = layers.Dropout(0.1)(layers.SpatialDropout1D(0.1)(hidden))
+    hidden = layers.Attention(dropout=0.1)([hidden, hidden])
+    hidden = layers.AdditiveAttention(dropout=0.1)([hidden, hidden])
+    assert checks.random_layers_note(keras.Model(inputs, hidden)) is None
+    hidden = layers.GaussianNoise(0.1, name="noise")(hidden)
+    hidden = layers.AlphaDropout(0.1, name="alpha")(layers.Flatten()(hidden))
+    hidden = Several([keras.random.SeedGenerator(1)], name="list")(hidden)
+    hidden = Several({"a": keras.random.SeedGenerator(1), "b": 2}, name="dict")(hidden)
+    assert checks.random_layers_note(keras.Model(inputs, hidden)) == (
+        "noise, alpha, list, dict: except by keras.random.dropout(), each replica draws the same "
+        "random numbers for its own examples, so the results may depend on the number of replicas"
     )
-    assert checks.random_layers_note(model) is None
-    model.add(layers.GaussianNoise(0.1, name="noise"))
-    model.add(layers.Flatten())
-    model.add(layers.AlphaDropout(0.1, name="alpha"))
-    note = checks.random_layers_note(model)
-    assert note.startswith("noise, alpha: each replica draws the same random numbers")
 
 
 class TestClassWeights:
