@@ -32,6 +32,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import compile_utils, epoch_iterator
+from keras.src.utils import rng_utils
 from tensorflow.python.data.ops import skip_op
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework.config import is_op_determinism_enabled
@@ -1520,6 +1521,14 @@ def global_seed(create: bool = False) -> list[keras.Variable]:
     if not create and global_state.get_global_attribute("global_seed_generator") is None:
         return []
     return [seed_generator.global_seed_generator().state]
+
+
+def random_seed() -> int | None:
+    """Returns the seed of `keras.utils.set_random_seed()`; None after `clear_session()`.
+
+    Lacks: no public API reports it.
+    """
+    return rng_utils.get_random_seed()
 
 
 def not_for_xla(model: keras.Model) -> list[str]:

@@ -354,6 +354,8 @@ class Run:
             OptionsError: the replicas cannot share the batch, or the data do not fill one step.
             RunError: the run in the folder was planned differently, or the workers differ.
         """
+        # A recipe may have called keras.utils.clear_session() before, which resets it.
+        checks.set_precision(self.options.precision)
         self._facts = facts
         if self.options.max_examples is not None and examples > self.options.max_examples:
             raise OptionsError(
@@ -499,10 +501,11 @@ class Run:
 
         Raises:
             RunError: the data are not a dataset, are empty or ragged, or begin differently each
-                time; the model is not compiled, was created outside of the strategy's scope, has a
-                metric of several values, cannot be saved, or has changed since the checkpoint, as
-                may its optimizer; a callback of Keras has state that no checkpoint keeps; the run
-                was prepared before; or a finished run has no test data to be evaluated on.
+                time; a split can be read only once; the model is not compiled, was created outside
+                of the strategy's scope or under another precision, has a metric of several values,
+                cannot be saved, or has changed since the checkpoint, as may its optimizer; a
+                callback of Keras has state that no checkpoint keeps; the run was prepared before;
+                or a finished run has no test data to be evaluated on.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
@@ -537,6 +540,7 @@ class Run:
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
+        checks.require_precision(model, options.precision)
         checks.require_kept_variables(model)
         checks.build_own_step(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
@@ -582,7 +586,7 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
-        checks.watch_fit(model, self.checkpoint)
+        checks.watch_fit(model, tuple(callbacks), self.records)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done

@@ -516,6 +516,14 @@ class TestData:
         with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\): the data have no end"):
             checks.require_splits(SharedOptions(), **data)
 
+    @pytest.mark.parametrize("split", ["validation", "test"])
+    def test_a_split_that_is_read_once(self, split):
+        """Each evaluation would go on with other batches."""
+        batches = ((np.zeros((4, 6)), np.zeros(4)) for _ in range(3))
+        data = {"validation": None, "test": None, split: batches}
+        with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\) got a generator, which"):
+            checks.require_splits(SharedOptions(), **data)
+
     def test_one_that_ignores_where_the_run_resumes(self, tmp_path):
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         pipeline = self.shuffled(3, False)
@@ -649,7 +657,7 @@ class TestFit:
             model.fit(data, steps_per_epoch=1)
 
         said = refused(tmp_path, parts={"fit": fit})
-        assert said.startswith("model.fit() got no callbacks of the run")
+        assert said.startswith("model.fit() lacks callbacks of the run")
 
     def test_a_callback_that_is_added_later(self, tmp_path):
         def fit(model, data, fit_options):
@@ -657,6 +665,47 @@ class TestFit:
             model.fit(data, **fit_options)
 
         assert "EarlyStopping has state" in refused(tmp_path, parts={"fit": fit})
+
+    def test_a_model_that_is_compiled_again(self, tmp_path):
+        """Keras's own step would count the padding of last batches."""
+
+        def fit(model, data, fit_options):
+            model.compile(**tiny_recipe.compile_arguments(tiny_recipe.Options(), 0.1))
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.compile() was called after run.prepare()")
+        assert "compile before run.prepare()" in said and len(said.splitlines()) == 1
+
+    def test_a_callback_of_steps_that_is_added_later(self, tmp_path):
+        def fit(model, data, fit_options):
+            fit_options["callbacks"].append(tiny_recipe.Counter())
+            model.fit(data, **fit_options)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said == "Counter is a StepCallback: pass it as run.prepare(extra=[...])"
+
+    @pytest.mark.parametrize("comes_first", [False, True])
+    def test_a_callback_that_is_added_later_ends_the_run_before_its_last_save(
+        self, tmp_path, comes_first
+    ):
+        """After a kill in the test the run would train on."""
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.stop_training = True
+
+        def fit(model, data, fit_options):
+            callbacks = fit_options["callbacks"]
+            fit_options["callbacks"] = [Stop(), *callbacks] if comes_first else [*callbacks, Stop()]
+            model.fit(data, **fit_options)
+            raise KeyboardInterrupt
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, fit=fit)
+        newest = checkpoint.newest(tmp_path / "run" / "checkpoints")
+        assert newest.step == 9 and newest.state["finished"]
+        assert tiny_recipe.main(options)["steps"] == 9
 
     def test_no_training_at_all(self, tmp_path):
         said = refused(tmp_path, parts={"fit": lambda *_: None})
@@ -800,6 +849,53 @@ def test_the_precision_is_put_back():
         raise KeyError
     assert keras.config.floatx() == "float32"
     assert keras.config.dtype_policy().name == "float32"
+
+
+class TestPrecision:
+    """`keras.utils.clear_session()`, which is usual in notebooks, resets the dtype policy."""
+
+    HALF = dict(precision="mixed_bfloat16", max_steps=1)
+
+    def test_a_session_that_is_cleared_before_the_plan(self, tmp_path, monkeypatch):
+        stock, models = tiny_recipe.splits, []
+
+        def splits():
+            keras.utils.clear_session()
+            return stock()
+
+        monkeypatch.setattr(tiny_recipe, "splits", splits)
+        tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", **self.HALF),
+            inside=lambda run, model: models.append(model),
+        )
+        assert models[0].layers[0].compute_dtype == "bfloat16"
+
+    def test_a_session_that_is_cleared_later(self, tmp_path):
+        """The first weights would not be those of the seed either."""
+
+        def build(options):
+            keras.utils.clear_session()
+            return tiny_recipe.build_model(options)
+
+        said = refused(tmp_path, parts={"build": build})
+        assert said.startswith("keras.utils.clear_session() was called after run.plan()")
+        assert len(said.splitlines()) == 1
+
+    def test_a_policy_that_the_recipe_sets(self, tmp_path):
+        def build(options):
+            keras.config.set_dtype_policy("mixed_float16")
+            return tiny_recipe.build_model(options)
+
+        said = refused(tmp_path, parts={"build": build})
+        assert said.startswith("--precision float32: Keras's dtype policy was changed to mixed_fl")
+        assert len(said.splitlines()) == 1
+
+    def test_a_model_that_was_built_under_another_policy(self, tmp_path):
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        parts = {"build": lambda options: model}
+        said = refused(tmp_path, parts=parts, **self.HALF)
+        assert said.startswith("--precision mixed_bfloat16: no layer of the model sequential")
+        assert len(said.splitlines()) == 1
 
 
 class TestXla:
