@@ -6,6 +6,7 @@ the whole process are context managers, and `patch_keras_for` enters those that 
 Tested with Keras 3.15.1 and TensorFlow 2.21.
 """
 
+import collections
 import contextlib
 import functools
 import re
@@ -98,6 +99,41 @@ def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
             setattr(owner, name, stock)
         else:
             delattr(owner, name)
+
+
+# The counters of automatic names when `name_as_in_first_run` was first entered.
+_first_counts: dict[str, int] | None = None
+
+
+@contextlib.contextmanager
+def name_as_in_first_run() -> Iterator[None]:
+    """Gives the objects that are created within it the names that they have in a first run.
+
+    Breaks: Keras counts its automatic names in the whole process (`auc`, then `auc_1`), so in a
+    notebook a resumed run has other metrics than its history, and `--keep-best val_auc` fails. Does:
+    starts from the counts of the first time. What is created later gets names that none within it
+    has, since a model cannot contain two layers of one name.
+    """
+    global _first_counts
+    before = _name_counts()
+    if _first_counts is None:
+        _first_counts = before
+    _set_name_counts(_first_counts)
+    try:
+        yield
+    finally:
+        within = _name_counts()
+        names = before.keys() | within.keys()
+        _set_name_counts({name: max(before.get(name, 0), within.get(name, 0)) for name in names})
+
+
+def _name_counts() -> dict[str, int]:
+    return dict(global_state.get_global_attribute("object_name_uids") or {})
+
+
+def _set_name_counts(counts: dict[str, int]) -> None:
+    made = collections.defaultdict(int, counts)
+    global_state.set_global_attribute("object_name_uids", made)
 
 
 def write_weights_at_once() -> contextlib.AbstractContextManager:

@@ -75,7 +75,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     """Opens a run: options, devices, seed, folder, lock, signals; and closes it.
 
     Settings of the whole process (dtype policy, signal handlers, log handlers, repairs of Keras)
-    change while the run is open and are restored when it is closed. Only `--deterministic` stays on
+    change while the run is open and are restored when it is closed. Keras's automatic names are
+    those of the first run of the process. Only `--deterministic` stays on
     until the process ends: TensorFlow cannot switch it off.
 
     Args:
@@ -95,6 +96,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(keras_compat.name_as_in_first_run())
         if options.trained is not None:  # recipes.evaluate
             strategy = tf.distribute.get_strategy()
             stack.enter_context(checks.precision(options.precision))

@@ -374,3 +374,23 @@ def test_workers_share_each_batch_of_a_pipeline_that_reads_files(tmp_path):
     found = forked.run(lines_of_a_worker, files, workers=2)
     for number, lines in enumerate((["a0", "a1", "a2", "a3"], ["a4", "a5", "a6", "a7"])):
         assert sorted(found[0][number] + found[1][number]) == lines
+
+
+class TestNames:
+    def test_each_time_they_begin_where_they_first_did(self):
+        def name():
+            return keras.layers.Dense(1).name
+
+        outside = name()
+        found = []
+        for _ in range(2):
+            with keras_compat.name_as_in_first_run():
+                found.append([name(), name()])
+        assert found[0] == found[1]
+        # No object within it has the name of a later one.
+        assert name() not in [outside, *found[0]]
+
+    def test_a_cleared_session(self):
+        with keras_compat.name_as_in_first_run():
+            keras.utils.clear_session()
+            assert keras.layers.Dense(1).name == "dense"

@@ -1021,6 +1021,28 @@ def test_steps_that_the_epochs_do_not_have_are_noted(tmp_path):
     ]
 
 
+def test_each_run_of_a_process_has_the_same_automatic_names(tmp_path):
+    """As a cell of a notebook that is run again: its history has one list per metric."""
+
+    def arguments(options, rate):
+        unnamed = [keras.metrics.SparseTopKCategoricalAccuracy(k=1)]
+        return tiny_recipe.compile_arguments(options, rate) | {"metrics": unnamed}
+
+    def run(**options):
+        names = []
+        results = tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", **options),
+            arguments=arguments,
+            inside=lambda run, model: names.extend(each.name for each in model.layers),
+        )
+        return names, list(results["history"])
+
+    layers, metrics = run(epochs=1)
+    assert run(epochs=2, resume="extend") == (layers, metrics)
+    shutil.rmtree(tmp_path / "run")
+    assert run(epochs=1, keep_best=metrics[-1]) == (layers, metrics)
+
+
 class TestIgnoredDataset:
     def test_is_refused(self, tmp_path):
         with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
