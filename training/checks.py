@@ -596,6 +596,7 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
             f"{type(model).__name__}.train_step() returns {', '.join(names) or 'nothing'}: add "
             "'loss', the number that the run logs, and that ends it where it is not finite"
         )
+    step.require_kept(traced.graph, model, _optimizer_variables(model))
 
 
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
