@@ -1080,6 +1080,59 @@ class TestIgnoredDataset:
             evaluate(trained, dataset="nope.csv", batch_size=8)
 
 
+class TestIgnoredRate:
+    """A recipe whose optimizer does not get the rate of the plan."""
+
+    @pytest.fixture
+    def train(self, tmp_path, monkeypatch):
+        stock = run_module.Run.prepare
+
+        def prepare(self, *arguments, **named):
+            self._recipe_plan = type(self._recipe_plan)(**vars(self._plan))  # not read
+            return stock(self, *arguments, **named)
+
+        monkeypatch.setattr(run_module.Run, "prepare", prepare)
+
+        def train(optimizer, **options):
+            return tiny_recipe.main(
+                tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1, **options),
+                arguments=lambda *them: (
+                    tiny_recipe.compile_arguments(*them) | {"optimizer": optimizer}
+                ),
+            )
+
+        return train
+
+    def test_an_option_is_refused(self, train, tmp_path):
+        with pytest.raises(OptionsError, match="^--base-learning-rate 0.5: this recipe ignores it"):
+            train("adam", base_learning_rate=0.5)
+        assert not (tmp_path / "run").exists()
+
+    def test_the_rate_that_was_used_is_reported(self, train, tmp_path):
+        results = train("adam")
+        assert results["learning_rate"] == pytest.approx(0.001)
+        (note,) = results["notes"]
+        assert note.startswith("learning rate: 0.001, with which the recipe's optimizer begins")
+        assert "not the planned 0.01" in note
+        (used,) = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
+        assert used == pytest.approx(0.001)
+
+    @pytest.mark.long
+    def test_not_one_that_equals_the_plan(self, train):
+        results = train(keras.optimizers.SGD(0.5), base_learning_rate=0.5)
+        assert (results["learning_rate"], results["notes"]) == (0.5, [])
+
+    def test_nor_one_that_the_recipe_computed_from_it(self, tmp_path):
+        def arguments(options, rate):
+            schedule = keras.optimizers.schedules.CosineDecay(0.0, 5, warmup_target=rate / 2)
+            made = tiny_recipe.compile_arguments(options, rate)
+            return made | {"optimizer": keras.optimizers.SGD(schedule)}
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1, base_learning_rate=0.5)
+        results = tiny_recipe.main(options, arguments=arguments)
+        assert (results["learning_rate"], results["notes"]) == (0.5, [])
+
+
 def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):
     with pytest.raises(OptionsError, match="ignores it .* 72 examples"):
         start(tmp_path / "run", max_examples=50)
