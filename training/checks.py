@@ -17,6 +17,7 @@ from callbacks.steps import StepCallback
 from data import batches, files
 from data.errors import first_line, listed
 from distribution import keras_compat, step, strategies
+from distribution.metric_states import MetricStates
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
 from training.plan import Plan
@@ -746,7 +747,7 @@ def require_same(
     first_batches: list[str],
     plan: Plan,
 ) -> dict:
-    """Rejects another model or optimizer than the checkpoint's, and data that begin at its start.
+    """Rejects another model, optimizer or metrics than the checkpoint's, and data from its start.
 
     Args:
         info: the checkpoint, or None.
@@ -759,7 +760,7 @@ def require_same(
         The fingerprint that the run's checkpoints keep: JSON values.
 
     Raises:
-        RunError: the model, the optimizer or the data do not match.
+        RunError: the model, the optimizer, the metrics or the data do not match.
     """
     weights = [list(weight.shape) for weight in model.weights]
     optimizer = {
@@ -777,6 +778,11 @@ def require_same(
             "build_model() and its options, or use another --run-dir"
         )
     _require_same_optimizer(info, model, optimizer)
+    if info.steps_into_epoch and not MetricStates.of(model).fit(info.state["metrics"]):
+        raise RunError(
+            f"{info.folder}: cannot resume within an epoch: the metrics have changed since; "
+            "restore those that compile() got, or use another --run-dir"
+        )
     draws = _is_function_of_step(train_data) and info.step < plan.total_steps
     if draws and before.get("order") != batches.ORDER:
         raise RunError(

@@ -549,6 +549,14 @@ class TestModel:
             tiny_recipe.main(stopped_at_four[1], arguments=arguments)
         assert len(str(caught.value).splitlines()) == 1
 
+    def test_other_metrics_within_an_epoch(self, stopped_at_four):
+        def arguments(options, rate):
+            return tiny_recipe.compile_arguments(options, rate) | {"metrics": []}
+
+        with pytest.raises(RunError, match="cannot resume within an epoch: the metrics") as caught:
+            tiny_recipe.main(stopped_at_four[1], arguments=arguments)
+        assert len(str(caught.value).splitlines()) == 1
+
     def test_a_checkpoint_from_before_the_optimizer_was_kept(self, stopped_at_four):
         folder, options = stopped_at_four
         (path,) = folder.glob("checkpoints/*/state.json")

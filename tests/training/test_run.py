@@ -122,6 +122,23 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
+class BatchesSeen(keras.metrics.Metric):
+    """Counts the batches of all epochs and evaluations: a reset keeps their number."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1)
+
+    def result(self):
+        return self.count
+
+    def reset_state(self):
+        pass
+
+
 EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
 
 
@@ -560,6 +577,27 @@ class TestResume:
         require_the_same_after_a_stop(train, tmp_path)
         fingerprint = newest(tmp_path / "run").state["fingerprint"]["optimizer"]
         assert fingerprint["name"] == "RMSprop, Adam, Adam"
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("step", [PER_EPOCH + 1, 2 * PER_EPOCH - 1])
+    def test_a_metric_that_keeps_something_between_epochs(self, step, tmp_path, at_step):
+        def train(folder):
+            arguments = tiny_recipe.compile_arguments
+            return tiny_recipe.main(
+                tiny_recipe.Options(run_dir=folder, checkpoint_every=PER_EPOCH),
+                arguments=lambda *them: arguments(*them) | {"metrics": [BatchesSeen()]},
+            )
+
+        def kill():
+            raise KeyboardInterrupt
+
+        unbroken = train(tmp_path / "unbroken")
+        assert unbroken["history"]["seen"] == [12, 24]  # with those of the validation, three
+        at_step(step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run")
+        assert train(tmp_path / "run")["resumed_from_step"] == PER_EPOCH
+        assert_as_unbroken(tmp_path / "run", tmp_path / "unbroken")
 
     @pytest.mark.long
     def test_it_keeps_what_auto_meant(self, stopped):
