@@ -494,6 +494,9 @@ class Step:
                 "checkpoint keeps and which replicas do not share: use keras.random with a "
                 "keras.random.SeedGenerator of the layer"
             )
+        model = self.model
+        own = [self.norm, *self.sums, *self.totals]
+        require_kept(tf.compat.v1.get_default_graph(), model, [*model.optimizer.variables, *own])
         return logs
 
     def _one_update(self, iterator):
@@ -556,6 +559,29 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+def require_kept(graph: tf.Graph, model: keras.Model, others: list) -> None:
+    """Rejects a step that changes a variable which no checkpoint keeps.
+
+    Args:
+        graph: of the traced step.
+        model: the model.
+        others: variables that may change besides those of the model and its metrics.
+
+    Raises:
+        DistributionError: names the variable, and where to create it.
+    """
+    kept = [*model.variables, *model.metrics_variables, *others]
+    kept += [*keras_compat.states_of_layers(model), *keras_compat.global_seed()]
+    names = keras_compat.changed_variables(graph, kept)
+    if names:
+        raise DistributionError(
+            f"the training changes the variable {names[0]}, which belongs neither to the model nor "
+            "to its optimizer or metrics, so no checkpoint keeps it: create it in a layer, by "
+            "self.add_weight(trainable=False) or as a keras.random.SeedGenerator, from which a "
+            "loss, regularizer, constraint or schedule may take it"
+        )
 
 
 def flat_results(results: dict) -> dict:

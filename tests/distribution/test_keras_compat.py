@@ -398,3 +398,23 @@ def evaluated_by_a_worker(batch_sizes):
 def test_workers_that_cannot_share_a_batch_evaluate_each_example_once():
     for found in forked.run(evaluated_by_a_worker, [7, 1], workers=3, cpus=1):
         assert found == [pytest.approx({"loss": 19.0, "mae": 19.0}, rel=1e-12)] * 2
+
+
+class TestNames:
+    def test_each_time_they_begin_where_they_first_did(self):
+        def name():
+            return keras.layers.Dense(1).name
+
+        outside = name()
+        found = []
+        for _ in range(2):
+            with keras_compat.name_as_in_first_run():
+                found.append([name(), name()])
+        assert found[0] == found[1]
+        # No object within it has the name of a later one.
+        assert name() not in [outside, *found[0]]
+
+    def test_a_cleared_session(self):
+        with keras_compat.name_as_in_first_run():
+            keras.utils.clear_session()
+            assert keras.layers.Dense(1).name == "dense"
