@@ -44,7 +44,7 @@ from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
-from models import decoders, fine_tuning, likelihoods
+from models import decoders, fine_tuning, likelihoods, presets
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
@@ -235,6 +235,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
             if not run.metadata:
+                presets.require_vocabulary(task, tokenizer, asked)
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
                 fine_tuning.freeze(task, options)
@@ -277,7 +278,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, tokenizer.vocabulary_size(), options.n_grams)
+        baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
         # The head in chunks, schedule and loss, under the strategy.
@@ -607,7 +608,8 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         raise DataError(f"{dataset}: not the text that the run was trained on")
     tokenizer = run.load_model().preprocessor.tokenizer
     rows = make_rows(run.options, text, tokenizer, True, cache_dir)["train"]
-    n_grams = KneserNey(rows.tokens, tokenizer.vocabulary_size(), separator=rows.ends.end)
+    size = word_pieces.number_of_ids(tokenizer)
+    n_grams = KneserNey(rows.tokens, size, separator=rows.ends.end)
     # A family's own token that starts a document follows the one that ends the document before.
     end = [] if rows.ends.start == rows.ends.end else [rows.ends.end]
     begun = [end + rows.ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]

@@ -236,6 +236,36 @@ def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("family", ["Llama", "Qwen"])
+def test_a_row_without_a_token_is_never_generated(family):
+    """Presets have rows that no token has; SentencePiece cannot name them."""
+    tokens = causal_presets.make_tokenizer(family).vocabulary_size()
+    task = causal_presets.make_task(family, tie_word_embeddings=False)
+    more = causal_presets.make_task(family, vocabulary_size=tokens + 37, tie_word_embeddings=False)
+    for weight, full in zip(task.weights, more.weights, strict=True):
+        values = np.array(full)
+        rows = values.T if "reverse" in full.path else values
+        if len(rows) > tokens:
+            rows[tokens:] *= 100
+            rows[:tokens] = np.array(weight).T if "reverse" in full.path else weight
+        else:
+            values[:] = weight
+        full.assign(values)
+    for settings in (dict(temperature=0.0), dict(temperature=5.0), dict(top_k=3), dict(top_p=0.9)):
+        few, many = (
+            decoders.generate(
+                each,
+                each.preprocessor,
+                PROMPTS,
+                max_length=24,
+                sampler=decoders.Sampler(**settings),
+            )
+            for each in (task, more)
+        )
+        assert few == many
+
+
+@pytest.mark.long
 def test_a_temperature_next_to_zero_takes_the_likeliest_token(gpt2):
     """Divided by such a number, logits would be infinite."""
     coldest, almost = (

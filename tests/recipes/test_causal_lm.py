@@ -19,7 +19,7 @@ from data.kneser_ney import KneserNey
 from data.text import load_text
 from models import decoders
 from recipes import causal_lm, evaluate, predict
-from tests.support import chat_presets
+from tests.support import causal_presets, chat_presets
 from tests.support.processes import ROOT
 from training.loaded_run import load_run
 from training.options import all_problems
@@ -348,7 +348,7 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
         strategy="none",
         sequence_length=96,
         epochs=40,
-        max_steps=120,
+        max_steps=160,
         global_batch_size=8,
         base_learning_rate=0.02,
         jit="off",
@@ -371,6 +371,31 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     assert "<|im_end|> is a special token of the template" in err
     status, out, _ = command_line(evaluate, tmp_path / "run", "--json")
     assert json.loads(out)["test"] == pytest.approx(results["test"])
+
+
+@pytest.mark.long
+def test_ids_may_leave_gaps(tmp_path, command_line):
+    """KerasHub leaves out reserved tokens of Llama 3, before the one that ends a turn."""
+    chat_presets.make_task("Llama3", gap=3).save_to_preset(str(tmp_path / "tiny_instruct"))
+    lines = [json.dumps({"prompt": f"{n}", "response": "two"}) for n in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    options = causal_lm.Options(
+        preset=str(tmp_path / "tiny_instruct"),
+        dataset=str(tmp_path / "pairs.jsonl"),
+        strategy="none",
+        sequence_length=48,
+        epochs=40,
+        max_steps=40,
+        global_batch_size=8,
+        base_learning_rate=0.02,
+        jit="off",
+        quiet=True,
+        run_dir=tmp_path / "run",
+    )
+    results = causal_lm.main(options)
+    assert results["test"]["accuracy"] == 1.0
+    status, out, err = command_line(predict, tmp_path / "run", "1234", "--temperature", 0)
+    assert (status, err, out) == (0, "", "1234\n  two\n")
 
 
 def test_baselines_by_hand():
@@ -417,6 +442,15 @@ def test_prompts_do_not_follow_one_another(tmp_path, command_line):
         *("--run-dir", tmp_path / "run"),
     )
     assert status == 2 and "--context row: prompts do not follow one another" in err
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(tiny_text, tmp_path, command_line):
+    """On a GPU it would train without an error."""
+    task = causal_presets.make_task("GPT2", vocabulary_size=280)
+    task.save_to_preset(str(tmp_path / "preset"))
+    asked = ("--dataset", tiny_text, "--preset", tmp_path / "preset", "--run-dir", tmp_path / "run")
+    status, _, err = command_line(causal_lm, *asked, "--sequence-length", 16, "--strategy", "none")
+    assert (status, err.count("\n")) == (2, 1) and "its model 280 embeddings" in err
 
 
 def test_a_template_for_text_is_refused(tmp_path, command_line):
