@@ -46,6 +46,7 @@ NOT_IN_HALF = STOCK_HEAD
 # Families that cannot be loaded, or not be trained on rows of text, and why.
 REFUSED = {
     "BLIP2CausalLM": "each text needs an image",
+    "Gemma3nCausalLM": "KerasNLP's computes other logits each time that it is loaded",
     "Gemma4CausalLM": "KerasNLP's CausalLM.from_preset() takes it for its assistant model",
     "PARSeqCausalLM": "it reads texts in images",
     "PaliGemmaCausalLM": "each text needs an image",
@@ -489,7 +490,10 @@ def generate(
         inputs["padding_mask"] = tf.cast(is_prompt, inputs["padding_mask"].dtype)
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with keras_compat.integers_of_32_bits():
+        with (
+            keras_compat.integers_of_32_bits(),
+            keras_compat.slide_windows_while_generating(),
+        ):
             # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
             outputs = keras_nlp.models.CausalLM.generate(
                 task, inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt

@@ -561,9 +561,7 @@ def require_vocabulary(model, tokenizer, preset: str) -> None:
     Raises:
         DataError: with the largest id and the number of embeddings.
     """
-    largest, backbone = word_pieces.number_of_ids(tokenizer) - 1, model.backbone
-    # Gemma 3n has its own name for it.
-    rows = getattr(backbone, "vocabulary_size", None) or backbone.text_vocab_size
+    largest, rows = word_pieces.number_of_ids(tokenizer) - 1, model.backbone.vocabulary_size
     if largest >= rows:
         raise DataError(
             f"preset {preset}: its tokenizer has ids up to {largest:,} and its model {rows:,} "
