@@ -21,6 +21,7 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 
 import dataclasses
 import itertools
+import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
-from data.errors import DataError
+from data.errors import DataError, first_line
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
@@ -51,6 +52,8 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
+
+log = logging.getLogger("recipes")
 
 LARGEST_EXPONENT = math.log(sys.float_info.max)
 
@@ -507,19 +510,27 @@ class Continuations(StepCallback):
         self.template = Template(template, preprocessor.tokenizer) if template else None
 
     def on_epoch_end(self, epoch, logs=None):
-        """Draws and writes them."""
+        """Draws and writes them.
+
+        The training continues where that fails: the epoch's checkpoint is saved afterwards.
+        """
         if self.tensorboard.folder is None or not self.shown:
             return
-        with evaluated_weights(self.model):
-            drawn = decoders.generate(
-                self.task,
-                self.preprocessor,
-                self.shown,
-                max_length=self.preprocessor.sequence_length,
-                sampler=self.sampler,
-                strip_prompt=True,
-                template=self.template,
-            )
+        try:
+            with evaluated_weights(self.model):
+                drawn = decoders.generate(
+                    self.task,
+                    self.preprocessor,
+                    self.shown,
+                    max_length=self.preprocessor.sequence_length,
+                    sampler=self.sampler,
+                    strip_prompt=True,
+                    template=self.template,
+                )
+        except Exception as error:  # KerasHub's generate() of a family may raise whatever
+            kind, self.shown = type(error).__name__, []
+            log.warning("no continuations in TensorBoard: %s: %s", kind, first_line(error))
+            return
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
                 said = begun if isinstance(begun, str) else begun[-1][1]

@@ -275,6 +275,21 @@ def test_continuations_begin_where_a_document_begins(
     assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
 
 
+def test_a_run_continues_where_continuations_fail(tiny_text, tmp_path, monkeypatch, capsys):
+    """Its checkpoint is saved after them."""
+
+    def generate(*arguments, **settings):
+        raise IndexError("no such piece\nin a line")
+
+    monkeypatch.setattr(causal_lm.decoders, "generate", generate)
+    options = causal_lm.Options(**(TINY | dict(max_steps=2, epochs=2, architecture="gpt2")))
+    options.dataset, options.run_dir = str(tiny_text), tmp_path / "run"
+    results = causal_lm.main(options)
+    assert results["steps"] == 2 and (tmp_path / "run" / "checkpoints").is_dir()
+    said = [line for line in "".join(capsys.readouterr()).splitlines() if "continuations" in line]
+    assert said == ["no continuations in TensorBoard: IndexError: no such piece"]
+
+
 def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
     """A template longer than the row would end the run in its first epoch."""
     data = load_text(str(tiny_text), tmp_path)
