@@ -2,21 +2,36 @@
 
     make results ARGS="runs/bert_mlm/20260101-120000 runs/mnist/20260101-121500"
 
-The figures of each run are kept in docs/results.json, one entry for each recipe, dataset, start
-(sizes of a new model, preset, or the run it began from) and seed; a newer run replaces the older
-one, and runs that differ in the seed alone become one row. Without arguments the table is written
-again from that file.
+The figures of each run are kept in docs/results.json, with its command, day and commit; a newer run
+of the same command and seed replaces the older one, and runs that differ in the seed alone become
+one row. The commands of all rows are written into docs/reproduction.md. Without arguments both are
+written again from that file.
 """
 
+import datetime
+import importlib
 import json
+import shlex
 import statistics
 import sys
 from pathlib import Path
 
+from training.options import flag, to_json
+
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "docs" / "results.json"
 README = ROOT / "README.md"
+COMMANDS = ROOT / "docs" / "reproduction.md"
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
+
+# Options that say where and how a run is stored and shown, and the seed, which a row's runs do not
+# share.
+NOT_OF_THE_ROW = {
+    *("run_dir", "cache_dir", "options", "resume", "seed", "quiet", "log_every", "profile"),
+    *("checkpoint_every", "keep_checkpoints"),
+}
+# What runs of one row have in common.
+ROW = ("recipe", "dataset", "from", "strategy", "command")
 
 # Display name and number format of each metric.
 SHOWN = {
@@ -37,6 +52,8 @@ SHOWN = {
     "tfidf_macro_f1": ("TF-IDF macro F1", "{:.1%}"),
     "nearest_neighbour_mae": ("fit on nearest neighbours", "{:.2f} °C"),
     "mean_mae": ("mean", "{:.2f} °C"),
+    "perfect_duplex_mae": ("MAE of perfect duplexes", "{:.2f} °C"),
+    "formula_perfect_duplex_mae": ("SantaLucia's rules on perfect duplexes", "{:.2f} °C"),
     "ridge_mae": ("TF-IDF", "{:.2f}"),
     "ridge_pearson": ("TF-IDF Pearson", "{:.3f}"),
 }
@@ -62,7 +79,11 @@ def entry_of(folder: Path) -> tuple[str, dict]:
     if preset == "scratch" and not options.get("init_from") and options.get("num_layers"):
         layers = options["num_layers"]
         started = f"{layers} layer{'s' if layers > 1 else ''} of {options['hidden_dim']}"
+    day = datetime.date.fromtimestamp((folder / "results.json").stat().st_mtime)
     entry = {
+        "command": command_of(results["module"], options),
+        "commit": (results.get("git") or {}).get("commit"),
+        "day": day.isoformat(),
         "recipe": results["recipe"],
         "dataset": dataset,
         "from": started,
@@ -74,8 +95,35 @@ def entry_of(folder: Path) -> tuple[str, dict]:
         "seconds": round(results["seconds"]),
         "machine": results["device"],
     }
-    names = ("recipe", "dataset", "from", "strategy", "seed")
-    return " / ".join(str(entry[name]) for name in names), entry
+    return key_of(entry), entry
+
+
+def key_of(entry: dict) -> str:
+    """Returns the name of an entry: that of its row, and its seed."""
+    return " / ".join(str(entry[name]) for name in (*ROW, "seed"))
+
+
+def command_of(module: str, options: dict) -> str:
+    """Returns the command of a run, without its seed and the folders of the machine.
+
+    Args:
+        module: name of the recipe's module.
+        options: all of its options, as `options.json` holds them.
+    """
+    default = to_json(importlib.import_module(module).Options())
+    words = ["python", "-m", module]
+    for name, value in options.items():
+        if value == default.get(name) or name in NOT_OF_THE_ROW:
+            continue
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+            continue
+        values = [str(each) for each in (value if isinstance(value, list) else [value])]
+        if name == "init_from":
+            values = [f"runs/bert_mlm/{Path(each).name}" for each in values]
+        values = [Path(each).name if each.startswith("/") else each for each in values]
+        words += [flag(name), *values]
+    return shlex.join(words)
 
 
 def shown(runs: list[dict], which: str) -> str:
@@ -99,10 +147,10 @@ def table(kept: dict[str, dict]) -> str:
     """Returns the rows as Markdown."""
     groups: dict[tuple, list[dict]] = {}
     for entry in kept.values():
-        key = tuple(entry[name] for name in ("recipe", "dataset", "from", "strategy"))
-        groups.setdefault(key, []).append(entry)
-    lines = ["| recipe | data | test | baseline | steps, time | machine |", f"|{'---|' * 6}"]
-    for (recipe, dataset, start, strategy), runs in sorted(groups.items()):
+        groups.setdefault(tuple(entry[name] for name in ROW), []).append(entry)
+    titles = ("recipe", "data", "test", "baseline", "steps, time", "machine", "day")
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for (recipe, dataset, start, strategy, _), runs in sorted(groups.items()):
         seconds = statistics.mean(run["seconds"] for run in runs)
         time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
         seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
@@ -110,9 +158,24 @@ def table(kept: dict[str, dict]) -> str:
         data = f"{dataset}{f', {start}' if start else ''}{where}{seeds}"
         lines.append(
             f"| `{recipe}` | {data} | {shown(runs, 'test')} | {shown(runs, 'baseline')} "
-            f"| {runs[0]['steps']:,}, {time} | {'; '.join(sorted({r['machine'] for r in runs}))} |"
+            f"| {runs[0]['steps']:,}, {time} | {'; '.join(sorted({r['machine'] for r in runs}))} "
+            f"| {'; '.join(sorted({r['day'] for r in runs}))} |"
         )
     return "\n".join(lines)
+
+
+def commands(kept: dict[str, dict]) -> str:
+    """Returns the commands of all rows, each once, as a block of Markdown."""
+    seeds: dict[str, set[int]] = {}
+    for _, entry in sorted(kept.items()):
+        seeds.setdefault(entry["command"], set()).add(entry["seed"])
+    lines = []
+    for command, numbers in seeds.items():
+        first, *others = sorted(numbers)
+        seed = f" --seed {first}" if first or others else ""
+        also = f"    # and {', '.join(map(str, others))}" if others else ""
+        lines.append(f"{command}{seed}{also}")
+    return "\n".join(["```sh", *lines, "```"])
 
 
 def main(folders: list[Path]) -> None:
@@ -120,10 +183,10 @@ def main(folders: list[Path]) -> None:
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept |= dict(entry_of(folder) for folder in folders)
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}", encoding="utf-8")
+    for path, written in ((README, table(kept)), (COMMANDS, commands(kept))):
+        before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+        after = rest.split(END)[1]
+        path.write_text(f"{before}{BEGIN}\n{written}\n{END}{after}", encoding="utf-8")
     print(table(kept))
 
 

@@ -20,7 +20,7 @@ PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
 # Updates whose examples are sorted by length together: at most this many, and of an epoch at most
 # one part in so many, so that an update has other examples in each epoch.
 SORTED_UPDATES, SORTED_PART = 50, 4
-# TensorFlow's four make batches of 128 of sorted data too much alike from 50,000 examples on.
+# TensorFlow's four make batches of 128 of sorted data too similar from 50,000 examples on.
 SHUFFLE_ROUNDS = 8
 # With one of these as the last number, the operation leaves it out and has another one twice.
 _UNFIT = tuple(4**power for power in range(8, 31))

@@ -206,9 +206,11 @@ def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]
             if split != "test" or file.exists():
                 splits[split] = [molecule for molecule, _ in _read_table(file)]
         if not splits["test"]:
-            rows = splits["train"]
-            splits["train"] = [m for m in rows if _tenth(m) != fold]
-            splits["test"] = [m for m in rows if _tenth(m) == fold]
+            validated = {molecule.group for molecule in splits["valid"]}
+            rows, splits["train"] = splits["train"], []
+            for molecule in rows:
+                is_test = _tenth(molecule) == fold and molecule.group not in validated
+                splits["test" if is_test else "train"].append(molecule)
     else:
         table = list(_read_table(path))
         # A row without a split follows the others of its sequence.
@@ -327,10 +329,20 @@ def require_folding(molecules: Sequence[Molecule], name: str) -> None:
         )
 
 
-def in_training(splits: dict[str, list[Molecule]]) -> int:
-    """Returns how many molecules of the test split have a sequence of the training split."""
+def in_training(splits: dict[str, list[Molecule]], split: str) -> int:
+    """Returns how many molecules of a split have a sequence of the training split."""
     trained = {molecule.group for molecule in splits["train"]}
-    return sum(molecule.group in trained for molecule in splits["test"])
+    return sum(molecule.group in trained for molecule in splits[split])
+
+
+def repeated_notes(splits: dict[str, list[Molecule]]) -> list[str]:
+    """Returns a line for validation and test if molecules have a sequence of the training split."""
+    counts = {"validation": in_training(splits, "valid"), "test": in_training(splits, "test")}
+    return [
+        f"{count:,} {name} molecules have a sequence of the training split"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def unread_note(dataset: str, test_file: Path | None = None) -> str | None:
@@ -403,7 +415,7 @@ def molecule_of(row: dict, where: str = "") -> Molecule:
         duplex = plain_duplex(first, sodium, strands)
         if nick and sequence != duplex.sequence and set(sequence) <= set("ACGT+"):
             raise DataError(
-                f"{shown}: the strands are no perfect complements; pass the structure, too, in "
+                f"{shown}: the strands are not perfect complements: also pass the structure, in "
                 "dot-bracket"
             )
         structure = duplex.structure

@@ -1,4 +1,4 @@
-"""Adapts Keras to tf.distribute; the only file that uses private names of Keras.
+"""Adapts Keras to tf.distribute; the file of the private names of Keras.
 
 Each function names the problem, its upstream thread if there is one, and its solution. Patches of
 the whole process are context managers, and `patch_keras_for` enters those that a strategy needs.

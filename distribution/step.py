@@ -409,7 +409,7 @@ class Step:
         """Updates the metrics of the model by its own `compute_metrics()`.
 
         Raises:
-            DistributionError: it returns a value that is no metric, which several batches and
+            DistributionError: it returns a value that is not a metric, which several batches and
                 replicas could not add up.
         """
         found = self.model.compute_metrics(x, y, y_pred, _beside_masks(sample_weight, y_pred))

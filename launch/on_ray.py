@@ -329,6 +329,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m launch.on_ray",
         usage="python -m launch.on_ray [options] -m MODULE [options of the module]",
+        description="Start a recipe on a Ray cluster, with as many workers as there is room for.",
         epilog="Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them."
         " Ports are neither encrypted nor protected by a password: private networks only.",
         allow_abbrev=False,
@@ -338,7 +339,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         "--workers",
         type=worker_counts,
         required=True,
-        help="N workers, or MIN:MAX.",
+        help="Required: N workers, or MIN:MAX.",
     )
     add("--cpus-per-worker", type=number(1, 1024), default=1, help="Cores per worker (default 1).")
     add("--gpus-per-worker", type=number(0, 1024), default=0, help="GPUs per worker (default 0).")
@@ -353,7 +354,12 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         default=3,
         help="End the run after this many failures without a checkpoint between them (default 3).",
     )
-    add("-m", metavar="MODULE", help="Module to run; it gets all arguments after it.")
+    add(
+        "-m",
+        metavar="MODULE",
+        help="Module to run; it gets all arguments after it, among them --run-dir, an absolute "
+        "path on a disk that all nodes share.",
+    )
     options, run_dir = launch.split_options(parser, argv)
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")

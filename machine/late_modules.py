@@ -44,7 +44,7 @@ class _StandIn(types.ModuleType):
         parent = sys.modules[self.__name__.rpartition(".")[0]]
         spec = importlib.machinery.PathFinder.find_spec(self.__name__, parent.__path__)
         if spec is None or spec.submodule_search_locations is None:
-            raise AttributeError(f"{self.__name__} is no package")
+            raise AttributeError(f"{self.__name__} is not a package")
         return spec.submodule_search_locations
 
     def _imported(self) -> types.ModuleType:

@@ -12,6 +12,7 @@ if __name__ == "__main__":
         description="Start one of these with python -m; --help lists its options:\n\n"
         + "\n".join(listed)
         + "\n  launch                          Start a recipe in several processes"
+        "\n  launch.on_ray                   Start a recipe on a Ray cluster"
         "\n  launch.doctor                   Check this machine's devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

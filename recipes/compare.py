@@ -4,8 +4,9 @@
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
 A folder that is not a run stands for all runs in it. Prints one table per recipe and dataset, one
-column per run: the options that differ, the test metrics, the baselines, speed and time ("-" for
-the seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
+column per run: the options that differ, the validation metrics (by which to choose among the runs)
+of the weights that were tested, the test metrics, the baselines, speed and time ("-" for the
+seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
 standard deviation (n seeds); several runs of one seed count as their mean. Copies of one run, whose
 weights are equal, count once ("a = b"). `--png` plots the training loss and the validation metrics.
 """
@@ -101,10 +102,27 @@ def read_run(folder: Path) -> dict:
     settings.pop("seed", None)
     data = f" on {results['dataset']}" if results.get("dataset") else ""
     return results | {
+        "valid": validation_of(folder, results.get("weights_of_step", results.get("steps"))),
         "folder": folder,
         "table": results["recipe"] + data,
         "settings": settings,
         "checksums": {name: resolved[name] for name in resolved if name.endswith("_sha256")},
+    }
+
+
+def validation_of(folder: Path, step: int | None) -> dict[str, float]:
+    """Returns the validation metrics, as `val_...`, of the weights of a step.
+
+    Empty where there are none, or where `metrics.jsonl` is damaged, which `--png` reports.
+    """
+    try:
+        curves = read_curves(folder)
+    except RunError:
+        return {}
+    return {
+        name: curve[step]
+        for name, curve in curves.items()
+        if name.startswith("val_") and step in curve
     }
 
 
@@ -166,33 +184,38 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
         for run in group:
             by_seed.setdefault(run.get("seed", run["folder"]), []).append(run)
         cells["seed"] = ", ".join(str(repeats[0].get("seed")) for repeats in by_seed.values())
-        for part, prefix in (("test", ""), ("baseline", "baseline: ")):
+        for part, prefix in (("valid", ""), ("test", ""), ("baseline", "baseline: ")):
             for name in dict.fromkeys(name for run in runs for name in run[part]):
                 cells[prefix + name] = average(
-                    [[run[part].get(name) for run in repeats] for repeats in by_seed.values()]
+                    [[run[part].get(name) for run in repeats] for repeats in by_seed.values()],
+                    is_constant=part == "baseline",
                 )
         for name in ("examples_per_second", "tokens_per_second", "seconds", "steps"):
             column = name.replace("_per_second", "/s")
             cells[column] = average(
-                [[run.get(name) for run in repeats] for repeats in by_seed.values()], "{:,.0f}"
+                [[run.get(name) for run in repeats] for repeats in by_seed.values()],
+                "{:,.0f}",
+                is_constant=name == "steps",
             )
         rows.append(cells)
     return rows
 
 
-def average(by_seed: list[list], form: str = "{:.4f}") -> str:
+def average(by_seed: list[list], form: str = "{:.4f}", is_constant: bool = False) -> str:
     """Returns a number as text, or the mean over seeds ± their standard deviation (n - 1).
 
     Args:
         by_seed: for each seed the numbers of its runs, which count as their mean: on another
             device, for instance, they differ in the last bits and are no independent results.
         form: of the numbers.
+        is_constant: whether a number that is the same for all seeds is shown alone, as that of a
+            baseline.
     """
     numbers = [value for repeats in by_seed for value in repeats]
     if not all(isinstance(value, int | float) for value in numbers):  # JSON's NaN is text
         return "-"
     values = [statistics.mean(repeats) for repeats in by_seed]
-    if len(set(values)) == 1:
+    if len(values) == 1 or is_constant and len(set(values)) == 1:
         return form.format(values[0])
     mean, deviation = statistics.mean(values), statistics.stdev(values)
     return f"{form.format(mean)} ± {form.format(deviation)} (n={len(values)})"

@@ -11,11 +11,13 @@ them. They add up, and the temperature follows from thermodynamics, given the co
 strands and the salt. Trained with `model.fit()`: mean absolute error in degrees C, AdamW or Muon,
 linear warm-up, PolynomialDecay to zero.
 
-The default data are labelled by SantaLucia's formula (1998), which misses measured temperatures of
-perfect duplexes by about 1.4 degrees C: use it to try the recipe, not to draw conclusions. Measured
-temperatures are noisy and need other options: --epochs 30 --dropout 0.1 --optimizer muon
---base-learning-rate 0.002 --members 2.
-Results, with minutes and machine, are in README.md.
+The default data are labelled by SantaLucia's formula (1998), which misses temperatures of perfect
+duplexes that were measured by UV melting by about 1.4 degrees C: use it to try the recipe, not to
+draw conclusions. Measured temperatures are noisy and need other options: --epochs 30 --dropout 0.1
+--optimizer muon --base-learning-rate 0.002 --members 2.
+
+On the formula's duplexes: mean absolute error 0.08 degrees C in 2 minutes on 2 CPU cores; on
+measured molecules 1.36 degrees C in 32 minutes on one core (README.md).
 """
 
 import dataclasses
@@ -33,6 +35,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import Predictions
 from data import arrays, melting
+from data.errors import read_each
 from models import fine_tuning
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -348,10 +351,8 @@ def main(options: Options) -> dict:
         test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or run.dataset == run.fact("dataset")
-        repeated = melting.in_training(molecules) if is_own else None
-        if repeated:
-            run.note(f"{repeated:,} test molecules have a sequence of the training split")
+        repeated = melting.in_training(molecules, "test") if run.has_own_dataset else None
+        run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
@@ -446,7 +447,7 @@ def answers(
 
 
 def plus_minus(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> dict[str, float]:
-    """Returns how far predictions are off in 68 % of all molecules, by their kind.
+    """Returns how far predictions are off in 68% of all molecules, by their kind.
 
     It is a quantile of the errors on molecules that the model was not trained on, which holds for
     any distribution of errors (split conformal prediction: Lei et al., arXiv 1604.04173, section
@@ -593,15 +594,16 @@ def predict(
         sodium: mol/l: 50 mM are 0.05.
         strand_concentration: mol/l of all strands: 1 µM is 1e-6; without effect on a hairpin.
     """
-    molecules = []
-    for text in inputs:
+
+    def read(text: str | melting.Molecule) -> melting.Molecule:
         if isinstance(text, melting.Molecule):
-            molecules.append(text)
-            continue
+            return text
         sequence, _, structure = text.partition(":")
         row = {"sequence": sequence, "structure": structure, "sodium": str(sodium)}
         row["strand_concentration"] = str(strand_concentration)
-        molecules.append(melting.molecule_of(row))
+        return melting.molecule_of(row)
+
+    molecules = read_each(read, inputs)
     celsius = run.load_model("float32")(melting.encode(molecules), training=False)
     spread, answers = run.metadata.get("plus_minus", {}), []
     trained_on = run.metadata.get("trained_on")  # older runs have none

@@ -15,7 +15,7 @@ dataset; of images it is an IDX file, beside which the one with their labels is 
 `--on blimp:FOLDER` scores the minimal pairs of all `*.jsonl` files of the folder, which have the
 fields `sentence_good` and `sentence_bad` of BLiMP (arXiv 1912.00582). The accuracy is the share of
 pairs whose good sentence is more likely by the recipe's `log_likelihoods()`. A tie counts as wrong,
-so chance is at most 50 %. The n-grams of the run's training text are the baseline; `--png FILE`
+so chance is at most 50%. The n-grams of the run's training text are the baseline; `--png FILE`
 plots both by phenomenon.
 
 Runs on one device and writes nothing into the run's folder.
@@ -130,7 +130,7 @@ def _print(results: dict, options: Options) -> None:
     print(f"{'data':24} {results['dataset'] or 'the recipe has no --dataset'}, {part}")
     if options.on is not None:
         columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]
-        print("accuracy in % ± standard error; a tie is wrong, chance is 50 %\n")
+        print("accuracy in % ± standard error; a tie is wrong, chance is 50%\n")
         print(minimal_pairs.format_table(results["scores"], columns))
         return
     for title, numbers in (("", results["test"]), ("baseline: ", results["baseline"])):

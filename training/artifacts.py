@@ -161,7 +161,9 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
             reason = _first_sentence(error.__cause__ if isinstance(error, RunError) else error)
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: {reason}; a "
-                "class of your own needs get_config() with all arguments of its constructor"
+                "class of your own needs get_config() with all arguments of its constructor, and "
+                "stands at the top level of the recipe's module, or is registered with "
+                "keras.saving.register_keras_serializable()"
             ) from error
         finally:
             files.remove(trial)

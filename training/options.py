@@ -262,7 +262,7 @@ class SharedOptions(ProgramOptions):
     keep_best: str | None = _saving(
         None,
         "Also keep the checkpoint with the best value of this validation metric, for instance "
-        "val_loss, of the ends of epochs and every --validate-every steps.",
+        "val_loss; evaluated after each epoch and every --validate-every steps.",
         shown=True,
     )
     keep_best_mode: Literal["auto", "min", "max"] = _saving(

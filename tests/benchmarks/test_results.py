@@ -1,3 +1,4 @@
+import datetime
 import json
 
 import pytest
@@ -11,19 +12,27 @@ def readme(tmp_path, monkeypatch):
     path.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
     monkeypatch.setattr(results, "README", path)
     monkeypatch.setattr(results, "KEPT", tmp_path / "results.json")
+    monkeypatch.setattr(results, "COMMANDS", tmp_path / "commands.md")
+    results.COMMANDS.write_text(path.read_text())
     return path
 
 
-def write_run(folder, seed, accuracy, dataset="/somewhere/digits"):
+def write_run(folder, seed, accuracy, dataset="/somewhere/digits", **options):
     folder.mkdir()
     found = {
         **dict(recipe="mnist", dataset=dataset, preset=None, seed=seed, strategy="none"),
         **dict(replicas=1, steps=600, seconds=15.2, device="AMD EPYC, 1 core"),
-        **dict(resumed_from_step=None),
+        **dict(resumed_from_step=None, module="recipes.mnist"),
         **dict(test={"accuracy": accuracy}, baseline={"most_frequent_accuracy": 0.1}),
     }
     (folder / "results.json").write_text(json.dumps(found))
-    (folder / "options.json").write_text(json.dumps({"options": {"init_from": None}}))
+    options = {
+        "init_from": None,
+        "dataset": dataset,
+        "seed": seed,
+        "run_dir": str(folder),
+    } | options
+    (folder / "options.json").write_text(json.dumps({"options": options}))
     return folder
 
 
@@ -36,6 +45,27 @@ def test_runs_that_differ_in_the_seed_become_a_row(readme, tmp_path, capsys):
     assert "digits, 2 seeds" in row and "/somewhere" not in text
     assert "accuracy 98.5% (98.0% to 99.0%)" in row and "most frequent 10.0% |" in row
     assert "600, 15 s |" in row
+    written = results.COMMANDS.read_text()
+    assert "python -m recipes.mnist --dataset digits --seed 0    # and 1\n" in written
+    assert str(tmp_path) not in written
+
+
+def test_runs_of_other_settings_are_other_rows(readme, tmp_path, capsys):
+    folders = [
+        write_run(tmp_path / "0", 0, 0.98, dataset="digits", epochs=3),
+        write_run(tmp_path / "1", 1, 0.95, dataset="digits", epochs=6, global_batch_size=16),
+        write_run(tmp_path / "2", 0, 0.97, dataset="digits", epochs=6, global_batch_size=16),
+    ]
+    results.main(folders)
+    rows = [line for line in readme.read_text().splitlines() if "`mnist`" in line]
+    assert len(rows) == 2
+    assert "accuracy 98.0% |" in rows[0] and "accuracy 96.0% (95.0% to 97.0%)" in rows[1]
+    kept = json.loads(results.KEPT.read_text()).values()
+    commands = {entry["command"] for entry in kept}
+    assert commands == {
+        "python -m recipes.mnist --dataset digits --epochs 3",
+        "python -m recipes.mnist --dataset digits --epochs 6 --global-batch-size 16",
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,7 +88,8 @@ def test_models_of_other_sizes_are_other_rows(options, shown, readme, tmp_path, 
 def test_the_machine_is_that_of_the_run(readme, tmp_path, capsys):
     results.main([write_run(tmp_path / "run", 0, 0.98)])
     (row,) = [line for line in readme.read_text().splitlines() if "`mnist`" in line]
-    assert row.endswith("| 600, 15 s | AMD EPYC, 1 core |")
+    today = datetime.date.today().isoformat()
+    assert row.endswith(f"| 600, 15 s | AMD EPYC, 1 core | {today} |")
 
 
 def test_a_resumed_run_has_no_time(readme, tmp_path):

@@ -189,6 +189,8 @@ class TestBuildOnce:
         "damage",
         [
             lambda folder: flip_a_bit(folder / "one"),
+            lambda folder: os.truncate(folder / "SHA256SUMS", 75),
+            lambda folder: (folder / "three").write_text("3"),
             lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
         ],
     )
@@ -236,3 +238,14 @@ class TestBuildOnce:
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(DataError, match="cannot make .* another cache folder"):
             files.build_once(tmp_path / "file" / "target", write_file, "a thing")
+
+
+def test_a_dataset_is_the_same_by_any_path_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.csv", "other.csv"):
+        Path(name).write_text("text")
+    assert files.is_same("one.csv", "./one.csv") and files.is_same(
+        "one.csv", str(tmp_path / "one.csv")
+    )
+    assert files.is_same("auto", "auto") and files.is_same("gone.csv", "gone.csv")
+    assert not files.is_same("one.csv", "other.csv") and not files.is_same("auto", "one.csv")

@@ -309,6 +309,15 @@ class TestSplits:
         table(tmp_path / "test.csv", hairpins(7))
         assert [len(part) for part in load(tmp_path).values()] == [100, 3, 7]
 
+    def test_the_test_split_of_a_folder_has_no_sequence_of_its_validation(self, tmp_path):
+        table(tmp_path / "train.csv", hairpins(100))
+        table(tmp_path / "valid.csv", hairpins(60))
+        splits = load(tmp_path)
+        validated, tested = ({m.group for m in splits[name]} for name in ("valid", "test"))
+        assert tested and not tested & validated
+        assert len(splits["train"]) + len(splits["test"]) == 100
+        assert melting.in_training(splits, "valid") == 60  # as the tables say
+
     def test_a_column_names_the_split(self, tmp_path):
         names = [("train", "valid", "test")[i % 3] for i in range(9)]
         rows = [row | {"split": name} for row, name in zip(hairpins(9), names, strict=True)]
@@ -400,7 +409,7 @@ class TestSplits:
         if is_right:
             assert melting.molecule_of(row) == melting.molecule_of({"sequence": "ACGTT"})
             return
-        with pytest.raises(DataError, match="no perfect complements; pass the structure"):
+        with pytest.raises(DataError, match="not perfect complements: also pass the structure"):
             melting.molecule_of(row)
 
     def test_strands_in_another_unit_are_refused(self):
@@ -415,9 +424,9 @@ class TestSplits:
         rows += [dict(rows[0], sequence="CTTTTTTG", split="train")]
         splits = load(table(tmp_path / "x.csv", rows))
         assert [len(splits[name]) for name in melting.SPLITS] == [1, 3, 120]
-        assert melting.in_training(splits) == 0
+        assert melting.in_training(splits, "test") == 0
         splits["train"] += splits["test"][:2]
-        assert melting.in_training(splits) == 4  # each under two conditions
+        assert melting.in_training(splits, "test") == 4  # each under two conditions
 
     def test_a_table_to_predict_needs_no_temperature(self, tmp_path):
         rows = [
