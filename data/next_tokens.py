@@ -258,7 +258,7 @@ def rows_once(
     target = sequences.place(
         cache_dir, (text.sha256, "next tokens 2", length, rules, ends, together)
     )
-    dtype = sequences.dtype_of(tokenizer.vocabulary_size())
+    dtype = sequences.dtype_of(word_pieces.number_of_ids(tokenizer))
 
     def build(folder: Path) -> None:
         folder.mkdir()

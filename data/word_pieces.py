@@ -119,6 +119,23 @@ def pieces_of(tokenizer) -> list[str]:
     return list(tokenizer.get_vocabulary())
 
 
+def ids_of(tokenizer) -> np.ndarray:
+    """Returns the ids of the pieces of any KerasNLP tokenizer, int64, in ascending order.
+
+    They may leave gaps, which `vocabulary_size()` does not count: KerasHub leaves out the reserved
+    tokens of Llama 3, some of which come before `<|eot_id|>`.
+    """
+    numbers = getattr(tokenizer, "vocabulary", None)
+    if isinstance(numbers, dict):  # byte-level BPE
+        return np.sort(np.fromiter(numbers.values(), np.int64))
+    return np.arange(tokenizer.vocabulary_size())
+
+
+def number_of_ids(tokenizer) -> int:
+    """Returns one more than the largest id of a KerasNLP tokenizer: the size of a table of ids."""
+    return int(ids_of(tokenizer)[-1]) + 1
+
+
 def vocabulary_of(tokenizer) -> list[str]:
     """Returns everything that determines how a tokenizer splits words: pieces, and BPE merges."""
     return [*pieces_of(tokenizer), *(getattr(tokenizer, "merges", None) or ())]

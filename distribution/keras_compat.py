@@ -853,6 +853,34 @@ def integers_of_32_bits() -> Iterator[None]:
         keras.config.set_floatx(floatx)
 
 
+@contextlib.contextmanager
+def slide_windows_while_generating() -> Iterator[None]:
+    """Makes KerasHub's Qwen and Qwen MoE generate with sliding windows.
+
+    Breaks: their attention asks `if cache_update_index`, which is a tensor in `generate()`: an
+    OperatorNotAllowedInGraphError (no thread known). Does: computes it by the function of Qwen 3,
+    which asks `is not None` and is the same otherwise. Generate within it.
+    """
+    from keras_hub.src.models.qwen import qwen_attention
+    from keras_hub.src.models.qwen3 import qwen3_attention
+    from keras_hub.src.models.qwen_moe import qwen_moe_attention
+
+    def make(stock):
+        def _compute_attention(self, *arguments, **named):
+            if not self.use_sliding_window_attention:
+                return stock(self, *arguments, **named)
+            named.pop("training", None)  # Qwen MoE's, which does not use it
+            return qwen3_attention.Qwen3Attention._compute_attention(self, *arguments, **named)
+
+        return _compute_attention
+
+    with (
+        _replaced(qwen_attention.QwenAttention, "_compute_attention", make),
+        _replaced(qwen_moe_attention.QwenMoeAttention, "_compute_attention", make),
+    ):
+        yield
+
+
 def convert_without(part: str) -> contextlib.AbstractContextManager:
     """Makes KerasHub leave weights of models of `transformers` as they are initialised.
 

@@ -541,11 +541,17 @@ class Step:
         """Adds the examples of a batch that have a weight; XLA cannot compile it."""
         _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         present = keras_compat.rows_with_weight(sample_weight)
-        if present is not None:
-            data = keras.tree.map_structure(
+        if present is None:
+            return self.evaluate_batch(data, sums, is_unpadded=True)
+
+        def add() -> dict:
+            unpadded = keras.tree.map_structure(
                 lambda rows: None if rows is None else tf.boolean_mask(rows, present), data
             )
-        return self.evaluate_batch(data, sums, is_unpadded=True)
+            return self.evaluate_batch(unpadded, sums, is_unpadded=True)
+
+        # The mean over no examples is not a number, and layers may fail without any.
+        return tf.cond(tf.reduce_any(present), add, self.model.get_metrics_result)
 
     def _logs(self, values: dict) -> dict:
         """Averages the results of the replicas; every worker gets the same numbers."""

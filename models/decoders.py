@@ -14,7 +14,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from data import batches, byte_pairs
+from data import batches, byte_pairs, word_pieces
 from data.errors import DataError, read_each
 from data.next_tokens import Ends
 from data.templates import Prompt, Template
@@ -46,6 +46,7 @@ NOT_IN_HALF = STOCK_HEAD
 # Families that cannot be loaded, or not be trained on rows of text, and why.
 REFUSED = {
     "BLIP2CausalLM": "each text needs an image",
+    "Gemma3nCausalLM": "KerasNLP's computes other logits each time that it is loaded",
     "Gemma4CausalLM": "KerasNLP's CausalLM.from_preset() takes it for its assistant model",
     "PARSeqCausalLM": "it reads texts in images",
     "PaliGemmaCausalLM": "each text needs an image",
@@ -342,6 +343,7 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         self.scale = temperature if temperature >= COLDEST else 0.0
         self.top_k, self.top_p = top_k, top_p
         self.noise_seed = batches.stream_seed(seed, "sampling")
+        self.ids: np.ndarray | None = None  # those that tokens have, see `generate`
 
     def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002
         """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
@@ -349,10 +351,19 @@ class Sampler(keras_nlp.samplers.GreedySampler):
 
         def drawn(prompt, cache, index):
             logits, states, cache = next(prompt, cache, index)
-            return self.with_noise(tf.cast(logits, tf.float32), index, keys), states, cache
+            logits = self.of_tokens(tf.cast(logits, tf.float32))
+            if self.scale > 0:
+                logits = self.with_noise(logits, index, keys)
+            return logits, states, cache
 
-        of_next = drawn if self.scale > 0 else next
-        return super().__call__(of_next, prompt, *arguments, mask=mask, **named)
+        return super().__call__(drawn, prompt, *arguments, mask=mask, **named)
+
+    def of_tokens(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns logits of shape (texts, ids), -inf where no token of the tokenizer has the id."""
+        if self.ids is None:
+            return logits
+        is_token = np.isin(np.arange(logits.shape[-1]), self.ids)
+        return logits if is_token.all() else tf.where(is_token, logits, -np.inf)
 
     def keys_of(self, prompts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Returns a number for each prompt, which depends on its tokens and their places alone.
@@ -464,6 +475,7 @@ def generate(
     stop = stop_tokens(tokenizer)
     if template is not None:
         stop.add(template.end)
+    sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
     # Not by compile(), which would replace the optimizer of a model in training.
     if task.__dict__.get("sampler") is not sampler:
         task.sampler, task.generate_function = sampler, None
@@ -484,7 +496,10 @@ def generate(
         inputs["padding_mask"] = tf.cast(is_prompt, inputs["padding_mask"].dtype)
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with keras_compat.integers_of_32_bits():
+        with (
+            keras_compat.integers_of_32_bits(),
+            keras_compat.slide_windows_while_generating(),
+        ):
             # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
             outputs = keras_nlp.models.CausalLM.generate(
                 task, inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt

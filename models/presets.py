@@ -20,7 +20,7 @@ import keras_nlp
 import numpy as np
 from huggingface_hub import constants
 
-from data import files
+from data import files, word_pieces
 from data.errors import DataError, first_line
 from distribution.keras_compat import convert_llama, convert_without, split_words
 from models import init_from, transformers_format
@@ -556,14 +556,14 @@ def require_mask_token(tokenizer, preset: str, option: str) -> None:
 
 
 def require_vocabulary(model, tokenizer, preset: str) -> None:
-    """Rejects a tokenizer with more pieces than the model has embeddings.
+    """Rejects a tokenizer with an id that the model has no embedding for.
 
     Raises:
-        DataError: with both numbers.
+        DataError: with the largest id and the number of embeddings.
     """
-    pieces, rows = tokenizer.vocabulary_size(), model.backbone.vocabulary_size
-    if pieces > rows:
+    largest, rows = word_pieces.number_of_ids(tokenizer) - 1, model.backbone.vocabulary_size
+    if largest >= rows:
         raise DataError(
-            f"preset {preset}: its tokenizer has {pieces:,} pieces and its model {rows:,} "
+            f"preset {preset}: its tokenizer has ids up to {largest:,} and its model {rows:,} "
             "embeddings; the two do not belong together"
         )

@@ -21,6 +21,7 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 
 import dataclasses
 import itertools
+import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -38,19 +39,21 @@ from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
-from data.errors import DataError, read_each
+from data.errors import DataError, first_line, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
-from models import decoders, fine_tuning, likelihoods
+from models import decoders, fine_tuning, likelihoods, presets
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
+
+log = logging.getLogger("recipes")
 
 LARGEST_EXPONENT = math.log(sys.float_info.max)
 
@@ -235,6 +238,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
             if not run.metadata:
+                presets.require_vocabulary(task, tokenizer, asked)
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
                 fine_tuning.freeze(task, options)
@@ -279,7 +283,7 @@ def main(options: Options) -> dict:
             )
             for split in ("valid", "test")
         )
-        baseline = baselines(rows, tokenizer.vocabulary_size(), options.n_grams)
+        baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
         # The head in chunks, schedule and loss, under the strategy.
@@ -508,19 +512,27 @@ class Continuations(StepCallback):
         self.template = Template(template, preprocessor.tokenizer) if template else None
 
     def on_epoch_end(self, epoch, logs=None):
-        """Draws and writes them."""
+        """Draws and writes them.
+
+        The training continues where that fails: the epoch's checkpoint is saved afterwards.
+        """
         if self.tensorboard.folder is None or not self.shown:
             return
-        with evaluated_weights(self.model):
-            drawn = decoders.generate(
-                self.task,
-                self.preprocessor,
-                self.shown,
-                max_length=self.preprocessor.sequence_length,
-                sampler=self.sampler,
-                strip_prompt=True,
-                template=self.template,
-            )
+        try:
+            with evaluated_weights(self.model):
+                drawn = decoders.generate(
+                    self.task,
+                    self.preprocessor,
+                    self.shown,
+                    max_length=self.preprocessor.sequence_length,
+                    sampler=self.sampler,
+                    strip_prompt=True,
+                    template=self.template,
+                )
+        except Exception as error:  # KerasHub's generate() of a family may raise whatever
+            kind, self.shown = type(error).__name__, []
+            log.warning("no continuations in TensorBoard: %s: %s", kind, first_line(error))
+            return
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
                 said = begun if isinstance(begun, str) else begun[-1][1]
@@ -609,7 +621,8 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         raise DataError(f"{dataset}: not the text that the run was trained on")
     tokenizer = run.load_model().preprocessor.tokenizer
     rows = make_rows(run.options, text, tokenizer, True, cache_dir)["train"]
-    n_grams = KneserNey(rows.tokens, tokenizer.vocabulary_size(), separator=rows.ends.end)
+    size = word_pieces.number_of_ids(tokenizer)
+    n_grams = KneserNey(rows.tokens, size, separator=rows.ends.end)
     # A family's own token that starts a document follows the one that ends the document before.
     end = [] if rows.ends.start == rows.ends.end else [rows.ends.end]
     begun = [end + rows.ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]

@@ -12,6 +12,7 @@ from data import word_pieces
 from data.errors import DataError
 from data.text import Text
 from models import bert
+from tests.support import chat_presets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -237,6 +238,18 @@ def test_what_is_invisible_is_left_out_of_words(character):
     assert ids.tolist() == [7, 8]
     learned = word_pieces.learn_vocabulary([f"inter{character}national"] * 9, 60)
     assert "international" in learned
+
+
+def test_ids_may_leave_gaps():
+    """KerasHub leaves out the reserved tokens of Llama 3."""
+    tokenizer = chat_presets.make_tokenizer("Llama3", gap=2)
+    pieces = tokenizer.vocabulary_size()
+    assert word_pieces.ids_of(tokenizer).tolist() == sorted(tokenizer.vocabulary.values())
+    assert word_pieces.number_of_ids(tokenizer) == pieces + 2 * len(chat_presets.LLAMA)
+    for family in ("Llama3", "Gemma"):
+        tokenizer = chat_presets.make_tokenizer(family)
+        pieces = tokenizer.vocabulary_size()
+        assert word_pieces.ids_of(tokenizer).tolist() == list(range(pieces))
 
 
 def test_byte_pairs_are_shown_as_their_text():

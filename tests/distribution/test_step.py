@@ -1681,6 +1681,29 @@ def test_padding_counts_in_no_loss_or_metric_of_a_whole_batch(count, jit_compile
         assert padded == pytest.approx(plain, rel=1e-9)
 
 
+def evaluations_of_weightless_batches(_=None):
+    """Evaluates ten examples, with and without a batch of padding alone."""
+    keras.config.set_floatx("float64")
+    x, y, weights = padded_rows()
+    plain = replicas.dataset((x[:10], y[:10], weights[:10]), 10)
+    padding = replicas.dataset((x, y, 0 * weights), 6)
+    found = []
+    for loss, metrics in (
+        (mean_of_batch, lambda: [mean_of_batch]),
+        ("mse", lambda: [Near()]),
+    ):
+        for evaluated in (plain, plain.concatenate(padding), padding.concatenate(plain)):
+            build = whole_batch_model(loss, metrics)
+            found.append(replicas.fit(1, build, plain, evaluated=evaluated)["evaluated"])
+    return found
+
+
+def test_a_batch_of_padding_alone_counts_in_no_loss_or_metric():
+    found = forked.run(evaluations_of_weightless_batches)
+    for plain, *padded in (found[:3], found[3:]):
+        assert padded == [pytest.approx(plain, rel=1e-9)] * 2
+
+
 def refused_on_two(what):
     x, y, weights = padded_rows()
     loss, metrics, options = {

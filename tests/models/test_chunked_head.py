@@ -9,6 +9,7 @@ import tensorflow as tf
 from distribution import attention, keras_compat, step
 from models import chunked_head
 from models.chunked_head import chunked_masked_lm, weighted_cross_entropy
+from tests.support import forked, replicas
 
 VOCABULARY, WIDTH, PREDICTIONS = 37, 8, 23
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
@@ -229,6 +230,36 @@ def compiled(learner):
     keras_compat.build(learner, tf.data.Dataset.from_tensors(batch()))
     step.install(learner)
     return learner
+
+
+def with_and_without_a_weight(count):
+    """Trains and evaluates either head, with and without a batch that has nothing to predict."""
+    strategy = replicas.strategy_of(count)
+    x, labels, weights = batch()
+    some = tf.data.Dataset.from_tensors((x, labels, weights))
+    none = tf.data.Dataset.from_tensors((x, labels, 0 * weights))
+    found = []
+    for wrap in (lambda model: model, chunked_masked_lm):
+        with keras_compat.patch_keras_for(strategy):
+            with strategy.scope():
+                learner = compiled(wrap(make_model()))
+            fitted = learner.fit(some.concatenate(none), verbose=0, shuffle=False).history
+            logs = [
+                learner.evaluate(data, verbose=0, return_dict=True)
+                for data in (some, some.concatenate(none), none.concatenate(some))
+            ]
+            found.append([{name: values[-1] for name, values in fitted.items()}, *logs])
+    return [[{name: float(logs[name]) for name in logs} for logs in each] for each in found]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_without_predictions_changes_no_metric(count):
+    stock_logs, logs = forked.run(with_and_without_a_weight, count)
+    for ours_, whole in zip(logs, stock_logs, strict=True):
+        assert ours_ == pytest.approx(whole, rel=1e-5)
+    for fewer in logs[2:]:
+        assert fewer == pytest.approx(logs[1], rel=1e-6)
 
 
 @pytest.mark.long

@@ -236,6 +236,59 @@ def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("family", ["Llama", "Qwen"])
+def test_a_row_without_a_token_is_never_generated(family):
+    """Presets have rows that no token has; SentencePiece cannot name them."""
+    tokens = causal_presets.make_tokenizer(family).vocabulary_size()
+    task = causal_presets.make_task(family, tie_word_embeddings=False)
+    more = causal_presets.make_task(family, vocabulary_size=tokens + 37, tie_word_embeddings=False)
+    for weight, full in zip(task.weights, more.weights, strict=True):
+        values = np.array(full)
+        rows = values.T if "reverse" in full.path else values
+        if len(rows) > tokens:
+            rows[tokens:] *= 100
+            rows[:tokens] = np.array(weight).T if "reverse" in full.path else weight
+        else:
+            values[:] = weight
+        full.assign(values)
+    for settings in (dict(temperature=0.0), dict(temperature=5.0)):
+        few, many = (
+            decoders.generate(
+                each,
+                each.preprocessor,
+                PROMPTS,
+                max_length=24,
+                sampler=decoders.Sampler(**settings),
+            )
+            for each in (task, more)
+        )
+        assert few == many
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["Qwen", "QwenMoe"])
+def test_a_sliding_window_slides_while_generating(family):
+    """A cache changes no text; KerasHub's generate() fails."""
+    sizes = dict(use_sliding_window_attention=True, sliding_window_size=4)
+    task = causal_presets.make_task(family, **sizes)
+    length = 24
+    (text,) = decoders.generate(
+        task,
+        task.preprocessor,
+        PROMPTS[:1],
+        max_length=length,
+        sampler=decoders.Sampler(temperature=0.0),
+        strip_prompt=True,
+    )
+    tokenizer = task.preprocessor.tokenizer
+    ids = decoders.prompt_tokens(PROMPTS[0], tokenizer)
+    start = len(ids)
+    while len(ids) < length and not set(ids[start:]) & decoders.stop_tokens(tokenizer):
+        ids.append(int(answers(task, np.array([ids]), [[1] * len(ids)])[0, -1].argmax()))
+    assert len(ids) > 12 and text == tokenizer.detokenize(ids[start:])
+
+
+@pytest.mark.long
 def test_a_temperature_next_to_zero_takes_the_likeliest_token(gpt2):
     """Divided by such a number, logits would be infinite."""
     coldest, almost = (

@@ -262,8 +262,10 @@ class TestWhatCannotBeLoaded:
     def test_a_tokenizer_of_another_model(self):
         tokenizer = types.SimpleNamespace(vocabulary_size=lambda: 30)
         model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=20))
-        with pytest.raises(DataError, match="its tokenizer has 30 pieces and its model 20"):
+        with pytest.raises(DataError, match="its tokenizer has ids up to 29 and its model 20"):
             presets.require_vocabulary(model, tokenizer, "a")
+        with pytest.raises(DataError, match="its tokenizer has ids up to 20 and its model 20"):
+            presets.require_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
 
 
 def test_a_head_without_its_weights_is_not_kept(tmp_path):

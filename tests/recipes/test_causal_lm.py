@@ -19,7 +19,7 @@ from data.kneser_ney import KneserNey
 from data.text import load_text
 from models import decoders
 from recipes import causal_lm, evaluate, predict
-from tests.support import chat_presets
+from tests.support import causal_presets, chat_presets
 from tests.support.processes import ROOT
 from training.loaded_run import load_run
 from training.options import all_problems
@@ -283,6 +283,21 @@ def test_continuations_begin_where_a_document_begins(
     assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
 
 
+def test_a_run_continues_where_continuations_fail(tiny_text, tmp_path, monkeypatch, capsys):
+    """Its checkpoint is saved after them."""
+
+    def generate(*arguments, **settings):
+        raise IndexError("no such piece\nin a line")
+
+    monkeypatch.setattr(causal_lm.decoders, "generate", generate)
+    options = causal_lm.Options(**(TINY | dict(max_steps=2, epochs=2, architecture="gpt2")))
+    options.dataset, options.run_dir = str(tiny_text), tmp_path / "run"
+    results = causal_lm.main(options)
+    assert results["steps"] == 2 and (tmp_path / "run" / "checkpoints").is_dir()
+    said = [line for line in "".join(capsys.readouterr()).splitlines() if "continuations" in line]
+    assert said == ["no continuations in TensorBoard: IndexError: no such piece"]
+
+
 def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
     """A template longer than the row would end the run in its first epoch."""
     data = load_text(str(tiny_text), tmp_path)
@@ -381,6 +396,31 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     assert json.loads(out)["test"] == pytest.approx(results["test"])
 
 
+@pytest.mark.long
+def test_ids_may_leave_gaps(tmp_path, command_line):
+    """KerasHub leaves out reserved tokens of Llama 3, before the one that ends a turn."""
+    chat_presets.make_task("Llama3", gap=3).save_to_preset(str(tmp_path / "tiny_instruct"))
+    lines = [json.dumps({"prompt": f"{n}", "response": "two"}) for n in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    options = causal_lm.Options(
+        preset=str(tmp_path / "tiny_instruct"),
+        dataset=str(tmp_path / "pairs.jsonl"),
+        strategy="none",
+        sequence_length=48,
+        epochs=40,
+        max_steps=40,
+        global_batch_size=8,
+        base_learning_rate=0.02,
+        jit="off",
+        quiet=True,
+        run_dir=tmp_path / "run",
+    )
+    results = causal_lm.main(options)
+    assert results["test"]["accuracy"] == 1.0
+    status, out, err = command_line(predict, tmp_path / "run", "1234", "--temperature", 0)
+    assert (status, err, out) == (0, "", "1234\n  two\n")
+
+
 def test_baselines_by_hand():
     """Counts of the training rows, measured on the test rows; what is not predicted is left out."""
     ends = next_tokens.Ends(3, 3)
@@ -425,6 +465,15 @@ def test_prompts_do_not_follow_one_another(tmp_path, command_line):
         *("--run-dir", tmp_path / "run"),
     )
     assert status == 2 and "--context row: prompts do not follow one another" in err
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(tiny_text, tmp_path, command_line):
+    """On a GPU it would train without an error."""
+    task = causal_presets.make_task("GPT2", vocabulary_size=280)
+    task.save_to_preset(str(tmp_path / "preset"))
+    asked = ("--dataset", tiny_text, "--preset", tmp_path / "preset", "--run-dir", tmp_path / "run")
+    status, _, err = command_line(causal_lm, *asked, "--sequence-length", 16, "--strategy", "none")
+    assert (status, err.count("\n")) == (2, 1) and "its model 280 embeddings" in err
 
 
 def test_a_template_for_text_is_refused(tmp_path, command_line):

@@ -156,7 +156,7 @@ def make_task(family: str, **changes) -> keras_nlp.models.CausalLM:
     if family.startswith("Gemma"):
         sizes["intermediate_dim"] *= 2
     backbone = getattr(keras_nlp.models, f"{family}Backbone")(
-        vocabulary_size=tokenizer.vocabulary_size(), **(sizes | BACKBONES[family] | changes)
+        **(dict(vocabulary_size=tokenizer.vocabulary_size()) | sizes | BACKBONES[family] | changes)
     )
     preprocessor = getattr(keras_nlp.models, f"{family}CausalLMPreprocessor")
     task = getattr(keras_nlp.models, f"{family}CausalLM")

@@ -22,8 +22,13 @@ BYTE_PAIRS = {
 }
 
 
-def make_tokenizer(family: str):
-    """Makes a tokenizer of a family, learned from `TEXT`."""
+def make_tokenizer(family: str, gap: int = 0):
+    """Makes a tokenizer of a family, learned from `TEXT`.
+
+    Args:
+        family: one of `BYTE_PAIRS`, or Gemma.
+        gap: ids without a token before each special token of byte pairs.
+    """
     kind = getattr(keras_nlp.models, f"{family}Tokenizer")
     if family == "Gemma":
         proto = io.BytesIO()
@@ -43,20 +48,31 @@ def make_tokenizer(family: str):
         )
         return kind(proto=proto.getvalue())
     merges = byte_pairs.learn_merges(TEXT, 280)
-    return kind(vocabulary=byte_pairs.vocabulary_of(merges, BYTE_PAIRS[family]), merges=merges)
+    special = BYTE_PAIRS[family]
+    vocabulary = byte_pairs.vocabulary_of(merges, special)
+    vocabulary |= {
+        token: vocabulary[token] + gap * number for number, token in enumerate(special, start=1)
+    }
+    return kind(vocabulary=vocabulary, merges=merges)
 
 
-def make_task() -> keras_nlp.models.CausalLM:
-    """Makes a random Qwen whose tokenizer has the tokens of ChatML; none of them ends a text."""
+def make_task(family: str = "Qwen", gap: int = 0) -> keras_nlp.models.CausalLM:
+    """Makes a random model whose tokenizer has the tokens of a chat.
+
+    Args:
+        family: Qwen, with ChatML's, of which none ends a text; or Llama3.
+        gap: see `make_tokenizer`; the model has a row for each id.
+    """
     keras.utils.set_random_seed(1)
-    tokenizer = make_tokenizer("Qwen")
-    backbone = keras_nlp.models.QwenBackbone(
-        vocabulary_size=tokenizer.vocabulary_size(),
+    tokenizer = make_tokenizer(family, gap)
+    backbone = getattr(keras_nlp.models, f"{family}Backbone")(
+        vocabulary_size=max(tokenizer.vocabulary.values()) + 1,
         num_layers=2,
         num_query_heads=4,
         num_key_value_heads=2,
         hidden_dim=32,
         intermediate_dim=48,
     )
-    preprocessor = keras_nlp.models.QwenCausalLMPreprocessor(tokenizer, sequence_length=32)
-    return keras_nlp.models.QwenCausalLM(backbone=backbone, preprocessor=preprocessor)
+    preprocessor = getattr(keras_nlp.models, f"{family}CausalLMPreprocessor")
+    task = getattr(keras_nlp.models, f"{family}CausalLM")
+    return task(backbone=backbone, preprocessor=preprocessor(tokenizer, sequence_length=32))

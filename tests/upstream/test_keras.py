@@ -592,6 +592,23 @@ def test_a_sliding_window_in_float64(repaired):
 
 
 @repair(
+    "slide_windows_while_generating",
+    "KerasHub's Qwen asks for the truth of a tensor where its windows slide (no thread known)",
+)
+def test_a_sliding_window_of_qwen(repaired):
+    sizes = dict(vocabulary_size=9, num_layers=1, hidden_dim=4, intermediate_dim=4)
+    heads = dict(num_query_heads=2, num_key_value_heads=2)
+    windows = dict(use_sliding_window_attention=True, sliding_window_size=4)
+    backbone = keras_nlp.models.QwenBackbone(**sizes, **heads, **windows)
+    task = keras_nlp.models.QwenCausalLM(backbone, preprocessor=None)
+    prompt = {"token_ids": np.array([[1, 2, 3, 0, 0, 0]]), "padding_mask": [[1, 1, 1, 0, 0, 0]]}
+    prompt = {name: np.array(value, "int32") for name, value in prompt.items()}
+    with asking_keras(), only_if(repaired, keras_compat.slide_windows_while_generating()):
+        drawn = task.generate(prompt, stop_token_ids=None)
+        assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")
+
+
+@repair(
     "split_words",
     "KerasHub's BytePairTokenizer gives its pattern of words to `tokenizers` as a text to look for "
     "(no thread known)",
