@@ -32,7 +32,7 @@ def has_objects(name: str) -> bool:
     return name.lower().endswith((*JSON, *PARQUET))
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, object]]:
+def read_objects(path: str | Path) -> Iterator[tuple[str, object]]:
     """Yields the values of JSON lines, of one JSON list, or of Parquet, and the position of each.
 
     Args:
@@ -42,6 +42,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, object]]:
     Raises:
         DataError: The file cannot be read, or is not JSON or Parquet.
     """
+    path = files.expand(path)
     if path.name.lower().endswith(PARQUET):
         yield from _read_parquet(path)
         return
@@ -84,7 +85,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def read_table(
-    path: Path,
+    path: str | Path,
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
     empties_broken_rows: bool = False,
@@ -113,6 +114,7 @@ def read_table(
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
             header, or lacks or repeats a wanted column.
     """
+    path = files.expand(path)
     if has_objects(path.name):
         for where, row in read_objects(path):
             yield (
@@ -143,12 +145,13 @@ def read_table(
             yield where, ["" if place is None else row[place].strip() for place in places]
 
 
-def header_of(path: Path) -> list[str]:
+def header_of(path: str | Path) -> list[str]:
     """Returns the stripped fields of a table's first line, or the names in the first object.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
+    path = files.expand(path)
     if has_objects(path.name):
         _, first = next(read_objects(path), ("", None))
         return list(first) if isinstance(first, dict) else []

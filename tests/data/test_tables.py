@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from data.errors import DataError
-from data.tables import header_of, read_table
+from data.tables import header_of, read_objects, read_table
 from tests.support.parquet_file import write_parquet
 
 
@@ -156,3 +156,13 @@ def test_a_byte_that_is_not_utf_8_is_found_where_it_is(tmp_path, place):
     at = path.read_bytes().index(b"\xff")
     with pytest.raises(DataError, match=f"not UTF-8 at byte {at};"):
         list(read_table(path, ["text"]))
+
+
+def test_a_path_may_be_a_text_with_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("text\nfine\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n')
+    for name in ("~/a.csv", "~/a.jsonl", str(tmp_path / "a.csv")):
+        assert [values for _, values in read_table(name, ("text",))] == [["fine"]]
+        assert header_of(name) == ["text"]
+    assert [value for _, value in read_objects("~/a.jsonl")] == [{"text": "fine"}]
