@@ -229,44 +229,64 @@ def _beginning(prompt: Prompt) -> str:
 
 
 def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pair]:
-    """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`."""
+    """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`.
+
+    Raises:
+        DataError: The file cannot be read, or rows are not what they should be: names the first
+            one and where the others are.
+    """
     is_table = tables.is_table(path.name)
     rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path)
-    wanted = (columns.prompt, columns.response)
+    refused: list[str] = []
+    first: DataError | None = None
     for where, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object with prompt and response")
-        chat = next((name for name in (MESSAGES, CONVERSATIONS) if name in row), None)
-        if chat is not None and not is_table:
-            unread |= dict.fromkeys(_not_empty(row, chat))
-            yield read_messages(where, _as_messages(row[chat]), ends_with="assistant")
+        try:
+            pair = _pair_of(where, row, unread, columns, is_table)
+        except DataError as error:
+            first = first or error
+            refused.append(where.removeprefix(f"{path}, "))
             continue
-        fields = [next((n for n in names if n in row), None) for names in wanted]
-        if None in fields:
-            found = ", ".join(map(str, row))
-            small = {tables.folded(str(name)) for name in row} - {*map(str, row)}
-            hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
-            raise DataError(
-                f"{where}: expected {' or '.join(columns.prompt)}, and "
-                f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}"
-                "; --prompt-column and --response-column name others"
-            )
-        parts = [row[name] for name in fields]
-        if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
-            unread |= dict.fromkeys(_not_empty(row, *fields))
-            yield read_messages(where, sum(parts, []), ends_with="assistant")
-            continue
-        about = next((name for name in INPUT if row.get(name)), None)
-        unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
-        asked, answer = map(row.get, fields)
-        if about is not None and isinstance(asked, str):
-            passage = _text(where, about, row[about], may_be_empty=True)
-            asked = "\n\n".join(filter(None, (asked, passage)))
-        asked = _text(where, "prompt", asked)
-        answer = _text(where, "response", answer, may_be_empty=True)
-        system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
-        prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
-        yield prompt, answer
+        yield pair
+    if first is not None:
+        others = refused[1:]
+        more = f"; likewise {len(others):,} more ({listed(others)})" if others else ""
+        raise DataError(f"{first}{more}") from first
+
+
+def _pair_of(where: str, row, unread: dict[str, None], columns: Columns, is_table: bool) -> Pair:
+    """Returns the pair of a row; adds to `unread` as `_read` does."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object with prompt and response")
+    chat = next((name for name in (MESSAGES, CONVERSATIONS) if name in row), None)
+    if chat is not None and not is_table:
+        unread |= dict.fromkeys(_not_empty(row, chat))
+        return read_messages(where, _as_messages(row[chat]), ends_with="assistant")
+    wanted = (columns.prompt, columns.response)
+    fields = [next((n for n in names if n in row), None) for names in wanted]
+    if None in fields:
+        found = ", ".join(map(str, row))
+        small = {tables.folded(str(name)) for name in row} - {*map(str, row)}
+        hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
+        raise DataError(
+            f"{where}: expected {' or '.join(columns.prompt)}, and "
+            f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}"
+            "; --prompt-column and --response-column name others"
+        )
+    parts = [row[name] for name in fields]
+    if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
+        unread |= dict.fromkeys(_not_empty(row, *fields))
+        return read_messages(where, sum(parts, []), ends_with="assistant")
+    about = next((name for name in INPUT if row.get(name)), None)
+    unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
+    asked, answer = map(row.get, fields)
+    if about is not None and isinstance(asked, str):
+        passage = _text(where, about, row[about], may_be_empty=True)
+        asked = "\n\n".join(filter(None, (asked, passage)))
+    asked = _text(where, "prompt", asked)
+    answer = _text(where, "response", answer, may_be_empty=True)
+    system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
+    prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
+    return prompt, answer
 
 
 def _as_messages(turns):
