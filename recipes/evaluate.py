@@ -25,7 +25,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data import files, minimal_pairs
+from data import files, live_line, minimal_pairs
 from data.errors import DataError
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
@@ -93,6 +93,7 @@ class Options(RunOptions):
         return problems
 
 
+@live_line.log_on_stderr()
 def main(options: Options) -> dict:
     """Evaluates a run's model, prints the metrics and returns the object that `--json` prints."""
     check(options)

@@ -111,6 +111,7 @@ def _is_finished(folder: Path) -> bool:
         return False
 
 
+@live_line.log_on_stderr()
 def main(options: Options, **more) -> list[list[dict]]:
     """Prints the model's answers to each input and returns them.
 

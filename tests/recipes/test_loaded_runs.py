@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import logging
 import re
 import shutil
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import files, melting, minimal_pairs
+from data import files, live_line, melting, minimal_pairs
 from data.errors import DataError
 from data.images import load_images
 from data.text import load_text
@@ -602,6 +603,22 @@ class TestPredict:
         status, out, err = command_line(predict, folder, "one", "two", "three")
         assert status == 2 and err == "predict: no more\n"
         assert [line for line in out.split("\n") if line[:1].strip()] == ["one", "two"]
+
+    def test_a_long_prediction_or_evaluation_shows_its_progress_in_a_log(
+        self, runs, command_line, monkeypatch
+    ):
+        """On standard error: standard output is the answer."""
+        monkeypatch.setattr(live_line, "LOG_SECONDS", 0.0)
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        for program, words, shown in (
+            (predict, ("one", "two", "three", "four"), "predicting: 50%, "),
+            (evaluate, (), "evaluating: 1 batches, "),
+        ):
+            status, out, err = command_line(program, folder, *words, "--json")
+            assert status == 0 and json.loads(out)
+            assert shown in err and "Traceback" not in err
+        assert not logging.getLogger("recipes").handlers
 
     def test_inputs_of_a_file_are_those_of_the_command(
         self, runs, command_line, tmp_path, monkeypatch
