@@ -1,4 +1,4 @@
-"""Reads CSV and TSV tables, JSON and Parquet row by row; each error message names the row."""
+"""Reads CSV and TSV tables, JSON and Parquet; errors name the row. Writes CSV."""
 
 import codecs
 import contextlib
@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,71 @@ def header_of(path: str | Path) -> list[str]:
         return list(first) if isinstance(first, dict) else []
     with _rows(path) as reader:
         return [name.strip() for name in next(reader, [])]
+
+
+def read_rows(path: str | Path) -> tuple[list[str], list[list[Any]]]:
+    """Returns the names of all columns of a table and its rows, those that are empty too.
+
+    They are the rows of `read_table(keeps_empty_rows=True)`.
+
+    Args:
+        path: As in `read_table`; a name may be repeated or empty.
+
+    Returns:
+        The names; and the values of each row: texts, or of JSON and Parquet what an object has,
+        None where it lacks a field.
+
+    Raises:
+        DataError: The file cannot be read, is not UTF-8, or has a value that is not an object.
+    """
+    path = files.expand(path)
+    if has_objects(path.name):
+        objects: list[dict] = []
+        for where, row in read_objects(path):
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: expected an object, found {row!r:.40}")
+            objects.append(row)
+        names = list(dict.fromkeys(name for row in objects for name in row))
+        return names, [[row.get(name) for name in names] for row in objects]
+    with _rows(path) as reader:
+        names = [name.strip() for name in next(reader, [])]
+        return names, [row for row in reader if len(row) == len(names)]
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV whole or not at all; an existing one is replaced.
+
+    Args:
+        path: In UTF-8.
+        rows: The header, and the values of each row as of `write_rows`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with (
+        files.atomic(path) as temporary,
+        open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream,
+    ):
+        write_rows(stream, rows)
+
+
+def write_rows(stream, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows of a CSV; quotes fields with commas, quotes and line breaks.
+
+    Args:
+        stream: Takes texts; its line ends are left as they are (`newline=""`).
+        rows: Texts and numbers, which are not rounded; None is empty, and lists and dicts are
+            written as JSON.
+    """
+    writer = csv.writer(stream)
+    for row in rows:
+        writer.writerow(map(_cell, row))
+
+
+def _cell(value):
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
 
 
 def has_field(path: Path, *names: str) -> bool:

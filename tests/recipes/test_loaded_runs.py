@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import files, live_line, melting, minimal_pairs
+from data import files, live_line, melting, minimal_pairs, tables
 from data.errors import DataError
 from data.images import load_images
 from data.text import load_text
@@ -690,6 +690,68 @@ class TestPredict:
         ]:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
+
+    def test_answers_beside_the_rows_of_a_table(self, runs, command_line, tmp_path, monkeypatch):
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        texts = ["the film was good", 'late, and\n"poor"', "", "one film"]
+        table = tmp_path / "new.csv"
+        tables.write_csv(
+            table, [["", "class", "review"], *([n, "", t] for n, t in enumerate(texts))]
+        )
+        named = ("--file", table, "--text-column", "review")
+        status, out, err = command_line(predict, folder, *named, "--csv", tmp_path / "a.csv")
+        assert (status, out, err) == (0, f"wrote {tmp_path / 'a.csv'}, 4 rows\n", "")
+        header, rows = tables.read_rows(tmp_path / "a.csv")
+        assert header[:5] == ["", "class", "review", "probability", "predicted_class"]
+        assert header[5:] == [f"probability_{name}" for name in "012"]
+        status, out, _ = command_line(predict, folder, *named, "--json")
+        for number, (row, text, answers) in enumerate(
+            zip(rows, texts, json.loads(out), strict=True)
+        ):
+            assert row[:3] == [str(number), "", text]
+            shares = {answer["class"]: str(answer["probability"]) for answer in answers}
+            best = [str(answers[0]["probability"]), answers[0]["class"]] if answers else ["", ""]
+            assert row[3:] == [*best, *(shares.get(name, "") for name in "012")]
+        # The most likely class alone, and inputs that are not of a table.
+        lines = write(tmp_path / "lines.jsonl", b'[{"role": "user"}]\n')
+        for words, inputs in ((("one", "two"), ["one", "two"]), (("--file", lines), None)):
+            path = tmp_path / f"{len(words)}{inputs is None}.csv"
+            assert command_line(predict, folder, *words, "--top", "1", "--csv", path)[0] == 0
+            header, rows = tables.read_rows(path)
+            assert header == ["input", "probability", "class"]
+            assert [row[0] for row in rows] == (inputs or ['[{"role": "user"}]'])
+        for arguments, said in (
+            ((*named, "--csv", table), "new.csv already exists; remove it, or name a new one"),
+            (("a", "--json", "--csv", "a.csv"), "--json and --csv: pass only one of them"),
+            ((*named, "--output", "b.csv"), "arguments: --output; did you mean --csv?"),
+        ):
+            status, _, errors = command_line(predict, folder, *arguments)
+            assert status == 2 and said in errors
+
+    def test_answers_beside_rows_that_a_recipe_reads(
+        self, runs, command_line, tmp_path, monkeypatch
+    ):
+        folder, _ = runs["dna_melting"]
+        rows = [["id", "sequence"], ["a", "ACGTACGT"], ["", ""], ["b", "GGATCC"]]
+        tables.write_csv(tmp_path / "new.csv", rows)
+        command = ("--file", tmp_path / "new.csv", "--csv", tmp_path / "a.csv")
+        assert command_line(predict, folder, *command)[0] == 0
+        header, found = tables.read_rows(tmp_path / "a.csv")
+        assert header[:3] == ["id", "sequence", "°C"] and [row[:2] for row in found] == rows[1:]
+        assert [bool(row[2]) for row in found] == [True, False, True]
+        # Its table must have an input for each row.
+        module = importlib.import_module("recipes.dna_melting")
+
+        def read_table(path, **_):
+            return ["ACGTACGT"]
+
+        read_table.__module__ = "recipes.dna_melting"
+        monkeypatch.setattr(module, "read_table", read_table)
+        (tmp_path / "a.csv").unlink()
+        status, _, errors = command_line(predict, folder, *command)
+        assert status == 2 and errors.count("\n") == 1
+        assert "returned 1 inputs, expected one for each of the 3 rows" in errors
 
     @pytest.mark.parametrize(
         ("name", "content"),
