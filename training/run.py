@@ -16,7 +16,7 @@ import os
 import shlex
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -736,6 +736,7 @@ class Run:
         metadata: dict | None = None,
         preprocessor=None,
         example_input: str | None = None,
+        examples: Callable[[], list[list]] | None = None,
         **more,
     ) -> dict:
         """Saves the model and `results.json`, logs where they are; returns the results.
@@ -750,6 +751,8 @@ class Run:
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
             example_input: an input for the `predict` command that is printed, if the one of the
                 recipe's options does not suit these data.
+            examples: returns the rows of `recipes.evaluate --examples`, a header first; None where
+                the recipe has none.
             **more: further values of `results.json`.
 
         Raises:
@@ -758,6 +761,13 @@ class Run:
             CannotSave: the folder is gone or the disk is full.
         """
         if self.trained is not None:
+            if getattr(self.options, "wants_examples", False):
+                if examples is None:
+                    raise OptionsError(
+                        f"--examples: {module_name(type(self.options))} has none "
+                        "(run.finish(examples=...))"
+                    )
+                more["examples"] = examples()
             return {
                 "run_dir": str(self.trained.folder),
                 "recipe": self.trained.results["recipe"],

@@ -103,6 +103,44 @@ class TestEvaluate:
         assert header == ["dataset", "molecules", "mae", "r2"]
         assert (one[-1], more[-1]) == ("-", "0.5000")
 
+    def test_the_test_examples_with_the_errors_first(self, runs, data, tmp_path, command_line):
+        folder, results = runs["text_classification"]
+        words = ("--examples", tmp_path / "a.csv")
+        status, out, _ = command_line(evaluate, folder, *words)
+        header, rows = tables.read_rows(tmp_path / "a.csv")
+        assert status == 0 and out.endswith(f"wrote {tmp_path / 'a.csv'}, {len(rows)} rows\n")
+        assert header == ["input", "label", "predicted", "probability"]
+        is_right = [label == predicted for _, label, predicted, _ in rows]
+        assert np.mean(is_right) == pytest.approx(results["test"]["accuracy"]) and is_right[-1]
+        wrong = is_right.count(False)
+        assert 0 < wrong and not any(is_right[:wrong])
+        shares = [float(share) for *_, share in rows]
+        assert shares[:wrong] == sorted(shares[:wrong], reverse=True)
+        assert shares[wrong:] == sorted(shares[wrong:])
+        # They are the sentences of the file, and the model's answers to them.
+        expected = tables.read_table(data / "sentences/test.tsv", ("sentence",), ("label",))
+        assert sorted(row[:2] for row in rows) == sorted(values for _, values in expected)
+        for row, answers in zip(rows, predicted(folder, *[row[0] for row in rows]), strict=True):
+            assert answers[0]["class"] == row[2]
+            assert answers[0]["probability"] == pytest.approx(float(row[3]), rel=1e-4)
+        # As JSON the metrics are what they are without the file.
+        status, out, _ = command_line(evaluate, folder, "--json", "--examples", tmp_path / "b.csv")
+        assert status == 0 and "examples" not in json.loads(out)
+        assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
+        for recipe, more, said in (
+            ("text_classification", words, "a.csv already exists; remove it, or name a new one"),
+            ("text_classification", ("--examples", "a.txt"), "--examples a.txt: must end in .csv"),
+            ("mnist", ("--examples", tmp_path / "c.csv"), "--examples: recipes.mnist has none"),
+            (
+                "bert_mlm",
+                ("--examples", tmp_path / "c.csv", "--on", "blimp:a"),
+                "--on and --examples: pass only one of them",
+            ),
+        ):
+            status, _, errors = command_line(evaluate, runs[recipe][0], *more)
+            assert status == 2 and errors.count("\n") == 1 and said in errors
+        assert not (tmp_path / "c.csv").exists()
+
     @pytest.mark.parametrize("recipe", QUICK)
     def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
         folder, results = runs[recipe]
