@@ -1,5 +1,6 @@
 """Loads text: WikiText or novels by name, the installed packages' docstrings, or any files."""
 
+import collections
 import dataclasses
 import functools
 import glob
@@ -21,6 +22,9 @@ TEXT = "text"  # the usual column of a table, or field of JSON, that holds the t
 HINT = "; --text-column names another"
 PLAIN = (".txt", ".tokens", ".raw")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
+LONGEST_HEADING = 8  # words
+MOST_COMPARED = 1_000_000  # test lines, in some 100 bytes of memory each
+FEW_REPEATED = 0.01  # share of the test lines that may be training lines without a note
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
@@ -73,10 +77,12 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
             yield from ((where, line) for line in text.split("\n"))
         return
     if member is None and tables.has_objects(path.name):
-        for where, row in tables.read_objects(path):
+        for where, row in tables.read_objects(path, (column,)):
             value = row.get(column) if isinstance(row, dict) else None
             if not isinstance(value, str):
-                found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+                found = type(row).__name__
+                if isinstance(row, dict):  # of Parquet it has no other columns
+                    found = ", ".join(row or tables.header_of(path))
                 about = f"found {found:.100}"
                 if isinstance(row, dict) and column in row:
                     about = f"its value is {json.dumps(value, default=repr):.40}"
@@ -89,8 +95,9 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
         for number, raw in enumerate(stream, 1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                line = "\0"
+            except UnicodeDecodeError as error:
+                where, hint = f"{path}, line {number}", files.how_to_convert(raw)
+                raise DataError(f"{where}: not UTF-8 text; {hint}") from error
             yield f"{path}, line {number}", line
 
 
@@ -103,15 +110,40 @@ class Text:
     english_wikitext: bool = False  # Whether to try a pretrained English preset.
     note: str | None = None  # One line about a fallback for a source or a split.
 
-    @functools.cached_property
+    @property
     def sha256(self) -> str:
         """Returns a fingerprint of the lines of each split (hex)."""
+        return self._read_once[0]
+
+    def repeated_note(self) -> str | None:
+        """Returns a line about test lines that are in training too, or None if these are few.
+
+        Lines of `LONGEST_HEADING` words or fewer do not count: headings, and what is often said.
+        """
+        _, repeated, count = self._read_once
+        if repeated <= FEW_REPEATED * count:
+            return None
+        return (
+            f"{repeated:,} of {count:,} test lines of more than {LONGEST_HEADING} words are "
+            "training lines too (spaces ignored)"
+        )
+
+    @functools.cached_property
+    def _read_once(self) -> tuple[str, int, int]:
+        """Returns the fingerprint, the number of repeated test lines, and that of all of them."""
+        test = map(str.split, itertools.islice(self.splits["test"], MOST_COMPARED))
+        waiting = collections.Counter(
+            hash(" ".join(words)) for words in test if len(words) > LONGEST_HEADING
+        )
+        count, repeated = waiting.total(), 0
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
             for line in live_line(self.splits[split], f"reading {split}"):
                 digest.update(f"{line}\n".encode())
-        return digest.hexdigest()
+                if split == "train":
+                    repeated += waiting.pop(hash(" ".join(line.split())), 0)
+        return digest.hexdigest(), repeated, count
 
 
 # Plain http as well, for machines that reject the certificate: the hash is checked anyway.

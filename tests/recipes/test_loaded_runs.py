@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from data import files, live_line, melting, minimal_pairs, tables
-from data.errors import DataError
+from data.errors import DataError, read_each
 from data.images import load_images
 from data.text import load_text
 from data.word_pieces import special_ids
@@ -767,6 +767,29 @@ class TestPredict:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
 
+    def test_an_input_that_cannot_be_answered_has_its_reason_in_its_row(
+        self, monkeypatch, tmp_path
+    ):
+        def answers(run, inputs):
+            return [[{"x": float(text)}] for text in read_each(number, inputs)]
+
+        def number(text):
+            if text == "a":
+                raise DataError("no number")
+            return text
+
+        module = types.SimpleNamespace(predict=answers, __name__="mine")
+        run = types.SimpleNamespace(module=module, metadata={})
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        lines = write(tmp_path / "lines.txt", b"1\na\n\n3")
+        options = predict.Options(run_dir=tmp_path, file=lines, csv=tmp_path / "a.csv")
+        with pytest.raises(DataError, match="input 2: no number"):
+            predict.main(options)
+        assert tables.read_rows(tmp_path / "a.csv") == (
+            ["input", "x", "error"],
+            [["1", "1.0", ""], ["a", "", "no number"], ["", "", ""], ["3", "3.0", ""]],
+        )
+
     def test_answers_beside_rows_that_a_recipe_reads(
         self, runs, command_line, tmp_path, monkeypatch
     ):
@@ -935,6 +958,25 @@ class TestPredict:
         ):
             status, _, errors = command_line(predict, folder, text)
             assert status == 2 and errors.count("\n") == 1 and said in errors
+
+    def test_an_input_of_a_file_without_an_answer_loses_no_others(
+        self, runs, command_line, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(predict, "AT_ONCE", 3)
+        folder, _ = runs["bert_mlm"]
+        texts = ["over all [MASK] .", "no mask", "", "[MASK]" + " the" * 14, "the [MASK] and"]
+        path = tmp_path / "a.txt"
+        path.write_text("\n".join(texts))
+        status, out, errors = command_line(predict, folder, "--file", path, "--json")
+        first, bad, empty, long, last = json.loads(out)
+        assert bad == [{"error": "no [MASK] in 'no mask'"}] and empty == []
+        assert long[0].keys() == {"error"} and "17 tokens, the model takes 16" in long[0]["error"]
+        said = f"predict: --file {path}, input 2: no [MASK] in 'no mask'; likewise 1 more\n"
+        assert (status, errors) == (2, said)
+        status, out, _ = command_line(predict, folder, texts[0], texts[-1], "--json")
+        assert status == 0 and json.loads(out) == [first, last]
+        status, out, _ = command_line(predict, folder, "--file", path)
+        assert status == 2 and "no mask\n  no [MASK] in 'no mask'\n\n[MASK] the the" in out
 
 
 class TestRefused:
