@@ -762,7 +762,7 @@ class TestPredict:
         for arguments, said in (
             ((*named, "--csv", table), "new.csv already exists; remove it, or name a new one"),
             (("a", "--json", "--csv", "a.csv"), "--json and --csv: pass only one of them"),
-            ((*named, "--output", "b.csv"), "arguments: --output; did you mean --csv?"),
+            ((*named, "--output", "b.csv"), "arguments: --output b.csv; did you mean --csv?"),
         ):
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
