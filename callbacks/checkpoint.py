@@ -9,7 +9,8 @@ A checkpoint is a folder, `step-00000500`. It contains
   - `stop_training`: whether a callback has ended the run before its last step;
   - `dropout_seeds`, `global_seed`, `layer_states`: the states of the model's seed generators, of
     Keras's global one, and of stateful layers, which Keras's file lacks;
-  - `metrics`: the sums of the epoch's metrics per replica, before the validation;
+  - `metrics`: the sums of the epoch's metrics per replica, before the validation; of a whole epoch
+    those after it, since a metric may keep something from one epoch to the next;
   - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
   - `fingerprint`: shapes of the weights, optimizer and first batches, compared when the run
     resumes;
@@ -311,6 +312,8 @@ class Checkpoint(StepCallback):
         if self.best in logs:
             better = self._is_better(float(logs[self.best]), self.epochs_done)
             self._end_early()
+        if self.step % self.steps_per_epoch == 0:  # else an extended run resumes the epoch
+            self._epoch_metrics = None
         self.save(self.model.stop_training or self.step >= self.total_steps, better)
 
     def _is_better(self, value: float, epoch: int) -> bool:
@@ -441,11 +444,14 @@ class Restore(StepCallback):
         self._epoch_logs: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
-        """Loads weights, optimizer, seeds, layers' and callbacks' states."""
+        """Loads weights, optimizer, seeds, layers', metrics' and callbacks' states."""
         if self.info is None:
             return
         self.model.load_weights(self.info.folder / WEIGHTS)
         write_states(self.model, self.info.state)
+        metrics = MetricStates.of(self.model)
+        if self.info.steps_into_epoch == 0 and metrics.fit(self.info.state["metrics"]):
+            metrics.write(self.info.state["metrics"])  # Keras resets them when the epoch begins
         states = self.info.state["callbacks"]
         for name, callback in self.stateful_callbacks.items():
             if name in states:  # a new callback has no state

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from data.errors import DataError
+
 # Batches computed in parallel, and batches prefetched; one takes a small part of a step's time.
 PARALLEL_BATCHES, PREFETCHED_BATCHES = 2, 2
 # Updates whose examples are sorted by length together: at most this many, and of an epoch at most
@@ -151,7 +153,8 @@ def training_batches(
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
-        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`.
+        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`; it
+        raises a `DataError` for a batch that the replicas cannot share equally.
 
     Raises:
         ValueError: There are fewer examples than an epoch needs, or `lengths` of other examples, or
@@ -172,19 +175,19 @@ def training_batches(
             f"batches_per_update, {batches_per_update}"
         )
 
-    def batch_at(positions):
-        epoch = positions[0] // per_epoch
-        more = [positions[0]] if with_position else []
+    def batch_at(positions, first):
+        epoch = first // per_epoch
+        more = [first] if with_position else []
         if table is None:
             examples = permuted(positions % per_epoch, seed, epoch, count)
         else:
-            update = of_similar_length(positions[0] // size, seed, size, per_epoch // size, table)
-            last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
+            update = of_similar_length(first // size, seed, size, per_epoch // size, table)
+            last = first + batch_size - 1  # of the global batch
             more.append(tf.gather(table, tf.gather(update, last % size)))
             examples = tf.gather(update, positions % size)
         return make_batch(examples, epoch, *more)
 
-    return _in_batches(first_batch * batch_size, np.iinfo(np.int64).max, batch_size, batch_at)
+    return _in_batches(first_batch * batch_size, None, batch_size, batch_at)
 
 
 def evaluation_batches(
@@ -202,17 +205,18 @@ def evaluation_batches(
         lengths: as in `training_batches`.
 
     Returns:
-        Batches (x, y, sample_weight); y is None where `make_batch` returns x alone.
+        Batches (x, y, sample_weight); y is None where `make_batch` returns x alone. Replicas that
+        cannot share a batch equally get more padding.
     """
     total = -(-count // batch_size) * batch_size
     table = None if lengths is None else _length_table(lengths, count)
     order = None if lengths is None else tf.constant(np.argsort(lengths, kind="stable"), tf.int64)
 
-    def batch_at(positions):
+    def batch_at(positions, first):
         epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
         examples, longest = tf.minimum(positions, count - 1), []
         if order is not None:
-            last = (positions[0] // batch_size + 1) * batch_size - 1  # of the global batch
+            last = first + batch_size - 1  # of the global batch
             longest = [tf.gather(table, tf.gather(order, tf.minimum(last, count - 1)))]
             examples = tf.gather(order, examples)
         batch = make_batch(examples, epoch, *longest)
@@ -237,16 +241,53 @@ def _length_table(lengths: np.ndarray, count: int) -> tf.Tensor:
     return tf.constant(lengths, tf.int32)
 
 
-def _in_batches(first: int, end: int, batch_size: int, batch_at: Callable) -> tf.data.Dataset:
+def _in_batches(first: int, end: int | None, batch_size: int, batch_at: Callable):
+    """Makes batches of the positions from `first` on.
+
+    Args:
+        first: first position of the first batch.
+        end: position after the last batch; None for batches without an end.
+        batch_size: examples of a global batch.
+        batch_at: maps positions, int64 of shape (batch,), and the first one of their global batch
+            to a batch. Positions from `end` on are padding.
+    """
     batch_at = tf.autograph.experimental.do_not_convert(batch_at)  # no loops; starts sooner
 
-    def part_of_worker(index: int, workers: int) -> tf.data.Dataset:
-        """Computes only this worker's part of each global batch."""
-        own = batch_size // workers
-        dataset = tf.data.Dataset.range(first, end).batch(batch_size, drop_remainder=True)
-        if workers > 1:
-            dataset = dataset.map(lambda positions: positions[index * own : (index + 1) * own])
-        dataset = dataset.map(batch_at, num_parallel_calls=PARALLEL_BATCHES, deterministic=True)
+    def part_of_worker(index: int, workers: int, replicas: int = 1) -> tf.data.Dataset:
+        """Computes only this worker's part of each global batch.
+
+        A batch of an evaluation that all replicas cannot share equally is padded.
+
+        Args:
+            index: of the worker, from 0.
+            workers: number of workers.
+            replicas: replicas of each worker.
+
+        Raises:
+            DataError: they cannot share a batch for training.
+        """
+        parts = workers * replicas
+        padding = -batch_size % parts
+        if padding and end is None:
+            larger = batch_size + padding
+            nearest = [size for size in (larger - parts, larger) if size > 0]
+            raise DataError(
+                f"training data with batch_size {batch_size} cannot be shared by {parts} replicas: "
+                f"it must be a multiple of {parts}, for instance {' or '.join(map(str, nearest))}"
+            )
+        own = (batch_size + padding) // workers
+
+        def own_batch(positions: tf.Tensor):
+            begin = positions[0]
+            if padding:
+                positions = tf.pad(positions, [[0, padding]], constant_values=end)
+            if workers > 1:
+                positions = positions[index * own : (index + 1) * own]
+            return batch_at(positions, begin)
+
+        dataset = tf.data.Dataset.range(first, np.iinfo(np.int64).max if end is None else end)
+        dataset = dataset.batch(batch_size, drop_remainder=True)
+        dataset = dataset.map(own_batch, num_parallel_calls=PARALLEL_BATCHES, deterministic=True)
         return dataset.prefetch(PREFETCHED_BATCHES).with_options(_options())
 
     dataset = part_of_worker(0, 1)

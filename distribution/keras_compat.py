@@ -6,6 +6,7 @@ the whole process are context managers, and `patch_keras_for` enters those that 
 Tested with Keras 3.15.1 and TensorFlow 2.21.
 """
 
+import collections
 import contextlib
 import functools
 import re
@@ -32,8 +33,10 @@ from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import compile_utils, epoch_iterator
+from keras.src.utils import rng_utils
 from tensorflow.python.data.ops import skip_op
 from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from distribution import attention
@@ -41,6 +44,7 @@ from distribution.errors import DistributionError
 
 # Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
 DROPOUT = (
+    keras.layers.Attention,
     keras.layers.Dropout,
     dropout_rnn_cell.DropoutRNNCell,
     spatial_dropout.BaseSpatialDropout,
@@ -97,6 +101,41 @@ def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
             setattr(owner, name, stock)
         else:
             delattr(owner, name)
+
+
+# The counters of automatic names when `name_as_in_first_run` was first entered.
+_first_counts: dict[str, int] | None = None
+
+
+@contextlib.contextmanager
+def name_as_in_first_run() -> Iterator[None]:
+    """Gives the objects that are created within it the names that they have in a first run.
+
+    Breaks: Keras counts its automatic names in the whole process (`auc`, then `auc_1`), so in a
+    notebook a resumed run has other metrics than its history, and `--keep-best val_auc` fails.
+    Does: starts from the counts of the first time. What is created later gets names that none
+    within it has, since a model cannot contain two layers of one name.
+    """
+    global _first_counts
+    before = _name_counts()
+    if _first_counts is None:
+        _first_counts = before
+    _set_name_counts(_first_counts)
+    try:
+        yield
+    finally:
+        within = _name_counts()
+        names = before.keys() | within.keys()
+        _set_name_counts({name: max(before.get(name, 0), within.get(name, 0)) for name in names})
+
+
+def _name_counts() -> dict[str, int]:
+    return dict(global_state.get_global_attribute("object_name_uids") or {})
+
+
+def _set_name_counts(counts: dict[str, int]) -> None:
+    made = collections.defaultdict(int, counts)
+    global_state.set_global_attribute("object_name_uids", made)
 
 
 def write_weights_at_once() -> contextlib.AbstractContextManager:
@@ -257,32 +296,37 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
 
 
 def normalise_unmasked_together() -> contextlib.AbstractContextManager:
-    """Makes batch normalization behind a mask use the global batch where it is synchronized.
+    """Makes batch normalization use the global batch where it is synchronized.
 
     Breaks: with a mask Keras ignores `synchronized`, so each replica's part is normalised by
-    itself. Does: adds up the unmasked values over the replicas, in Keras's formula.
+    itself. Without one it computes the variance as E[x^2] - E[x]^2, which in float32 has no correct
+    digit where the mean is some thousand times the deviation; on one device it does not (no thread
+    known). Does: adds up the unmasked values over the replicas, in the formula of one device.
     """
 
     def make(stock):
         def moments(self, inputs, mask):
             replica = tf.distribute.get_replica_context()
             several = replica is not None and replica.num_replicas_in_sync > 1
-            if mask is None or not self.synchronized or not several:
+            if not self.synchronized or not several:
                 return stock(self, inputs, mask)
-            counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+            counts = None
+            if mask is not None:
+                counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
             def global_sum(values):
-                own = tf.reduce_sum(
-                    tf.where(counts, values, tf.zeros_like(values)),
-                    self._reduction_axes,
-                    keepdims=True,
-                )
+                if counts is not None:
+                    values = tf.where(counts, values, tf.zeros_like(values))
+                own = tf.reduce_sum(values, self._reduction_axes, keepdims=True)
                 return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-            number = global_sum(tf.ones_like(inputs)) + keras.config.epsilon()
+            number = global_sum(tf.ones_like(inputs))
+            if mask is not None:  # as Keras divides
+                number += keras.config.epsilon()
             mean = global_sum(inputs) / number
             variance = global_sum(tf.square(inputs - mean)) / number
-            return tf.squeeze(mean), tf.squeeze(variance)
+            axes = self._reduction_axes
+            return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
         return moments
 
@@ -360,9 +404,9 @@ def distribute_data() -> contextlib.AbstractContextManager:
     Breaks: `TFEpochIterator` hands the dataset to `experimental_distribute_dataset`, which computes
     each global batch on every worker, copies the arrays and the mapped files that the pipeline
     reads into memory, on one worker too, and which ParameterServerStrategy refuses
-    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers)`, which
-    returns the part of one worker, this worker uses it; beside parameter servers the coordinator
-    iterates over the dataset itself.
+    (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers, replicas)`,
+    which returns the part of one worker, this worker uses it; beside parameter servers the
+    coordinator iterates over the dataset itself.
     """
 
     def make(stock):
@@ -394,8 +438,8 @@ class _OwnPart:
 
         def make(context):
             workers = context.num_input_pipelines
-            part = dataset.part_of_worker(context.input_pipeline_id, workers)
             replicas = context.num_replicas_in_sync // workers
+            part = dataset.part_of_worker(context.input_pipeline_id, workers, replicas)
             batch_size = keras.tree.flatten(part.element_spec)[0].shape[0]
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 
@@ -445,6 +489,29 @@ def random_operation_of_step() -> str | None:
     """
     operations = _operations_in(tf.compat.v1.get_default_graph())
     return next(filter(_RANDOM.fullmatch, operations), None)
+
+
+def changed_variables(graph: tf.Graph, kept: list[keras.Variable]) -> list[str]:
+    """Returns the names of the variables that a traced step changes, other than the kept ones.
+
+    Args:
+        graph: of the step's function, whose trace may not be over.
+        kept: variables that checkpoints keep, or that each step sets.
+    """
+    handles = {id(part.handle) for variable in kept for part in _parts(variable)}
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {id(tensor) for tensor in writes}
+    changed = {id(outer) for outer, within in graph.captures if id(within) in written} - handles
+    watched = graph._watched_variables  # `graph.variables` is empty until the trace is over
+    return sorted(each.name.removesuffix(":0") for each in watched if id(each.handle) in changed)
+
+
+def _parts(variable) -> tuple:
+    """Returns the variable of each replica on this worker, or the one that all of them share."""
+    value = getattr(variable, "value", variable) if hasattr(variable, "path") else variable
+    return getattr(value, "values", None) or (getattr(value, "_v", value),)
 
 
 def _operations_in(graph: tf.Graph) -> Iterator[str]:
@@ -1500,6 +1567,14 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers())
 
 
+def seeds_of(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
+    """Returns the generators of a layer, also those in lists and dicts, but not of inner layers.
+
+    Lacks: no public name for them.
+    """
+    return layer._seed_generators
+
+
 def states_of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of a model's stateful layers, which neither weights nor files hold.
 
@@ -1520,6 +1595,14 @@ def global_seed(create: bool = False) -> list[keras.Variable]:
     if not create and global_state.get_global_attribute("global_seed_generator") is None:
         return []
     return [seed_generator.global_seed_generator().state]
+
+
+def random_seed() -> int | None:
+    """Returns the seed of `keras.utils.set_random_seed()`; None after `clear_session()`.
+
+    Lacks: no public API reports it.
+    """
+    return rng_utils.get_random_seed()
 
 
 def not_for_xla(model: keras.Model) -> list[str]:

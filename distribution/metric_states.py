@@ -49,9 +49,15 @@ class MetricStates:
             return [np.concatenate(parts).astype(np.float64).tolist() if parts else []]
         return self._read().numpy().tolist()
 
+    def fit(self, rows: list[list[float]]) -> bool:
+        """Returns whether rows have a number for each value of these metrics."""
+        return all(len(row) == sum(self.sizes) for row in rows)
+
     def write(self, rows: list[list[float]]) -> None:
         """Restores rows; for another number of replicas only their sum."""
         values = np.asarray(rows, np.float64)
+        if not self.variables:  # a model may list no metrics
+            return
         if self.one_copy or len(values) != self.replicas:
             total = np.split(values.sum(0), np.cumsum(self.sizes)[:-1])
             for variable, value in zip(self.variables, total, strict=True):

@@ -133,6 +133,13 @@ def _require_optimizer_for(model: keras.Model) -> None:
                 f"{type(each).__name__}(use_ema=True, gradient_accumulation_steps=...): Keras "
                 "averages after every batch, not every update; use --accumulate-steps instead"
             )
+    dtypes = sorted({str(variable.dtype) for variable in model.trainable_variables})
+    if len(dtypes) > 1:
+        require_none(
+            "global_clipnorm",
+            f"Keras cannot add up the gradients of weights of {' and '.join(dtypes)}; use "
+            "clipnorm, which clips each of them by itself, or one dtype",
+        )
     if strategy.num_replicas_in_sync > 1:
         require_none(
             "gradient_accumulation_steps",
@@ -360,16 +367,23 @@ class Step:
 
     def global_sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums values over all replicas of all workers."""
-        if self.replicas == 1 or not values:
+        if self.replicas == 1:
             return values
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        replica, sums = tf.distribute.get_replica_context(), list(values)
+        for dtype in dict.fromkeys(value.dtype for value in values):  # TensorFlow joins the values
+            places = [place for place, value in enumerate(values) if value.dtype == dtype]
+            of_dtype = [values[place] for place in places]
+            found = replica.all_reduce(tf.distribute.ReduceOp.SUM, of_dtype)
+            for place, total in zip(places, found, strict=True):
+                sums[place] = total
+        return sums
 
     def apply(self, gradients: list, loss: tf.Tensor) -> dict:
         """Applies the gradient of the global batch by Keras's optimizer; returns the metrics."""
         present = [g for g in gradients if g is not None]
         optimizer = self.model.optimizer
         if present:
-            norm = tf.linalg.global_norm(present)
+            norm = tf.linalg.global_norm([tf.cast(g, self.floatx) for g in present])
             scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
             if scale is not None:
                 norm = norm / tf.cast(scale.value, norm.dtype)
@@ -480,6 +494,9 @@ class Step:
                 "checkpoint keeps and which replicas do not share: use keras.random with a "
                 "keras.random.SeedGenerator of the layer"
             )
+        model = self.model
+        own = [self.norm, *self.sums, *self.totals]
+        require_kept(tf.compat.v1.get_default_graph(), model, [*model.optimizer.variables, *own])
         return logs
 
     def _one_update(self, iterator):
@@ -542,6 +559,29 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+def require_kept(graph: tf.Graph, model: keras.Model, others: list) -> None:
+    """Rejects a step that changes a variable which no checkpoint keeps.
+
+    Args:
+        graph: of the traced step.
+        model: the model.
+        others: variables that may change besides those of the model and its metrics.
+
+    Raises:
+        DistributionError: names the variable, and where to create it.
+    """
+    kept = [*model.variables, *model.metrics_variables, *others]
+    kept += [*keras_compat.states_of_layers(model), *keras_compat.global_seed()]
+    names = keras_compat.changed_variables(graph, kept)
+    if names:
+        raise DistributionError(
+            f"the training changes the variable {names[0]}, which belongs neither to the model nor "
+            "to its optimizer or metrics, so no checkpoint keeps it: create it in a layer, by "
+            "self.add_weight(trainable=False) or as a keras.random.SeedGenerator, from which a "
+            "loss, regularizer, constraint or schedule may take it"
+        )
 
 
 def flat_results(results: dict) -> dict:

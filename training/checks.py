@@ -17,6 +17,7 @@ from callbacks.steps import StepCallback
 from data import batches, files
 from data.errors import first_line, listed
 from distribution import keras_compat, step, strategies
+from distribution.metric_states import MetricStates
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
 from training.plan import Plan
@@ -59,13 +60,51 @@ GPU_JIT_MIN_STEPS = 750
 def precision(name: str) -> Iterator[None]:
     """Sets dtype policy and float type, and restores them at the end."""
     before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64" if name == "float64" else "float32")
-    keras.config.set_dtype_policy(name)
+    set_precision(name)
     try:
         yield
     finally:
         keras.config.set_floatx(before[0])
         keras.config.set_dtype_policy(before[1])
+
+
+def set_precision(name: str) -> None:
+    """Sets dtype policy and float type."""
+    keras.config.set_floatx("float64" if name == "float64" else "float32")
+    keras.config.set_dtype_policy(name)
+
+
+def require_precision(model: keras.Model, name: str) -> None:
+    """Rejects a model whose layers were created under another dtype policy than the run's.
+
+    Args:
+        model: built.
+        name: `--precision`.
+
+    Raises:
+        RunError: Keras's session was cleared, the policy is not the run's any more, or no layer
+            computes in its dtype.
+    """
+    if keras_compat.random_seed() is None:
+        raise RunError(
+            "keras.utils.clear_session() was called after run.plan(), and has reset the seed and "
+            "the dtype policy of the run: call it before"
+        )
+    now = keras.config.dtype_policy().name
+    if now != name:
+        raise RunError(
+            f"--precision {name}: Keras's dtype policy was changed to {now}: choose it by "
+            "--precision alone"
+        )
+    dtype = keras.DTypePolicy(name).compute_dtype
+    parts = [e for e in keras_compat.layers_of(model) if not isinstance(e, keras.Model)]
+    found = {each.compute_dtype for each in parts if each.weights}
+    if found and dtype not in found:
+        raise RunError(
+            f"--precision {name}: no layer of the model {model.name} computes in {dtype} (but in "
+            f"{listed(sorted(found))}): create the layers after run.plan() and without a dtype, or "
+            "pass their own precision as --precision"
+        )
 
 
 def refuse_other_options(recipe: str, options) -> None:
@@ -193,9 +232,15 @@ def require_splits(options: SharedOptions, validation, test) -> None:
 
     Raises:
         OptionsError: names the options, one line for each split.
-        RunError: the data of a split have no end.
+        RunError: the data of a split have no end, or can be read only once.
     """
     for split, data in {"validation": validation, "test": test}.items():
+        if isinstance(data, Iterator):
+            raise RunError(
+                f"run.prepare({split}=...) got a {type(data).__name__}, which can be read only "
+                "once, and each evaluation reads the split again: pass "
+                "data.arrays.evaluation_data(), or another tf.data.Dataset"
+            )
         # Keras takes arrays and a `PyDataset`, too.
         is_endless = (
             isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -248,21 +293,21 @@ def require_one_rate(model: keras.Model) -> None:
 
 
 def random_layers_note(model: keras.Model) -> str | None:
-    """Returns a line that names layers whose draws depend on the number of replicas, or None.
+    """Returns a line that names layers whose draws may depend on the number of replicas, or None.
 
-    Dropout is not among them, see `keras_compat.drop_out_by_place`.
+    Dropout is not among them, see `keras_compat.drop_out_by_place`. How a layer of the user's uses
+    its generators cannot be seen.
     """
     names = [
         layer.name
         for layer in keras_compat.layers_of(model)
-        if not isinstance(layer, keras_compat.DROPOUT)
-        and any(isinstance(each, keras.random.SeedGenerator) for each in vars(layer).values())
+        if not isinstance(layer, keras_compat.DROPOUT) and keras_compat.seeds_of(layer)
     ]
     if not names:
         return None
     return (
-        f"{listed(names)}: each replica draws the same random numbers for its own examples, so the "
-        "results depend on the number of replicas (dropout does not)"
+        f"{listed(names)}: except by keras.random.dropout(), each replica draws the same random "
+        "numbers for its own examples, so the results may depend on the number of replicas"
     )
 
 
@@ -355,23 +400,37 @@ def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
         )
 
 
-def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
+def watch_fit(
+    model: keras.Model, of_run: Sequence[keras.callbacks.Callback], first: keras.callbacks.Callback
+) -> None:
     """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
 
-    It also reads the numbers of a step only where a callback looks them up
+    Callbacks that are added to those of the run are called before `first`, so that the run records
+    and saves what they decide. `model.compile()` is rejected: it would replace the run's step. The
+    training also reads the numbers of a step only where a callback looks them up
     (`callbacks/late_numbers.py`), and copies batches to a GPU before their steps
     (`keras_compat.copy_batches_ahead`).
 
     Args:
         model: compiled and built; changed in place.
-        of_run: a callback of the run.
+        of_run: the callbacks of the run.
+        first: the first of them that comes after those of the recipe.
 
     Raises:
-        RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback of Keras with
-            state that no checkpoint keeps; or it is called again.
+        RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback with state that
+            no checkpoint keeps; or it is called again. By `compile()`.
     """
-    fit_stock, was_called = model.fit, False
+    fit_stock, compile_stock, was_called = model.fit, model.compile, False
     all_arguments = "model.fit(train_data, **fit_options), with all that run.prepare() returned"
+
+    def compile_again(*args, **kwargs):
+        if signals.training:
+            raise RunError(
+                "model.compile() was called after run.prepare(), and would replace the step that "
+                "makes the numbers exact: compile before run.prepare(), and use two runs for two "
+                "phases of training"
+            )
+        compile_stock(*args, **kwargs)
 
     def fit(*args, **kwargs):
         nonlocal was_called
@@ -390,12 +449,20 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
                 f"resumes: call {all_arguments}"
             )
         callbacks = kwargs.get("callbacks") or []
-        if not any(each is of_run for each in callbacks):
+        if not all(any(each is own for each in callbacks) for own in of_run):
             raise RunError(
-                f"model.fit() got no callbacks of the run, which save and log: call {all_arguments}"
+                f"model.fit() lacks callbacks of the run, which save and log: call {all_arguments}"
             )
-        for callback in callbacks:
+        added = [each for each in callbacks if not any(each is own for own in of_run)]
+        for callback in added:
             _refuse_stateful(callback)
+            if isinstance(callback, StepCallback):
+                raise RunError(
+                    f"{type(callback).__name__} is a StepCallback: pass it as "
+                    "run.prepare(extra=[...])"
+                )
+        position = next(index for index, own in enumerate(of_run) if own is first)
+        callbacks = [*of_run[:position], *added, *of_run[position:]]
         kwargs["callbacks"] = CallbackList(
             callbacks,
             add_history=True,
@@ -412,7 +479,7 @@ def watch_fit(model: keras.Model, of_run: keras.callbacks.Callback) -> None:
         finally:
             data.copied_ahead = None
 
-    model.fit = fit
+    model.fit, model.compile = fit, compile_again
 
 
 def fits_on_a_gpu(data: tf.data.Dataset) -> bool:
@@ -530,6 +597,7 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
             f"{type(model).__name__}.train_step() returns {', '.join(names) or 'nothing'}: add "
             "'loss', the number that the run logs, and that ends it where it is not finite"
         )
+    step.require_kept(traced.graph, model, _optimizer_variables(model))
 
 
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -679,7 +747,7 @@ def require_same(
     first_batches: list[str],
     plan: Plan,
 ) -> dict:
-    """Rejects another model or optimizer than the checkpoint's, and data that begin at its start.
+    """Rejects another model, optimizer or metrics than the checkpoint's, and data from its start.
 
     Args:
         info: the checkpoint, or None.
@@ -692,7 +760,7 @@ def require_same(
         The fingerprint that the run's checkpoints keep: JSON values.
 
     Raises:
-        RunError: the model, the optimizer or the data do not match.
+        RunError: the model, the optimizer, the metrics or the data do not match.
     """
     weights = [list(weight.shape) for weight in model.weights]
     optimizer = {
@@ -710,6 +778,11 @@ def require_same(
             "build_model() and its options, or use another --run-dir"
         )
     _require_same_optimizer(info, model, optimizer)
+    if info.steps_into_epoch and not MetricStates.of(model).fit(info.state["metrics"]):
+        raise RunError(
+            f"{info.folder}: cannot resume within an epoch: the metrics have changed since; "
+            "restore those that compile() got, or use another --run-dir"
+        )
     draws = _is_function_of_step(train_data) and info.step < plan.total_steps
     if draws and before.get("order") != batches.ORDER:
         raise RunError(

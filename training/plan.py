@@ -68,6 +68,21 @@ class Plan:
         return {name: getattr(self, name) for name in FIXED}
 
 
+class RecipePlan(Plan):
+    """Remembers whether the recipe has read the learning rate.
+
+    Attributes:
+        rate_was_read: whether it has.
+    """
+
+    rate_was_read = False
+
+    def __getattribute__(self, name: str):
+        if name == "learning_rate":
+            object.__setattr__(self, "rate_was_read", True)
+        return super().__getattribute__(name)
+
+
 def require_shared_equally(global_batch_size: int, replicas: int) -> None:
     """Rejects a global batch that the replicas cannot share equally.
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from callbacks import checkpoint as checkpoints
@@ -30,7 +31,7 @@ from callbacks.evaluate_every import EvaluateEvery
 from callbacks.plateau import FACTOR, ReduceOnPlateau
 from callbacks.profile import Profile
 from callbacks.progress import EvaluationProgress, Progress
-from callbacks.records import Records, with_perplexity
+from callbacks.records import Records, used_learning_rate, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
@@ -60,7 +61,7 @@ from training.options import (
     profile_window,
     shown,
 )
-from training.plan import Plan, make_plan, require_shared_equally
+from training.plan import Plan, RecipePlan, make_plan, require_shared_equally
 from training.report import model_card, verdict
 from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
@@ -77,7 +78,8 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     """Opens a run: options, devices, seed, folder, lock, signals; and closes it.
 
     Settings of the whole process (dtype policy, signal handlers, log handlers, repairs of Keras)
-    change while the run is open and are restored when it is closed. Only `--deterministic` stays on
+    change while the run is open and are restored when it is closed. Keras's automatic names are
+    those of the first run of the process. Only `--deterministic` stays on
     until the process ends: TensorFlow cannot switch it off.
 
     Args:
@@ -97,6 +99,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(keras_compat.name_as_in_first_run())
         if options.trained is not None:  # recipes.evaluate
             strategy = tf.distribute.get_strategy()
             stack.enter_context(checks.precision(options.precision))
@@ -182,6 +185,7 @@ class Run:
         self._dataset_was_read = self._test_file_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
+        self._recipe_plan: RecipePlan  # the same, as the recipe got it
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
         self._was_prepared = False
         self._perplexity_of: str | None = None
@@ -361,6 +365,8 @@ class Run:
             OptionsError: the replicas cannot share the batch, or the data do not fill one step.
             RunError: the run in the folder was planned differently, or the workers differ.
         """
+        # A recipe may have called keras.utils.clear_session() before, which resets it.
+        checks.set_precision(self.options.precision)
         self._facts = facts
         if self.options.max_examples is not None and examples > self.options.max_examples:
             raise OptionsError(
@@ -415,7 +421,8 @@ class Run:
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
-        return plan
+        self._recipe_plan = RecipePlan(**vars(plan))
+        return self._recipe_plan
 
     def _shortened(self, plan: Plan) -> list[str]:
         """Returns a note for each number of steps that the user asked for and the run has not."""
@@ -506,14 +513,15 @@ class Run:
 
         Raises:
             RunError: the data are not a dataset, are empty or ragged, or begin differently each
-                time; the model is not compiled, was created outside of the strategy's scope, has a
-                metric of several values, cannot be saved, or has changed since the checkpoint, as
-                may its optimizer; a callback of Keras has state that no checkpoint keeps; the run
-                was prepared before; or a finished run has no test data to be evaluated on.
+                time; a split can be read only once; the model is not compiled, was created outside
+                of the strategy's scope or under another precision, has a metric of several values,
+                cannot be saved, or has changed since the checkpoint, as may its optimizer; a
+                callback of Keras has state that no checkpoint keeps; the run was prepared before;
+                or a finished run has no test data to be evaluated on.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
-                None, or the recipe ignores `--dataset`.
+                None, or the recipe ignores `--dataset` or `--base-learning-rate`.
         """
         if self._was_prepared:
             raise RunError(
@@ -537,13 +545,15 @@ class Run:
                     "(run.prepare(test=None))"
                 )
             return self._take_weights(model, saves or model, test)
-        info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
+        self._note_own_rate(model)
+        info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_splits(options, validation, test)
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
+        checks.require_precision(model, options.precision)
         checks.require_kept_variables(model)
         checks.build_own_step(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
@@ -591,7 +601,7 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
-        checks.watch_fit(model, self.checkpoint)
+        checks.watch_fit(model, tuple(callbacks), self.records)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
@@ -616,6 +626,29 @@ class Run:
             f"--dataset {dataset}: this recipe ignores it; a recipe loads run.dataset, or passes "
             "dataset=options.dataset to run.plan()"
         )
+
+    def _note_own_rate(self, model: keras.Model) -> None:
+        """Reports the learning rate of an optimizer that did not get that of the plan.
+
+        Raises:
+            OptionsError: the user chose a `--base-learning-rate`, which the recipe ignores.
+        """
+        if self._recipe_plan.rate_was_read or keras_compat.own_steps(model):
+            return
+        planned, own = self._plan.learning_rate, used_learning_rate(model.optimizer)
+        if math.isclose(own, planned, rel_tol=1e-6):
+            return
+        asked = self.options.base_learning_rate
+        if asked not in (None, type(self.options).base_learning_rate):
+            raise OptionsError(
+                f"--base-learning-rate {asked:g}: this recipe ignores it (its optimizer begins "
+                f"with {own:g}); a recipe passes plan.learning_rate to its optimizer or schedule"
+            )
+        self.note(
+            f"learning rate: {own:g}, with which the recipe's optimizer begins, not the planned "
+            f"{planned:g}; --lr-scaling has no effect"
+        )
+        self._plan = dataclasses.replace(self._plan, learning_rate=np.float64(own))
 
     def _take_weights(self, model, built, test) -> dict:
         """Sets the recipe's model to the weights of the finished run; `fit()` then runs no epoch.

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import batches
+from data.errors import DataError
 
 
 def numbers(indices, epoch):
@@ -298,3 +299,29 @@ def test_a_worker_makes_its_own_part_of_each_global_batch(kind, workers):
             together = np.concatenate([part[number][column] for part in parts])
             np.testing.assert_array_equal(together, batch[column])
     assert made == [8] + [8 // workers] * workers
+
+
+@pytest.mark.parametrize(("size", "workers", "replicas"), [(8, 3, 1), (8, 1, 3), (1, 2, 2)])
+def test_replicas_that_cannot_share_a_batch_evaluate_each_example_once(size, workers, replicas):
+    """With the length of the global batch, in parts that the replicas of a worker share."""
+    lengths = np.arange(21)[::-1] % 7
+
+    def make_batch(indices, epoch, longest):
+        return indices, tf.fill(tf.shape(indices), longest)
+
+    whole = batches.evaluation_batches(21, size, make_batch, lengths=lengths)
+    parts = [take(whole.part_of_worker(n, workers, replicas), 21) for n in range(workers)]
+    for number, (x, longest, weights) in enumerate(take(whole, 21)):
+        found = [np.concatenate(column) for column in zip(*(p[number] for p in parts), strict=True)]
+        assert all(len(part[number][0]) % replicas == 0 for part in parts)
+        np.testing.assert_array_equal(found[0][found[2] == 1], x[weights == 1])
+        assert set(found[1]) == set(longest)
+
+
+def test_replicas_that_cannot_share_a_batch_do_not_train_on_it():
+    with pytest.raises(DataError) as error:
+        training(26, 8).part_of_worker(0, 3, 2)
+    assert str(error.value) == (
+        "training data with batch_size 8 cannot be shared by 6 replicas: it must be a multiple of "
+        "6, for instance 6 or 12"
+    )

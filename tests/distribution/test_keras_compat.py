@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
-from data import batches, sequences
+from data import arrays, batches, sequences
 from distribution import keras_compat, step, strategies
 from tests.support import forked, replicas
 
@@ -374,3 +374,47 @@ def test_workers_share_each_batch_of_a_pipeline_that_reads_files(tmp_path):
     found = forked.run(lines_of_a_worker, files, workers=2)
     for number, lines in enumerate((["a0", "a1", "a2", "a3"], ["a4", "a5", "a6", "a7"])):
         assert sorted(found[0][number] + found[1][number]) == lines
+
+
+def evaluated_by_a_worker(batch_sizes):
+    """Returns the sum of 20 examples, as a mean, by each size of the global batch."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    x, found = np.arange(20.0)[:, None], []
+    with keras_compat.patch_keras_for(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2.0)])
+            model.compile("sgd", "mae", metrics=["mae"])
+        data = [arrays.evaluation_data(x, 0 * x, batch_size=size) for size in batch_sizes]
+        keras_compat.build(model, data[0])
+        step.install(model)
+        for each in data:
+            found.append(model.evaluate(each, verbose=0, return_dict=True))
+    return [{name: float(value) for name, value in logs.items()} for logs in found]
+
+
+@pytest.mark.long
+def test_workers_that_cannot_share_a_batch_evaluate_each_example_once():
+    for found in forked.run(evaluated_by_a_worker, [7, 1], workers=3, cpus=1):
+        assert found == [pytest.approx({"loss": 19.0, "mae": 19.0}, rel=1e-12)] * 2
+
+
+class TestNames:
+    def test_each_time_they_begin_where_they_first_did(self):
+        def name():
+            return keras.layers.Dense(1).name
+
+        outside = name()
+        found = []
+        for _ in range(2):
+            with keras_compat.name_as_in_first_run():
+                found.append([name(), name()])
+        assert found[0] == found[1]
+        # No object within it has the name of a later one.
+        assert name() not in [outside, *found[0]]
+
+    def test_a_cleared_session(self):
+        with keras_compat.name_as_in_first_run():
+            keras.utils.clear_session()
+            assert keras.layers.Dense(1).name == "dense"

@@ -366,6 +366,40 @@ def test_the_shape_trap_of_regression():
         assert found["losses"] == [pytest.approx((weights * squares).sum() / 5, rel=1e-12)]
 
 
+def two_dtypes(count, installed):
+    """A layer of float32 in a model of float64, whose gradient is clipped."""
+    numbers = np.random.default_rng(0)
+    data = replicas.dataset((numbers.normal(size=(24, 3)), numbers.normal(size=(24, 1))), 6)
+
+    def build():
+        single = keras.layers.Dense(4, dtype="float32")
+        model = keras.Sequential([keras.Input((3,)), single, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, clipnorm=0.5), "mse")
+        return model
+
+    return replicas.fit(count, build, data, **installed)
+
+
+@pytest.mark.parametrize("installed", [{}, {"batches_per_update": 2}])
+def test_weights_of_two_dtypes(installed):
+    one, two = two_dtypes(1, installed), forked.run(two_dtypes, 2, installed)
+    assert np.isfinite(one["norms"]).all() and min(one["norms"]) > 0.5
+    for name in ("losses", "norms", "weights"):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-5)
+
+
+def test_a_global_norm_of_two_dtypes_is_refused():
+    layers = [keras.layers.Dense(4), keras.layers.Dense(1, dtype="float64")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse")
+    with pytest.raises(DistributionError) as error:
+        install(model)
+    assert str(error.value) == (
+        "Adam(global_clipnorm=...): Keras cannot add up the gradients of weights of float32 and "
+        "float64; use clipnorm, which clips each of them by itself, or one dtype"
+    )
+
+
 # --- Evaluation ---
 
 
@@ -400,12 +434,13 @@ def evaluations(batch_sizes, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_neither_the_batch_size_nor_padding_nor_dropout_shows_in_an_evaluation(count):
+    """Nor whether the replicas can share a batch equally."""
     if count == 1:
         found = evaluations([16, 8, 20], 1)
     else:
-        found = forked.run(evaluations, [16, 20], 2)
+        found = forked.run(evaluations, [16, 20, 7, 1], count, cpus=count)
     numbers = np.random.default_rng(0)
     x, y = numbers.normal(size=(20, 3)), numbers.normal(size=(20, 1))
     errors = x.sum(axis=1) - y[:, 0]
@@ -537,6 +572,28 @@ def test_normalizations_under_central_storage():
         np.testing.assert_allclose(shared, mirrored, rtol=1e-6)
     assert found[0][1].startswith("the layer spectral does not work with central_storage")
     assert found[1][1] == ""
+
+
+def far_from_zero_runs(_=None):
+    """Values in float32 whose mean is 4,000 times their deviation, on one replica and two."""
+    numbers = np.random.default_rng(0)
+    x, y = 20_000 + 5 * numbers.normal(size=(48, 3)), numbers.normal(size=(48, 1))
+
+    def build():
+        options = dict(momentum=0.5, center=False, scale=False, dtype="float32")
+        layers = [keras.layers.BatchNormalization(**options), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    data = replicas.dataset((x, y), 12)
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+def test_batch_normalization_of_large_values_does_not_cancel():
+    one, two = forked.run(far_from_zero_runs)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-3)
+    assert two["evaluated"]["loss"] == pytest.approx(one["evaluated"]["loss"], rel=1e-3)
 
 
 class OwnAccuracy(keras.metrics.SparseCategoricalAccuracy):

@@ -356,7 +356,7 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
         strategy="none",
         sequence_length=96,
         epochs=40,
-        max_steps=120,
+        max_steps=200,
         global_batch_size=8,
         base_learning_rate=0.02,
         jit="off",

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from callbacks import checkpoint
 from data import arrays, files
+from distribution.errors import DistributionError
 from recipes import bert_mlm, text_classification
 from tests.support import forked, processes, tiny_recipe
 from training import artifacts, checks
@@ -195,6 +196,159 @@ class TestMetrics:
         said = refused(tmp_path, arguments=arguments, parts={"pipeline": one_hot})
         assert said.startswith("the metric f1_score has several values, of shape (2,): ")
         assert "F1Score(average='macro')" in said and len(said.splitlines()) == 1
+
+
+@keras.saving.register_keras_serializable("tests")
+class Drawing(keras.constraints.Constraint):
+    """Adds noise."""
+
+    def __init__(self):
+        self.seed = keras.random.SeedGenerator(5)
+
+    def __call__(self, weight):
+        return weight + 0.001 * keras.random.normal(keras.ops.shape(weight), seed=self.seed)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Penalty(keras.regularizers.Regularizer):
+    """Penalises weights by random factors."""
+
+    def __init__(self, seed=None):
+        self.seed = keras.random.SeedGenerator(5) if seed is None else seed
+
+    def __call__(self, weight):
+        drawn = keras.random.uniform(keras.ops.shape(weight), seed=self.seed)
+        return 0.01 * keras.ops.sum(drawn * keras.ops.square(weight))
+
+    def get_config(self):
+        return {}
+
+
+class Scaling(keras.losses.Loss):
+    """Divides the errors by a scale that is a mean over all steps, unless it is fixed."""
+
+    def __init__(self, scale=None, is_fixed=False):
+        super().__init__()
+        self.scale = keras.Variable(1.0, trainable=False, name="scale") if scale is None else scale
+        self.is_fixed = is_fixed
+
+    def call(self, y_true, y_pred):
+        errors = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        if not self.is_fixed:
+            self.scale.assign(0.9 * self.scale + 0.1 * keras.ops.mean(errors))
+        return errors / self.scale
+
+
+@keras.saving.register_keras_serializable("tests")
+class Keeping(keras.layers.Layer):
+    """Keeps state for a loss and a regularizer."""
+
+    def __init__(self, **named):
+        super().__init__(**named)
+        self.seed = keras.random.SeedGenerator(3)
+        self.scale = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs):
+        return inputs
+
+
+class TestKept:
+    """A resumed run would train differently: a checkpoint has the variables of the model."""
+
+    @staticmethod
+    def built_with(**arguments):
+        def build(options):
+            hidden = keras.layers.Dense(8)
+            for name, value in arguments.items():
+                setattr(hidden, f"kernel_{name}", value)
+            return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2)])
+
+        return {"build": build}
+
+    @pytest.mark.parametrize("kind", ["loss", "function", "regularizer", "constraint"])
+    def test_state_that_is_in_no_layer(self, kind, tmp_path):
+        loss, parts = Scaling(), {}
+        if kind in ("regularizer", "constraint"):
+            made = Penalty() if kind == "regularizer" else Drawing()
+            loss, parts = Scaling(is_fixed=True), self.built_with(**{kind: made})
+        changed = loss if kind != "function" else lambda *them: loss.call(*them)
+        said = refused(tmp_path, DistributionError, lambda: {"loss": changed}, parts)
+        name = "scale" if kind in ("loss", "function") else "seed_generator_state"
+        assert re.match(f"the training changes the variable .*{name}, which belongs neither", said)
+        assert "self.add_weight(trainable=False)" in said and len(said.splitlines()) == 1
+
+    def test_state_of_a_step_of_the_model(self, tmp_path):
+        scaling = Scaling()
+
+        class Own(keras.Sequential):
+            def train_step(self, data):
+                scaling.call(data[1], self(data[0]))
+                return super().train_step(data)
+
+        parts = {"build": lambda options: Own(tiny_recipe.build_model(options).layers)}
+        said = refused(tmp_path, DistributionError, parts=parts)
+        assert said.startswith("the training changes the variable scale")
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"accumulate_steps": 2, "steps_per_execution": 2, "max_steps": 2},
+            {"jit": "on"},
+            {"precision": "mixed_float16"},
+            {"strategy": "mirrored", "replicas": 2},
+            {"strategy": "mirrored", "replicas": 2, "jit": "on", "accumulate_steps": 2},
+            {"strategy": "central_storage", "replicas": 2},
+        ],
+    )
+    def test_a_variable_that_does_not_change(self, options, tmp_path):
+        assert forked.run(trains_with_a_fixed_scale, str(tmp_path), options) > 0
+
+    @pytest.mark.long
+    def test_on_two_replicas(self, tmp_path):
+        said = forked.run(refused_with_a_drawing_regularizer, str(tmp_path))
+        assert re.match("the training changes the variable .*seed_generator_state", said)
+
+    @pytest.mark.long
+    def test_state_in_a_layer_resumes_identically(self, tmp_path):
+        def train(folder, extra=()):
+            keeping = []
+
+            def build(options):
+                keeping.append(Keeping())
+                hidden = keras.layers.Dense(8)
+                hidden.kernel_regularizer = Penalty(keeping[0].seed)
+                layers = [keeping[0], hidden, keras.layers.Dense(2)]
+                return keras.Sequential([keras.Input((6,)), *layers])
+
+            def arguments(options, rate):
+                made = tiny_recipe.compile_arguments(options, rate)
+                return made | {"loss": Scaling(keeping[0].scale)}
+
+            options = tiny_recipe.Options(run_dir=folder)
+            return tiny_recipe.main(options, arguments=arguments, build=build, extra=extra)
+
+        unbroken = train(tmp_path / "unbroken")
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", extra=[StopAfter(4)])
+        resumed = train(tmp_path / "run")
+        assert resumed["resumed_from_step"] == 4
+        assert resumed["weights_sha256"] == unbroken["weights_sha256"]
+
+
+def trains_with_a_fixed_scale(folder, options):
+    def arguments(options, rate):
+        made = tiny_recipe.compile_arguments(options, rate)
+        return made | {"loss": Scaling(is_fixed=True)}
+
+    chosen = tiny_recipe.Options(run_dir=Path(folder) / "run", **{"max_steps": 1} | options)
+    return tiny_recipe.main(chosen, arguments=arguments)["steps"]
+
+
+def refused_with_a_drawing_regularizer(folder):
+    parts = TestKept.built_with(regularizer=Penalty())
+    two = dict(strategy="mirrored", replicas=2)
+    return refused(Path(folder), DistributionError, parts=parts, **two)
 
 
 class TestScope:
@@ -395,6 +549,14 @@ class TestModel:
             tiny_recipe.main(stopped_at_four[1], arguments=arguments)
         assert len(str(caught.value).splitlines()) == 1
 
+    def test_other_metrics_within_an_epoch(self, stopped_at_four):
+        def arguments(options, rate):
+            return tiny_recipe.compile_arguments(options, rate) | {"metrics": []}
+
+        with pytest.raises(RunError, match="cannot resume within an epoch: the metrics") as caught:
+            tiny_recipe.main(stopped_at_four[1], arguments=arguments)
+        assert len(str(caught.value).splitlines()) == 1
+
     def test_a_checkpoint_from_before_the_optimizer_was_kept(self, stopped_at_four):
         folder, options = stopped_at_four
         (path,) = folder.glob("checkpoints/*/state.json")
@@ -514,6 +676,14 @@ class TestData:
     def test_a_split_without_an_end(self, split):
         data = {"validation": None, "test": None, split: tf.data.Dataset.range(3).repeat()}
         with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\): the data have no end"):
+            checks.require_splits(SharedOptions(), **data)
+
+    @pytest.mark.parametrize("split", ["validation", "test"])
+    def test_a_split_that_is_read_once(self, split):
+        """Each evaluation would go on with other batches."""
+        batches = ((np.zeros((4, 6)), np.zeros(4)) for _ in range(3))
+        data = {"validation": None, "test": None, split: batches}
+        with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\) got a generator, which"):
             checks.require_splits(SharedOptions(), **data)
 
     def test_one_that_ignores_where_the_run_resumes(self, tmp_path):
@@ -649,7 +819,7 @@ class TestFit:
             model.fit(data, steps_per_epoch=1)
 
         said = refused(tmp_path, parts={"fit": fit})
-        assert said.startswith("model.fit() got no callbacks of the run")
+        assert said.startswith("model.fit() lacks callbacks of the run")
 
     def test_a_callback_that_is_added_later(self, tmp_path):
         def fit(model, data, fit_options):
@@ -657,6 +827,47 @@ class TestFit:
             model.fit(data, **fit_options)
 
         assert "EarlyStopping has state" in refused(tmp_path, parts={"fit": fit})
+
+    def test_a_model_that_is_compiled_again(self, tmp_path):
+        """Keras's own step would count the padding of last batches."""
+
+        def fit(model, data, fit_options):
+            model.compile(**tiny_recipe.compile_arguments(tiny_recipe.Options(), 0.1))
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.compile() was called after run.prepare()")
+        assert "compile before run.prepare()" in said and len(said.splitlines()) == 1
+
+    def test_a_callback_of_steps_that_is_added_later(self, tmp_path):
+        def fit(model, data, fit_options):
+            fit_options["callbacks"].append(tiny_recipe.Counter())
+            model.fit(data, **fit_options)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said == "Counter is a StepCallback: pass it as run.prepare(extra=[...])"
+
+    @pytest.mark.parametrize("comes_first", [False, True])
+    def test_a_callback_that_is_added_later_ends_the_run_before_its_last_save(
+        self, tmp_path, comes_first
+    ):
+        """After a kill in the test the run would train on."""
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.stop_training = True
+
+        def fit(model, data, fit_options):
+            callbacks = fit_options["callbacks"]
+            fit_options["callbacks"] = [Stop(), *callbacks] if comes_first else [*callbacks, Stop()]
+            model.fit(data, **fit_options)
+            raise KeyboardInterrupt
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, fit=fit)
+        newest = checkpoint.newest(tmp_path / "run" / "checkpoints")
+        assert newest.step == 9 and newest.state["finished"]
+        assert tiny_recipe.main(options)["steps"] == 9
 
     def test_no_training_at_all(self, tmp_path):
         said = refused(tmp_path, parts={"fit": lambda *_: None})
@@ -802,6 +1013,53 @@ def test_the_precision_is_put_back():
     assert keras.config.dtype_policy().name == "float32"
 
 
+class TestPrecision:
+    """`keras.utils.clear_session()`, which is usual in notebooks, resets the dtype policy."""
+
+    HALF = dict(precision="mixed_bfloat16", max_steps=1)
+
+    def test_a_session_that_is_cleared_before_the_plan(self, tmp_path, monkeypatch):
+        stock, models = tiny_recipe.splits, []
+
+        def splits():
+            keras.utils.clear_session()
+            return stock()
+
+        monkeypatch.setattr(tiny_recipe, "splits", splits)
+        tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", **self.HALF),
+            inside=lambda run, model: models.append(model),
+        )
+        assert models[0].layers[0].compute_dtype == "bfloat16"
+
+    def test_a_session_that_is_cleared_later(self, tmp_path):
+        """The first weights would not be those of the seed either."""
+
+        def build(options):
+            keras.utils.clear_session()
+            return tiny_recipe.build_model(options)
+
+        said = refused(tmp_path, parts={"build": build})
+        assert said.startswith("keras.utils.clear_session() was called after run.plan()")
+        assert len(said.splitlines()) == 1
+
+    def test_a_policy_that_the_recipe_sets(self, tmp_path):
+        def build(options):
+            keras.config.set_dtype_policy("mixed_float16")
+            return tiny_recipe.build_model(options)
+
+        said = refused(tmp_path, parts={"build": build})
+        assert said.startswith("--precision float32: Keras's dtype policy was changed to mixed_fl")
+        assert len(said.splitlines()) == 1
+
+    def test_a_model_that_was_built_under_another_policy(self, tmp_path):
+        model = tiny_recipe.build_model(tiny_recipe.Options())
+        parts = {"build": lambda options: model}
+        said = refused(tmp_path, parts=parts, **self.HALF)
+        assert said.startswith("--precision mixed_bfloat16: no layer of the model sequential")
+        assert len(said.splitlines()) == 1
+
+
 class TestXla:
     """Which runs `--jit auto` compiles."""
 
@@ -854,22 +1112,31 @@ class TestXla:
 
 def test_layers_whose_draws_depend_on_the_replicas_are_named():
     """Not those that drop out, alone or in a cell."""
+
+    class Several(keras.layers.Layer):
+        def __init__(self, several, **options):
+            super().__init__(**options)
+            self.several = several
+
+        def call(self, inputs):
+            return inputs
+
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((5, 3)),
-            layers.LSTM(2, dropout=0.1, recurrent_dropout=0.1, return_sequences=True),
-            layers.Bidirectional(layers.GRU(2, dropout=0.1, return_sequences=True)),
-            layers.SpatialDropout1D(0.1),
-            layers.Dropout(0.1),
-        ]
+    inputs = keras.Input((5, 3))
+    hidden = layers.LSTM(2, dropout=0.1, recurrent_dropout=0.1, return_sequences=True)(inputs)
+    hidden = layers.Bidirectional(layers.GRU(2, dropout=0.1, return_sequences=True))(hidden)
+    hidden = layers.Dropout(0.1)(layers.SpatialDropout1D(0.1)(hidden))
+    hidden = layers.Attention(dropout=0.1)([hidden, hidden])
+    hidden = layers.AdditiveAttention(dropout=0.1)([hidden, hidden])
+    assert checks.random_layers_note(keras.Model(inputs, hidden)) is None
+    hidden = layers.GaussianNoise(0.1, name="noise")(hidden)
+    hidden = layers.AlphaDropout(0.1, name="alpha")(layers.Flatten()(hidden))
+    hidden = Several([keras.random.SeedGenerator(1)], name="list")(hidden)
+    hidden = Several({"a": keras.random.SeedGenerator(1), "b": 2}, name="dict")(hidden)
+    assert checks.random_layers_note(keras.Model(inputs, hidden)) == (
+        "noise, alpha, list, dict: except by keras.random.dropout(), each replica draws the same "
+        "random numbers for its own examples, so the results may depend on the number of replicas"
     )
-    assert checks.random_layers_note(model) is None
-    model.add(layers.GaussianNoise(0.1, name="noise"))
-    model.add(layers.Flatten())
-    model.add(layers.AlphaDropout(0.1, name="alpha"))
-    note = checks.random_layers_note(model)
-    assert note.startswith("noise, alpha: each replica draws the same random numbers")
 
 
 class TestClassWeights:

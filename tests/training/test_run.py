@@ -122,6 +122,23 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
+class BatchesSeen(keras.metrics.Metric):
+    """Counts the batches of all epochs and evaluations: a reset keeps their number."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1)
+
+    def result(self):
+        return self.count
+
+    def reset_state(self):
+        pass
+
+
 EVALUATIONS = dict(validate_every=3, test_every=4)  # of the fixture `finished`
 
 
@@ -560,6 +577,27 @@ class TestResume:
         require_the_same_after_a_stop(train, tmp_path)
         fingerprint = newest(tmp_path / "run").state["fingerprint"]["optimizer"]
         assert fingerprint["name"] == "RMSprop, Adam, Adam"
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("step", [PER_EPOCH + 1, 2 * PER_EPOCH - 1])
+    def test_a_metric_that_keeps_something_between_epochs(self, step, tmp_path, at_step):
+        def train(folder):
+            arguments = tiny_recipe.compile_arguments
+            return tiny_recipe.main(
+                tiny_recipe.Options(run_dir=folder, checkpoint_every=PER_EPOCH),
+                arguments=lambda *them: arguments(*them) | {"metrics": [BatchesSeen()]},
+            )
+
+        def kill():
+            raise KeyboardInterrupt
+
+        unbroken = train(tmp_path / "unbroken")
+        assert unbroken["history"]["seen"] == [12, 24]  # with those of the validation, three
+        at_step(step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run")
+        assert train(tmp_path / "run")["resumed_from_step"] == PER_EPOCH
+        assert_as_unbroken(tmp_path / "run", tmp_path / "unbroken")
 
     @pytest.mark.long
     def test_it_keeps_what_auto_meant(self, stopped):
@@ -1021,6 +1059,28 @@ def test_steps_that_the_epochs_do_not_have_are_noted(tmp_path):
     ]
 
 
+def test_each_run_of_a_process_has_the_same_automatic_names(tmp_path):
+    """As a cell of a notebook that is run again: its history has one list per metric."""
+
+    def arguments(options, rate):
+        unnamed = [keras.metrics.SparseTopKCategoricalAccuracy(k=1)]
+        return tiny_recipe.compile_arguments(options, rate) | {"metrics": unnamed}
+
+    def run(**options):
+        names = []
+        results = tiny_recipe.main(
+            tiny_recipe.Options(run_dir=tmp_path / "run", **options),
+            arguments=arguments,
+            inside=lambda run, model: names.extend(each.name for each in model.layers),
+        )
+        return names, list(results["history"])
+
+    layers, metrics = run(epochs=1)
+    assert run(epochs=2, resume="extend") == (layers, metrics)
+    shutil.rmtree(tmp_path / "run")
+    assert run(epochs=1, keep_best=metrics[-1]) == (layers, metrics)
+
+
 class TestIgnoredDataset:
     def test_is_refused(self, tmp_path):
         with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
@@ -1056,6 +1116,59 @@ class TestIgnoredDataset:
         assert evaluate(trained, dataset=None, batch_size=8)["dataset"] == "numbers"
         with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
             evaluate(trained, dataset="nope.csv", batch_size=8)
+
+
+class TestIgnoredRate:
+    """A recipe whose optimizer does not get the rate of the plan."""
+
+    @pytest.fixture
+    def train(self, tmp_path, monkeypatch):
+        stock = run_module.Run.prepare
+
+        def prepare(self, *arguments, **named):
+            self._recipe_plan = type(self._recipe_plan)(**vars(self._plan))  # not read
+            return stock(self, *arguments, **named)
+
+        monkeypatch.setattr(run_module.Run, "prepare", prepare)
+
+        def train(optimizer, **options):
+            return tiny_recipe.main(
+                tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1, **options),
+                arguments=lambda *them: (
+                    tiny_recipe.compile_arguments(*them) | {"optimizer": optimizer}
+                ),
+            )
+
+        return train
+
+    def test_an_option_is_refused(self, train, tmp_path):
+        with pytest.raises(OptionsError, match="^--base-learning-rate 0.5: this recipe ignores it"):
+            train("adam", base_learning_rate=0.5)
+        assert not (tmp_path / "run").exists()
+
+    def test_the_rate_that_was_used_is_reported(self, train, tmp_path):
+        results = train("adam")
+        assert results["learning_rate"] == pytest.approx(0.001)
+        (note,) = results["notes"]
+        assert note.startswith("learning rate: 0.001, with which the recipe's optimizer begins")
+        assert "not the planned 0.01" in note
+        (used,) = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
+        assert used == pytest.approx(0.001)
+
+    @pytest.mark.long
+    def test_not_one_that_equals_the_plan(self, train):
+        results = train(keras.optimizers.SGD(0.5), base_learning_rate=0.5)
+        assert (results["learning_rate"], results["notes"]) == (0.5, [])
+
+    def test_nor_one_that_the_recipe_computed_from_it(self, tmp_path):
+        def arguments(options, rate):
+            schedule = keras.optimizers.schedules.CosineDecay(0.0, 5, warmup_target=rate / 2)
+            made = tiny_recipe.compile_arguments(options, rate)
+            return made | {"optimizer": keras.optimizers.SGD(schedule)}
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1, base_learning_rate=0.5)
+        results = tiny_recipe.main(options, arguments=arguments)
+        assert (results["learning_rate"], results["notes"]) == (0.5, [])
 
 
 def test_max_examples_that_a_recipe_does_not_apply_are_refused(tmp_path):

@@ -431,6 +431,24 @@ def test_batch_normalization_of_two_replicas_behind_a_mask(repaired):
         assert_close(float(variance[0]), 4.0, "the variance of 1 and 5")
 
 
+@repair("normalise_unmasked_together", "E[x^2] - E[x]^2 in float32 (no thread known)")
+def test_batch_normalization_of_two_replicas_far_from_zero(repaired):
+    strategy = two_replicas()
+    with only_if(repaired, keras_compat.normalise_unmasked_together()), strategy.scope():
+        layer = keras.layers.BatchNormalization(synchronized=True, momentum=0.0, epsilon=0.0)
+        layer.build((None, 1))
+        values = 20_000 + tf.constant([[-3.0], [-1.0], [1.0], [3.0]])
+
+        def normalise():
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            layer(values[2 * index : 2 * index + 2], training=True)
+
+        strategy.run(normalise)
+    with asking_keras():
+        variance = float(np.ravel(layer.moving_variance)[0])
+        assert_close(variance, 5.0, "the mean of 9, 1, 1 and 9")
+
+
 @repair("padding_left_out", "metrics= counts the examples that pad the last batch")
 def test_metrics_of_a_padded_batch(repaired):
     x, y = (part[:8] for part in numbers())
