@@ -112,6 +112,25 @@ class Waiting:
 
 
 @contextlib.contextmanager
+def log_on_stderr() -> Iterator[None]:
+    """Writes the log "recipes" to standard error within this context.
+
+    For programs whose standard output is an answer; a run's log goes to standard output.
+    """
+    before = log.level, log.propagate
+    handler = logging.StreamHandler()
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before[1]
+        log.setLevel(before[0])
+
+
+@contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Removes live lines from the terminal while other text is written to it."""
     if not is_shown():

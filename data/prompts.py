@@ -252,52 +252,88 @@ def _beginning(prompt: Prompt) -> str:
 
 
 def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pair]:
-    """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`."""
+    """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`.
+
+    Raises:
+        DataError: The file cannot be read, or rows are not what they should be: names the first
+            one and where the others are.
+    """
     is_table = tables.is_table(path.name)
-    wanted = (columns.prompt, columns.response)
     read = [*columns.prompt, *columns.response, *INPUT, SYSTEM, MESSAGES, CONVERSATIONS]
     rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path, read)
-    if tables.is_parquet(path.name):
-        unread |= dict.fromkeys(name for name in tables.header_of(path) if name not in read)
+    header = tables.header_of(path) if tables.is_parquet(path.name) else []
+    unread |= dict.fromkeys(name for name in header if name not in read)
+    refused: list[str] = []
+    first: DataError | None = None
     for where, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object with prompt and response")
-        chats = (MESSAGES, CONVERSATIONS)
-        chat = next((name for name in chats if row.get(name) is not None), None)
-        if chat is not None and not is_table:
-            unread |= dict.fromkeys(_not_empty(row, chat))
-            yield read_messages(where, _as_messages(row[chat]), ends_with="assistant")
+        try:
+            pair = _pair_of(where, row, unread, columns, header, is_table)
+        except DataError as error:
+            first = first or error
+            refused.append(where.removeprefix(f"{path}, "))
             continue
-        fields = [_field_of(where, row, names) for names in wanted]
-        if None in fields:
-            keys = list(row)
-            if tables.is_parquet(path.name):  # the row has no other columns
-                keys = tables.header_of(path)
-            found = ", ".join(map(str, keys))
-            small = {tables.folded(str(name)) for name in keys} - {*map(str, keys)}
-            hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
-            raise DataError(
-                f"{where}: expected {' or '.join(columns.prompt)}, and "
-                f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}{HINT}"
-            )
-        parts = [row[name] for name in fields]
-        if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
-            unread |= dict.fromkeys(_not_empty(row, *fields))
-            yield read_messages(where, sum(parts, []), ends_with="assistant")
-            continue
-        about = next((name for name in INPUT if row.get(name)), None)
-        unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
-        asked, answer = map(row.get, fields)
-        if answer is None:
-            answer = ""
-        if about is not None and isinstance(asked, str):
-            passage = _text(where, about, row[about], may_be_empty=True)
-            asked = "\n\n".join(filter(None, (asked, passage)))
-        asked = _text(where, "prompt", asked)
-        answer = _text(where, "response", answer, may_be_empty=True)
-        system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
-        prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
-        yield prompt, answer
+        yield pair
+    if first is not None:
+        others = refused[1:]
+        more = f"; likewise {len(others):,} more ({listed(others)})" if others else ""
+        raise DataError(f"{first}{more}") from first
+
+
+def _pair_of(
+    where: str,
+    row,
+    unread: dict[str, None],
+    columns: Columns,
+    header: Sequence[str],
+    is_table: bool,
+) -> Pair:
+    """Returns the pair of a row; adds to `unread` as `_read` does.
+
+    Args:
+        where: The row's position.
+        row: JSON.
+        unread: Names of fields.
+        columns: Names of the prompt and the response.
+        header: All names of the file's fields, if the row has only those that are read.
+        is_table: Whether the row is of a CSV or a TSV.
+
+    Raises:
+        DataError: The row is not what it should be.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object with prompt and response")
+    chats = (MESSAGES, CONVERSATIONS)
+    chat = next((name for name in chats if row.get(name) is not None), None)
+    if chat is not None and not is_table:
+        unread |= dict.fromkeys(_not_empty(row, chat))
+        return read_messages(where, _as_messages(row[chat]), ends_with="assistant")
+    fields = [_field_of(where, row, names) for names in (columns.prompt, columns.response)]
+    if None in fields:
+        keys = [*map(str, header or row)]
+        small = {tables.folded(name) for name in keys} - {*keys}
+        hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
+        raise DataError(
+            f"{where}: expected {' or '.join(columns.prompt)}, and "
+            f"{' or '.join(columns.response)}; or messages; found {', '.join(keys)[:100]!a}{hint}"
+            f"{HINT}"
+        )
+    parts = [row[name] for name in fields]
+    if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
+        unread |= dict.fromkeys(_not_empty(row, *fields))
+        return read_messages(where, sum(parts, []), ends_with="assistant")
+    about = next((name for name in INPUT if row.get(name)), None)
+    unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
+    asked, answer = map(row.get, fields)
+    if answer is None:
+        answer = ""
+    if about is not None and isinstance(asked, str):
+        passage = _text(where, about, row[about], may_be_empty=True)
+        asked = "\n\n".join(filter(None, (asked, passage)))
+    asked = _text(where, "prompt", asked)
+    answer = _text(where, "response", answer, may_be_empty=True)
+    system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
+    prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
+    return prompt, answer
 
 
 def _field_of(where: str, row: dict, names: Sequence[str]) -> str | None:

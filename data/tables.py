@@ -1,4 +1,4 @@
-"""Reads CSV and TSV tables, JSON and Parquet row by row; each error message names the row."""
+"""Reads CSV and TSV tables, JSON and Parquet; errors name the row. Writes CSV."""
 
 import codecs
 import contextlib
@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def is_parquet(name: str) -> bool:
     return name.lower().endswith(PARQUET)
 
 
-def read_objects(path: Path, columns: Collection[str]) -> Iterator[tuple[str, object]]:
+def read_objects(path: str | Path, columns: Collection[str]) -> Iterator[tuple[str, object]]:
     """Yields the values of JSON lines, of one JSON list, or of Parquet, and the position of each.
 
     Args:
@@ -51,6 +51,7 @@ def read_objects(path: Path, columns: Collection[str]) -> Iterator[tuple[str, ob
         DataError: The file cannot be read, is not JSON or Parquet, repeats one of the columns, or
             has a value that Python lacks in one.
     """
+    path = files.expand(path)
     if is_parquet(path.name):
         yield from _read_parquet(path, columns)
         return
@@ -120,7 +121,7 @@ def _unreadable(rows) -> tuple[int, str]:
 
 
 def read_table(
-    path: Path,
+    path: str | Path,
     *columns: Sequence[str],
     header: Sequence[str] | None = None,
     empties_broken_rows: bool = False,
@@ -149,6 +150,7 @@ def read_table(
         DataError: The file cannot be read, is not UTF-8, has a row of another length than its
             header, or lacks or repeats a wanted column.
     """
+    path = files.expand(path)
     if has_objects(path.name):
         places, keys = [], []
         if is_parquet(path.name):
@@ -184,12 +186,13 @@ def read_table(
             yield where, ["" if place is None else row[place].strip() for place in places]
 
 
-def header_of(path: Path) -> list[str]:
+def header_of(path: str | Path) -> list[str]:
     """Returns the stripped fields of a table's first line, or the names in the first object.
 
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
+    path = files.expand(path)
     if is_parquet(path.name):
         with _parquet(path) as file:
             return list(file.schema_arrow.names)
@@ -198,6 +201,71 @@ def header_of(path: Path) -> list[str]:
         return list(first) if isinstance(first, dict) else []
     with _rows(path) as reader:
         return [name.strip() for name in next(reader, [])]
+
+
+def read_rows(path: str | Path) -> tuple[list[str], list[list[Any]]]:
+    """Returns the names of all columns of a table and its rows, those that are empty too.
+
+    They are the rows of `read_table(keeps_empty_rows=True)`.
+
+    Args:
+        path: As in `read_table`; a name may be repeated or empty.
+
+    Returns:
+        The names; and the values of each row: texts, or of JSON and Parquet what an object has,
+        None where it lacks a field.
+
+    Raises:
+        DataError: The file cannot be read, is not UTF-8, or has a value that is not an object.
+    """
+    path = files.expand(path)
+    if has_objects(path.name):
+        objects: list[dict] = []
+        for where, row in read_objects(path, header_of(path)):
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: expected an object, found {row!r:.40}")
+            objects.append(row)
+        names = list(dict.fromkeys(name for row in objects for name in row))
+        return names, [[row.get(name) for name in names] for row in objects]
+    with _rows(path) as reader:
+        names = [name.strip() for name in next(reader, [])]
+        return names, [row for row in reader if len(row) == len(names)]
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV whole or not at all; an existing one is replaced.
+
+    Args:
+        path: In UTF-8.
+        rows: The header, and the values of each row as of `write_rows`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with (
+        files.atomic(path) as temporary,
+        open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream,
+    ):
+        write_rows(stream, rows)
+
+
+def write_rows(stream, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows of a CSV; quotes fields with commas, quotes and line breaks.
+
+    Args:
+        stream: Takes texts; its line ends are left as they are (`newline=""`).
+        rows: Texts and numbers, which are not rounded; None is empty, and lists and dicts are
+            written as JSON.
+    """
+    writer = csv.writer(stream)
+    for row in rows:
+        writer.writerow(map(_cell, row))
+
+
+def _cell(value):
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
 
 
 def has_field(path: Path, *names: str) -> bool:

@@ -416,6 +416,7 @@ def main(options: Options) -> dict:
             within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
             metadata={"mean": mean, "plus_minus": spread, "trained_on": trained_on},
             example_input=None if is_usual else usual_input(molecules["test"][0]),
+            examples_table=lambda: worst_first(molecules["test"], missed["test"]),
         )
 
 
@@ -650,6 +651,24 @@ def errors(missed: np.ndarray, tm: np.ndarray) -> dict[str, float]:
     if np.ptp(tm) == 0:
         return found
     return found | {"r2": 1 - found["rmse"] ** 2 / float(np.var(tm, dtype=np.float64))}
+
+
+def worst_first(molecules: Sequence[melting.Molecule], missed: np.ndarray) -> list[list]:
+    """Returns the rows of `recipes.evaluate --examples`, a header first; the largest error first.
+
+    Args:
+        molecules: those of the test split.
+        missed: predicted minus measured temperature of each, of shape (n, 1).
+    """
+    names = ["sequence", "structure", "sodium", "strand_concentration", "dataset", "id", "tm"]
+    rows = [
+        [
+            *(getattr(molecules[index], name) for name in names),
+            molecules[index].tm + missed[index, 0],
+        ]
+        for index in np.argsort(-np.abs(missed[:, 0]), kind="stable")
+    ]
+    return [[*names, "predicted"], *rows]
 
 
 def error_beside_formula(

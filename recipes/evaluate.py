@@ -4,6 +4,7 @@
     python -m recipes.evaluate RUN_DIR --dataset my_text.txt
     python -m recipes.evaluate RUN_DIR --dataset wikitext-2-raw --json
     python -m recipes.evaluate RUN_DIR --test-file new.csv
+    python -m recipes.evaluate RUN_DIR --examples errors.csv
     python -m recipes.evaluate RUN_DIR --on blimp:FOLDER
 
 RUN_DIR is the folder of a finished run. Calls the recipe's `main` with the run's options and
@@ -25,8 +26,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data import files, minimal_pairs
+from data import files, live_line, minimal_pairs, tables
 from data.errors import DataError
+from training.answer_table import problems_of_csv
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
@@ -62,6 +64,11 @@ class Options(RunOptions):
     png: Path | None = option(
         None, "Plot minimal pairs by phenomenon into this file (.png, .pdf or .svg)."
     )
+    examples: Path | None = option(
+        None,
+        "Write the test examples and the model's answers into this new file (.csv), the worst "
+        "ones first: of text_classification and dna_melting.",
+    )
     batch_size: int = option(32, "Examples per batch.", within="[1, 1024]")
     cache_dir: Path | None = option(
         None,
@@ -87,12 +94,16 @@ class Options(RunOptions):
             problems.append(f"--png {self.png}: must end in .png, .pdf or .svg")
         if self.png is not None and not self.png.parent.is_dir():
             problems.append(f"--png {self.png}: its folder does not exist")
+        problems += problems_of_csv(self.examples, "--examples")
+        if self.examples is not None and self.on is not None:
+            problems.append("--on and --examples: pass only one of them")
         if self.dataset is None:
             named = [name for name in COLUMNS if getattr(self, name) is not None]
             problems += [f"{flag(name)}: needs --dataset" for name in named]
         return problems
 
 
+@live_line.log_on_stderr()
 def main(options: Options) -> dict:
     """Evaluates a run's model, prints the metrics and returns the object that `--json` prints."""
     check(options)
@@ -107,10 +118,16 @@ def main(options: Options) -> dict:
             batch_size=options.batch_size,
             cache_dir=options.cache_dir,
             test_file=options.test_file,
+            examples=options.examples is not None,
             **columns_of(options, run),
         )
+    examples = results.pop("examples", [])
     _print(results, options)
-    if options.png is not None:  # afterwards: a file that cannot be written costs no result
+    if options.examples is not None:  # afterwards: a file that cannot be written costs no result
+        tables.write_csv(options.examples, examples)
+        if not options.json:
+            print(f"\nwrote {options.examples}, {len(examples) - 1:,} rows")
+    if options.png is not None:  # likewise
         plot_pairs(results["scores"], options.png)
         if not options.json:
             print(f"\nwrote {options.png}")

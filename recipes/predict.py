@@ -6,6 +6,7 @@
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
     python -m recipes.predict runs/text_classification/first --file texts.txt --json > found.json
     python -m recipes.predict runs/text_classification/first --file new.csv --text-column review
+    python -m recipes.predict RUN_DIR --file new.csv --text-column review --csv answered.csv
 
 RUN_DIR is the folder of a finished run. Calls the recipe's `predict()`, whose keyword
 arguments are options of this program: `python -m recipes.predict RUN_DIR --help` lists them.
@@ -28,6 +29,7 @@ from typing import Any
 from data import files, glue, live_line, tables
 from data.errors import DataError, InputError, listed
 from distribution.errors import DistributionError
+from training.answer_table import AnswerTable, problems_of_csv
 from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
 from training.options import RunOptions, check, flag, option
@@ -52,8 +54,20 @@ class Options(TakesMore, RunOptions):
         None, "Column of the second sentences in --file, for pairs."
     )
     json: bool = option(False, "Print the answers as one JSON array.")
+    csv: Path | None = option(
+        None,
+        "Write the rows of --file, or the inputs, with columns for the answers into this new file "
+        "(.csv), instead of printing them.",
+    )
 
     def problems(self) -> list[str]:
+        """Returns a line per problem of the inputs and of the output."""
+        problems = self._problems_of_inputs() + problems_of_csv(self.csv, "--csv")
+        if self.json and self.csv is not None:
+            problems.append("--json and --csv: pass only one of them")
+        return problems
+
+    def _problems_of_inputs(self) -> list[str]:
         """Returns a line if there are no inputs, two kinds of them, or a column of no table."""
         if self.inputs and self.file is not None:
             return ["INPUTS and --file: pass only one of them"]
@@ -72,7 +86,8 @@ class Options(TakesMore, RunOptions):
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("run_dir", nargs="?", type=files.expand)
         # The options that take a value.
-        for name in ("--trust-module", "--file", "--text-column", "--second-text-column"):
+        takers = ("--trust-module", "--file", "--text-column", "--second-text-column", "--csv")
+        for name in takers:
             first.add_argument(name)
         named, _ = first.parse_known_args(arguments)
         # The values of the recipe's own options may come before it.
@@ -111,6 +126,7 @@ def _is_finished(folder: Path) -> bool:
         return False
 
 
+@live_line.log_on_stderr()
 def main(options: Options, **more) -> list[list[dict]]:
     """Prints the model's answers to each input and returns them.
 
@@ -129,6 +145,7 @@ def main(options: Options, **more) -> list[list[dict]]:
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
     inputs: Sequence[Any] = options.inputs
+    has_rows = options.text_column is not None  # those of a table
     read_table = getattr(run.module, "read_table", None)
     if getattr(read_table, "__module__", None) != run.module.__name__:  # imported for other uses
         read_table = None
@@ -143,6 +160,7 @@ def main(options: Options, **more) -> list[list[dict]]:
                 file=sys.stderr,
             )
     elif read_table is not None and options.file is not None and _is_table(options.file):
+        has_rows = True
         inputs = list(read_table(files.expand(options.file), **(options.more | more)))
     elif options.file is not None:
         inputs = read_inputs(options.file)
@@ -153,23 +171,23 @@ def main(options: Options, **more) -> list[list[dict]]:
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
     found, answers = _in_parts(run, asked, options.more | more), []
     refused: list[str] = []
-    for number, text in enumerate(inputs, start=1):
-        # An empty line or field has no answer, and keeps its place.
-        answer = next(found) if text else []
-        if isinstance(answer, InputError):
-            if options.file is None:
-                raise answer
-            refused.append(f"input {number}: {answer}")
-            answer = [{"error": str(answer)}]
-        answers.append(answer)
-        if not options.json:
-            lines = [glue.PAIR.join(text) if isinstance(text, tuple) else str(text)]
-            for named in answers[-1]:
-                values = (format_value(name, value) for name, value in named.items())
-                lines.append("  " + "  ".join(values))
-            with live_line.paused():
-                print("\n".join(lines), flush=True)  # a process that is killed loses no more
+    with _answer_table(options, inputs, has_rows) or contextlib.nullcontext() as table:
+        for number, text in enumerate(inputs, start=1):
+            # An empty line or field has no answer, and keeps its place.
+            answer = next(found) if text else []
+            if isinstance(answer, InputError):
+                if options.file is None:
+                    raise answer
+                refused.append(f"input {number}: {answer}")
+                answer = [{"error": str(answer)}]
+            answers.append(answer)
+            if table is not None:
+                table.add(answer)
+            elif not options.json:
+                _print(_as_text(text), answer)
     next(found, None)  # removes the live line
+    if options.csv is not None:
+        print(f"wrote {options.csv}, {len(answers):,} rows")
     if options.json:
         # Elsewhere than in UTF-8 a character that is missing would be printed as no JSON.
         is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
@@ -178,6 +196,40 @@ def main(options: Options, **more) -> list[list[dict]]:
         more_of_them = f"; likewise {len(refused) - 1:,} more" if len(refused) > 1 else ""
         raise DataError(f"--file {options.file}, {refused[0]}{more_of_them}")
     return answers
+
+
+def _answer_table(options: Options, inputs: Sequence[Any], has_rows: bool) -> AnswerTable | None:
+    """Returns the table of `--csv`: the rows of a table with its inputs, or one column of inputs.
+
+    Raises:
+        DataError: the inputs that a recipe's `read_table()` returned are not one per row.
+    """
+    if options.csv is None:
+        return None
+    header, rows = ["input"], [[_as_text(text)] for text in inputs]
+    if has_rows:
+        assert options.file is not None
+        header, rows = tables.read_rows(options.file)
+        if len(rows) != len(inputs):
+            raise DataError(
+                f"--csv: read_table() of the recipe returned {len(inputs):,} inputs, expected one "
+                f'for each of the {len(rows):,} rows of {options.file}, "" for none'
+            )
+    return AnswerTable(options.csv, header, rows, AT_ONCE)
+
+
+def _as_text(text) -> str:
+    return glue.PAIR.join(text) if isinstance(text, tuple) else str(text)
+
+
+def _print(text: str, answers: list[dict]) -> None:
+    """Prints an input and, indented, its answers."""
+    lines = [text]
+    for answer in answers:
+        values = (format_value(name, value) for name, value in answer.items())
+        lines.append("  " + "  ".join(values))
+    with live_line.paused():
+        print("\n".join(lines), flush=True)  # a process that is killed loses no more
 
 
 def read_inputs(path: Path) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import keras
 import keras_nlp
 import numpy as np
+import scipy.special
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
@@ -336,11 +337,9 @@ def main(options: Options) -> dict:
             if not run.metadata:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
-        samples = ClassifiedSentences(
-            run.tensorboard, inputs["valid"], *splits["valid"], data.classes
-        )
+        view = ClassifiedSentences(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
         fit_options = run.prepare(
-            model, train_data, validation=valid_data, test=test_data, extra=[samples]
+            model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
@@ -349,6 +348,8 @@ def main(options: Options) -> dict:
         else:
             results = class_results(test, metrics, data.classes)
         results["metadata"]["pairs"] = data.pairs
+        # Called for `recipes.evaluate --examples` alone.
+        results["examples_table"] = lambda: worst_first(model, inputs["test"], data)
         if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
@@ -472,6 +473,41 @@ def score_results(
         "valid_spearman": spearman["valid"],
         "metadata": {"scores": True},
     }
+
+
+def worst_first(
+    model: keras.Model, inputs: dict[str, np.ndarray], data: sentences.Sentences
+) -> list[list]:
+    """Returns the rows of `recipes.evaluate --examples`, a header first.
+
+    Args:
+        model: the trained model.
+        inputs: its inputs for the test split.
+        data: sentences and labels of the test split.
+
+    Returns:
+        `input` (and `second_input` of pairs), `label` and `predicted`; of classes also
+        `probability`, that of the predicted one: errors by falling probability, then the rest by
+        rising. Scores by falling error.
+    """
+    texts, labels = data.splits["test"]
+    outputs = Predictions(TensorBoard(None), inputs, model).outputs().astype(np.float64)
+    header = ["input", "second_input"] if data.pairs else ["input"]
+    if data.scores:
+        columns = {"label": labels[:, 0], "predicted": outputs[:, 0]}
+        order = np.argsort(-np.abs(outputs - labels)[:, 0], kind="stable")
+    else:
+        names, predicted = np.array(data.classes, object), outputs.argmax(axis=1)
+        probabilities = scipy.special.softmax(outputs, axis=1).max(axis=1)
+        is_error = predicted != labels
+        columns = {"label": names[labels], "predicted": names[predicted]}
+        columns["probability"] = probabilities
+        order = np.lexsort((np.where(is_error, -probabilities, probabilities), ~is_error))
+    rows = [
+        [*texts[index].split(sentences.SEPARATOR), *(column[index] for column in columns.values())]
+        for index in order
+    ]
+    return [[*header, *columns], *rows]
 
 
 def example_of(data: sentences.Sentences) -> str | None:

@@ -258,6 +258,7 @@ def evaluate(
     batch_size: int,
     cache_dir=None,
     test_file: Path | None = None,
+    examples: bool = False,
     **data_options,
 ) -> dict:
     """Evaluates a run's model on the test split of its dataset, or of another one.
@@ -268,11 +269,15 @@ def evaluate(
         batch_size: examples per batch.
         cache_dir: folder of downloads and tokens; None for the default.
         test_file: a file, all of which is the test split instead.
+        examples: whether to return the test examples with the model's answers.
         **data_options: values of the recipe's options that describe the data, instead of the run's.
 
     Returns:
         `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline`, `notes`, and what the recipe
-        adds to its results.
+        adds to its results; `examples`, a header and rows, if they are wanted.
+
+    Raises:
+        OptionsError: the recipe has no examples.
     """
     options = dataclasses.replace(
         trained.options,
@@ -287,7 +292,7 @@ def evaluate(
         **data_options,
     )
     options.trained = trained
-    options.test_file = test_file
+    options.test_file, options.wants_examples = test_file, examples
     return trained.module.main(options)
 
 

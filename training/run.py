@@ -17,7 +17,7 @@ import os
 import shlex
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -778,6 +778,7 @@ class Run:
         metadata: dict | None = None,
         preprocessor=None,
         example_input: str | None = None,
+        examples_table: Callable[[], list[list]] | None = None,
         test_examples: int | None = None,
         **more,
     ) -> dict:
@@ -793,6 +794,8 @@ class Run:
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
             example_input: an input for the `predict` command that is printed, if the one of the
                 recipe's options does not suit these data.
+            examples_table: returns the rows of `recipes.evaluate --examples`, a header first; None
+                where the recipe has none.
             test_examples: examples that the test's `accuracy` is a share of; its standard error is
                 then reported, and the verdict calls smaller gains narrow.
             **more: further values of `results.json`.
@@ -805,6 +808,13 @@ class Run:
         if test_examples is not None and "accuracy" in test:
             more["test_standard_error"] = standard_error(test["accuracy"], test_examples)
         if self.trained is not None:
+            if getattr(self.options, "wants_examples", False):
+                if examples_table is None:
+                    raise OptionsError(
+                        f"--examples: {module_name(type(self.options))} has none "
+                        "(run.finish(examples_table=...))"
+                    )
+                more["examples"] = examples_table()
             return {
                 "run_dir": str(self.trained.folder),
                 "recipe": self.trained.results["recipe"],

@@ -509,6 +509,26 @@ def test_prompts_of_a_test_file_without_a_response_are_counted(tmp_path):
     assert found.note == "1 prompts without a response are left out"
 
 
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.json"])
+def test_an_export_with_several_unusual_rows_says_how_many(name, tmp_path):
+    def chat(n, *roles):
+        return {"messages": [{"role": role, "content": f"{n}"} for role in roles]}
+
+    rows = [chat(n, "user", "assistant") for n in range(40)]
+    rows[3] = chat(3, "user", "assistant", "tool", "assistant")
+    rows[5] = {"messages": [{"role": "user", "content": None}, *rows[5]["messages"][1:]]}
+    rows[9] = {"text": "a"}
+    lines = json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))
+    (tmp_path / name).write_text(lines)
+    with pytest.raises(DataError) as caught:
+        prompts.load_prompts(str(tmp_path / name))
+    where = "value" if name.endswith(".json") else "line"
+    assert f"{name}, {where} 4: expected alternating" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"found user, assistant, tool, assistant; likewise 2 more ({where} 6, {where} 10)"
+    )
+
+
 def test_a_prompt_in_other_spacing_or_case_is_in_one_split(tmp_path):
     forms = ("say {}", "say {} ", "say {}\n", " Say  {}")
     rows = [{"prompt": form.format(n), "response": "r"} for form in forms for n in range(90)]

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from data.errors import DataError
-from data.tables import header_of, read_table
+from data.tables import header_of, read_objects, read_rows, read_table, write_csv
 from tests.support.parquet_file import write_parquet
 
 
@@ -156,6 +156,59 @@ def test_a_byte_that_is_not_utf_8_is_found_where_it_is(tmp_path, place):
     at = path.read_bytes().index(b"\xff")
     with pytest.raises(DataError, match=f"not UTF-8 at byte {at};"):
         list(read_table(path, ["text"]))
+
+
+def test_a_path_may_be_a_text_with_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("text\nfine\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n')
+    for name in ("~/a.csv", "~/a.jsonl", str(tmp_path / "a.csv")):
+        assert [values for _, values in read_table(name, ("text",))] == [["fine"]]
+        assert header_of(name) == ["text"]
+    assert [value for _, value in read_objects("~/a.jsonl", ())] == [{"text": "fine"}]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_all_columns_of_a_table(ending, tmp_path):
+    path = tmp_path / f"a.{ending}"
+    objects = [{"n": 1, "text": "one"}, {"n": None, "text": ""}, {"n": 3, "text": "three"}]
+    if ending == "parquet":
+        write_parquet(path, objects)
+    elif ending in ("json", "jsonl"):
+        del objects[1]["n"]
+        lines = map(json.dumps, objects)
+        path.write_text(json.dumps(objects) if ending == "json" else "\n".join(lines))
+    else:
+        tab = {"csv": ",", "tsv": "\t"}[ending]
+        path.write_text(f"n{tab} text\n1{tab}one\n\n{tab}\n3{tab}three\n")
+    names, rows = read_rows(str(path))
+    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    assert names == ["n", "text"] and texts == [["1", "one"], ["", ""], ["3", "three"]]
+    found = read_table(path, ("text",), keeps_empty_rows=True)
+    assert [text for _, (text,) in found] == [text for _, text in texts]
+
+
+def test_columns_without_a_name_and_of_the_same_one(tmp_path):
+    (tmp_path / "a.csv").write_text(",text,x,x\n0,a,1,2\n")
+    assert read_rows(tmp_path / "a.csv") == (["", "text", "x", "x"], [["0", "a", "1", "2"]])
+
+
+def test_a_csv_is_read_as_it_was_written(tmp_path):
+    rows = [["a, b", 'c "d"\r\ne\nf\rg'], ["", 0.1 + 0.2], [[1, {"é": None}], None], ["\ud800", 1]]
+    write_csv(tmp_path / "a.csv", [["one", "two"], *rows])
+    names, found = read_rows(tmp_path / "a.csv")
+    assert names == ["one", "two"] and found == [
+        rows[0],
+        ["", "0.30000000000000004"],
+        ['[1, {"é": null}]', ""],
+        ["\\ud800", "1"],
+    ]
+
+
+def test_an_object_is_expected(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n2\n')
+    with pytest.raises(DataError, match="line 2: expected an object, found 2"):
+        read_rows(tmp_path / "a.jsonl")
 
 
 def write_columns(path, **columns):

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from data import melting
+from data import melting, tables
 from models import fine_tuning
 from recipes import dna_melting, predict
+from recipes import evaluate as evaluation
 from tests.support.strategy_run import write_molecules
 from training.errors import OptionsError, RunError
 from training.loaded_run import evaluate, load_run
@@ -288,6 +289,19 @@ def test_test_molecules_of_training_are_counted(run, tmp_path):
     other.write_text(Path(run[1]["dataset"]).read_text())
     found = evaluate(load_run(run[0]), dataset=str(other), batch_size=32)
     assert "test_molecules_in_training" not in found
+
+
+def test_examples_with_the_largest_errors_first(run, tmp_path):
+    folder, results = run
+    evaluation.main(evaluation.Options(run_dir=folder, examples=tmp_path / "worst.csv"))
+    names, rows = tables.read_rows(tmp_path / "worst.csv")
+    assert names[:2] == ["sequence", "structure"] and names[-2:] == ["tm", "predicted"]
+    missed = [abs(float(row[-1]) - float(row[-2])) for row in rows]
+    assert missed == sorted(missed, reverse=True)
+    assert np.mean(missed) == pytest.approx(results["test"]["mae"], rel=1e-4)
+    # The file is a table like those to train on.
+    molecules = melting.read_molecules(tmp_path / "worst.csv")
+    assert [molecule.sequence for molecule in molecules] == [row[0] for row in rows]
 
 
 @pytest.mark.parametrize(

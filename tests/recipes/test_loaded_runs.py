@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import logging
 import re
 import shutil
 import sys
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import files, melting, minimal_pairs
-from data.errors import DataError
+from data import files, live_line, melting, minimal_pairs, tables
+from data.errors import DataError, read_each
 from data.images import load_images
 from data.text import load_text
 from data.word_pieces import special_ids
@@ -101,6 +102,44 @@ class TestEvaluate:
         header, one, more = map(str.split, evaluate.format_parts("dataset", parts).splitlines())
         assert header == ["dataset", "molecules", "mae", "r2"]
         assert (one[-1], more[-1]) == ("-", "0.5000")
+
+    def test_the_test_examples_with_the_errors_first(self, runs, data, tmp_path, command_line):
+        folder, results = runs["text_classification"]
+        words = ("--examples", tmp_path / "a.csv")
+        status, out, _ = command_line(evaluate, folder, *words)
+        header, rows = tables.read_rows(tmp_path / "a.csv")
+        assert status == 0 and out.endswith(f"wrote {tmp_path / 'a.csv'}, {len(rows)} rows\n")
+        assert header == ["input", "label", "predicted", "probability"]
+        is_right = [label == predicted for _, label, predicted, _ in rows]
+        assert np.mean(is_right) == pytest.approx(results["test"]["accuracy"]) and is_right[-1]
+        wrong = is_right.count(False)
+        assert 0 < wrong and not any(is_right[:wrong])
+        shares = [float(share) for *_, share in rows]
+        assert shares[:wrong] == sorted(shares[:wrong], reverse=True)
+        assert shares[wrong:] == sorted(shares[wrong:])
+        # They are the sentences of the file, and the model's answers to them.
+        expected = tables.read_table(data / "sentences/test.tsv", ("sentence",), ("label",))
+        assert sorted(row[:2] for row in rows) == sorted(values for _, values in expected)
+        for row, answers in zip(rows, predicted(folder, *[row[0] for row in rows]), strict=True):
+            assert answers[0]["class"] == row[2]
+            assert answers[0]["probability"] == pytest.approx(float(row[3]), rel=1e-4)
+        # As JSON the metrics are what they are without the file.
+        status, out, _ = command_line(evaluate, folder, "--json", "--examples", tmp_path / "b.csv")
+        assert status == 0 and "examples" not in json.loads(out)
+        assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
+        for recipe, more, said in (
+            ("text_classification", words, "a.csv already exists; remove it, or name a new one"),
+            ("text_classification", ("--examples", "a.txt"), "--examples a.txt: must end in .csv"),
+            ("mnist", ("--examples", tmp_path / "c.csv"), "--examples: recipes.mnist has none"),
+            (
+                "bert_mlm",
+                ("--examples", tmp_path / "c.csv", "--on", "blimp:a"),
+                "--on and --examples: pass only one of them",
+            ),
+        ):
+            status, _, errors = command_line(evaluate, runs[recipe][0], *more)
+            assert status == 2 and errors.count("\n") == 1 and said in errors
+        assert not (tmp_path / "c.csv").exists()
 
     @pytest.mark.parametrize("recipe", QUICK)
     def test_its_own_data_give_the_test_metrics_again(self, recipe, runs, capsys, recwarn):
@@ -603,6 +642,22 @@ class TestPredict:
         assert status == 2 and err == "predict: no more\n"
         assert [line for line in out.split("\n") if line[:1].strip()] == ["one", "two"]
 
+    def test_a_long_prediction_or_evaluation_shows_its_progress_in_a_log(
+        self, runs, command_line, monkeypatch
+    ):
+        """On standard error: standard output is the answer."""
+        monkeypatch.setattr(live_line, "LOG_SECONDS", 0.0)
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        for program, words, shown in (
+            (predict, ("one", "two", "three", "four"), "predicting: 50%, "),
+            (evaluate, (), "evaluating: 1 batches, "),
+        ):
+            status, out, err = command_line(program, folder, *words, "--json")
+            assert status == 0 and json.loads(out)
+            assert shown in err and "Traceback" not in err
+        assert not logging.getLogger("recipes").handlers
+
     def test_inputs_of_a_file_are_those_of_the_command(
         self, runs, command_line, tmp_path, monkeypatch
     ):
@@ -673,6 +728,91 @@ class TestPredict:
         ]:
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
+
+    def test_answers_beside_the_rows_of_a_table(self, runs, command_line, tmp_path, monkeypatch):
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        texts = ["the film was good", 'late, and\n"poor"', "", "one film"]
+        table = tmp_path / "new.csv"
+        tables.write_csv(
+            table, [["", "class", "review"], *([n, "", t] for n, t in enumerate(texts))]
+        )
+        named = ("--file", table, "--text-column", "review")
+        status, out, err = command_line(predict, folder, *named, "--csv", tmp_path / "a.csv")
+        assert (status, out, err) == (0, f"wrote {tmp_path / 'a.csv'}, 4 rows\n", "")
+        header, rows = tables.read_rows(tmp_path / "a.csv")
+        assert header[:5] == ["", "class", "review", "probability", "predicted_class"]
+        assert header[5:] == [f"probability_{name}" for name in "012"]
+        status, out, _ = command_line(predict, folder, *named, "--json")
+        for number, (row, text, answers) in enumerate(
+            zip(rows, texts, json.loads(out), strict=True)
+        ):
+            assert row[:3] == [str(number), "", text]
+            shares = {answer["class"]: str(answer["probability"]) for answer in answers}
+            best = [str(answers[0]["probability"]), answers[0]["class"]] if answers else ["", ""]
+            assert row[3:] == [*best, *(shares.get(name, "") for name in "012")]
+        # The most likely class alone, and inputs that are not of a table.
+        lines = write(tmp_path / "lines.jsonl", b'[{"role": "user"}]\n')
+        for words, inputs in ((("one", "two"), ["one", "two"]), (("--file", lines), None)):
+            path = tmp_path / f"{len(words)}{inputs is None}.csv"
+            assert command_line(predict, folder, *words, "--top", "1", "--csv", path)[0] == 0
+            header, rows = tables.read_rows(path)
+            assert header == ["input", "probability", "class"]
+            assert [row[0] for row in rows] == (inputs or ['[{"role": "user"}]'])
+        for arguments, said in (
+            ((*named, "--csv", table), "new.csv already exists; remove it, or name a new one"),
+            (("a", "--json", "--csv", "a.csv"), "--json and --csv: pass only one of them"),
+            ((*named, "--output", "b.csv"), "arguments: --output b.csv; did you mean --csv?"),
+        ):
+            status, _, errors = command_line(predict, folder, *arguments)
+            assert status == 2 and said in errors
+
+    def test_an_input_that_cannot_be_answered_has_its_reason_in_its_row(
+        self, monkeypatch, tmp_path
+    ):
+        def answers(run, inputs):
+            return [[{"x": float(text)}] for text in read_each(number, inputs)]
+
+        def number(text):
+            if text == "a":
+                raise DataError("no number")
+            return text
+
+        module = types.SimpleNamespace(predict=answers, __name__="mine")
+        run = types.SimpleNamespace(module=module, metadata={})
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        lines = write(tmp_path / "lines.txt", b"1\na\n\n3")
+        options = predict.Options(run_dir=tmp_path, file=lines, csv=tmp_path / "a.csv")
+        with pytest.raises(DataError, match="input 2: no number"):
+            predict.main(options)
+        assert tables.read_rows(tmp_path / "a.csv") == (
+            ["input", "x", "error"],
+            [["1", "1.0", ""], ["a", "", "no number"], ["", "", ""], ["3", "3.0", ""]],
+        )
+
+    def test_answers_beside_rows_that_a_recipe_reads(
+        self, runs, command_line, tmp_path, monkeypatch
+    ):
+        folder, _ = runs["dna_melting"]
+        rows = [["id", "sequence"], ["a", "ACGTACGT"], ["", ""], ["b", "GGATCC"]]
+        tables.write_csv(tmp_path / "new.csv", rows)
+        command = ("--file", tmp_path / "new.csv", "--csv", tmp_path / "a.csv")
+        assert command_line(predict, folder, *command)[0] == 0
+        header, found = tables.read_rows(tmp_path / "a.csv")
+        assert header[:3] == ["id", "sequence", "°C"] and [row[:2] for row in found] == rows[1:]
+        assert [bool(row[2]) for row in found] == [True, False, True]
+        # Its table must have an input for each row.
+        module = importlib.import_module("recipes.dna_melting")
+
+        def read_table(path, **_):
+            return ["ACGTACGT"]
+
+        read_table.__module__ = "recipes.dna_melting"
+        monkeypatch.setattr(module, "read_table", read_table)
+        (tmp_path / "a.csv").unlink()
+        status, _, errors = command_line(predict, folder, *command)
+        assert status == 2 and errors.count("\n") == 1
+        assert "returned 1 inputs, expected one for each of the 3 rows" in errors
 
     @pytest.mark.parametrize(
         ("name", "content"),

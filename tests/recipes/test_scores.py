@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import scores
+from data import scores, tables
 from data.errors import DataError
 from exports import huggingface
 from models import presets
@@ -337,3 +337,15 @@ def test_the_scale_is_of_the_training_split():
     data = text_classification.sentences.Sentences("x", splits, ())
     scale = text_classification.scale_of(data)
     assert (scale.scale, scale.offset) == (2.0, 4.0) and isinstance(scale, keras.layers.Rescaling)
+
+
+def test_the_examples_with_the_largest_errors_first(finished, folder, tmp_path, command_line):
+    run_dir, results = finished
+    status, _, _ = command_line(evaluate, run_dir, "--examples", tmp_path / "a.csv")
+    header, rows = tables.read_rows(tmp_path / "a.csv")
+    assert status == 0 and header == ["input", "label", "predicted"]
+    expected = tables.read_table(folder / "test.tsv", ("sentence",), ("price",))
+    assert sorted(row[0] for row in rows) == sorted(text for _, (text, _) in expected)
+    errors = [abs(float(label) - float(predicted)) for _, label, predicted in rows]
+    assert errors == sorted(errors, reverse=True)
+    assert np.mean(errors) == pytest.approx(results["test"]["mae"], rel=1e-3)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from callbacks.predictions import outputs_in_parts
 from callbacks.tensorboard import escape
-from data import arrays, sentences
+from data import arrays, sentences, tables
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 from models import presets
@@ -162,6 +162,10 @@ def test_pairs_of_sentences(tmp_path):
     assert text_classification.predict(run, ["a film ||| good"], top=0) == [answer]
     with pytest.raises(DataError, match=r'expected two sentences, "first \|\|\| second"'):
         text_classification.predict(run, ["a film"])
+    evaluate.main(evaluate.Options(run_dir=tmp_path / "run", examples=tmp_path / "worst.csv"))
+    names, rows = tables.read_rows(tmp_path / "worst.csv")
+    assert names == ["input", "second_input", "label", "predicted", "probability"]
+    assert sorted(rows)[1][:3] == ["A film 1", "good 1", "1"] and len(rows) == 9
     exported = export.main(export.Options(run_dir=tmp_path / "run", to="saved_model"))
     serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
     served = serve(texts=tf.constant(["a film"]), second_texts=tf.constant(["good"]))

@@ -155,7 +155,8 @@ class TestParse:
         assert "; quote a glob, so that the shell" in capsys.readouterr().err
 
     def test_names_elsewhere_stand_for_options_of_the_recipes(self, capsys):
-        kinds = [recipe.Options for recipe in (bert_mlm, causal_lm, mnist, text_classification)]
+        recipes = (bert_mlm, causal_lm, mnist, text_classification, predict)
+        kinds = [recipe.Options for recipe in recipes]
         pages = " ".join(make_parser(kind, "prog", "").format_help() for kind in kinds)
         known = set(re.findall(r"(?<!\S)--[a-z][\w-]*", pages))
         assert set(filter(None, NAMES_ELSEWHERE.values())) <= known
