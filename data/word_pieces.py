@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras_nlp
@@ -344,23 +344,41 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
     space = " " if getattr(tokenizer, "merges", None) is not None else ""
     unknown_id = SpecialTokens.of(tokenizer).unknown
     unknown = {word: [unknown_id] for word in (UNKNOWN_IN_TEXT, space + UNKNOWN_IN_TEXT)}
-    known = dict(unknown)
+    ids_of = IdsByWord(tokenizer, unknown)
     lines = iter(lines)
     while block := list(itertools.islice(lines, LINES_AT_ONCE)):
-        words_of_lines = [_words(line, space) for line in block]
-        if len(known) > KNOWN_WORDS:
-            known = dict(unknown)
+        rows = ids_of(block)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        yield np.fromiter(itertools.chain(*rows), np.int32, lengths.sum()), lengths
+
+
+class IdsByWord:
+    """Turns lines into token ids with Keras's tokenizer, each distinct word once; see `tokenize`.
+
+    Args:
+        tokenizer: Of KerasNLP.
+        fixed: Ids of the words that the tokenizer does not decide, by word.
+    """
+
+    def __init__(self, tokenizer, fixed: Mapping[str, list[int]] | None = None):
+        self.tokenizer, self.fixed = tokenizer, dict(fixed or {})
+        self._known = dict(self.fixed)
+        self._space = " " if getattr(tokenizer, "merges", None) is not None else ""
+
+    def __call__(self, lines: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each line."""
+        words_of_lines = [_words(line, self._space) for line in lines]
+        if len(self._known) > KNOWN_WORDS:
+            self._known = dict(self.fixed)
+        known = self._known
         new = list(set(itertools.chain(*words_of_lines)) - known.keys())
         if new:
-            ids_of_new = as_lists(tokenizer(with_plain_spaces(new, tokenizer)))
+            ids_of_new = as_lists(self.tokenizer(with_plain_spaces(new, self.tokenizer)))
             known.update(zip(new, ids_of_new, strict=True))
-        ids: list[int] = []
-        ends = [0]
-        for words in words_of_lines:
-            for word in words:
-                ids.extend(known[word])
-            ends.append(len(ids))
-        yield np.array(ids, np.int32), np.diff(ends)
+        return [
+            list(itertools.chain.from_iterable(map(known.__getitem__, words)))
+            for words in words_of_lines
+        ]
 
 
 def with_plain_spaces(texts, tokenizer) -> tf.Tensor:
