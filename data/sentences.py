@@ -718,7 +718,7 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
         `token_ids` (begin, pieces, end, padding) and, if the family has them, `segment_ids` and
         `padding_mask` (1 for tokens, 0 for padding), each int32 of shape (n, length).
     """
-    encode_block = functools.partial(_preprocess, preprocessor)
+    encode_block: Callable = functools.partial(_preprocess, preprocessor)
     if type(preprocessor).__module__.startswith("keras_hub."):  # another may do more
         encode_block = _in_parts(preprocessor)
     blocks: dict[str, list[np.ndarray]] = {}

@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
-from data import masked_lm, word_pieces
+from data import arrays, masked_lm, word_pieces
 from data.errors import DataError
 from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
@@ -398,6 +398,9 @@ def make_sequences(
         min_line_bytes=options.min_line_bytes,
     )
     sequences["train"] = sequences["train"][: options.max_examples]
+    if options.max_validation_examples is not None:
+        kept = arrays.spaced(len(sequences["valid"]), options.max_validation_examples)
+        sequences["valid"] = sequences["valid"][kept]
     masking = masked_lm.Masking.of(
         tokenizer,
         options.mlm_probability,

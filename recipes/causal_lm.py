@@ -359,6 +359,8 @@ def make_rows(
         pairs = dict(data.splits)
         drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
         pairs["train"] = [pairs["train"][index] for index in drawn]
+        spaced = arrays.spaced(len(pairs["valid"]), options.max_validation_examples)
+        pairs["valid"] = [pairs["valid"][index] for index in spaced]
         return prompts.rows_once(
             pairs,
             tokenizer,
@@ -371,7 +373,10 @@ def make_rows(
     rows = next_tokens.rows_once(
         data, tokenizer, cache_dir, length=length, together=together, context=options.context
     )
-    return rows | {"train": rows["train"].first(options.max_examples)}
+    return rows | {
+        "train": rows["train"].first(options.max_examples),
+        "valid": rows["valid"].spaced(options.max_validation_examples),
+    }
 
 
 def special_lines(data, tokenizer) -> list[str]:

@@ -247,8 +247,8 @@ def main(options: Options) -> dict:
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
-        splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
-        data = dataclasses.replace(data, splits=splits)
+        data = limited(options, data)
+        splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
         is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
         run.note(data.note, sentences.repeated_note(splits) if is_own else None)
@@ -360,6 +360,14 @@ def main(options: Options) -> dict:
             example_input=example_of(data),
             **results,
         )
+
+
+def limited(options: Options, data: sentences.Sentences) -> sentences.Sentences:
+    """Returns sentences with at most as many for training and validation as the options say."""
+    splits = arrays.draw_examples(
+        data.splits, options.max_examples, options.seed, options.max_validation_examples
+    )
+    return dataclasses.replace(data, splits=splits)
 
 
 def make_batches(

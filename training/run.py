@@ -533,6 +533,7 @@ class Run:
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_compiled(model, train_data)
         checks.require_splits(options, validation, test)
+        checks.require_fewer(options, validation)
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
