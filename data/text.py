@@ -21,6 +21,7 @@ TEXT = "text"  # the usual column of a table, or field of JSON, that holds the t
 HINT = "; --text-column names another"
 PLAIN = (".txt", ".tokens", ".raw")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
+LEARNED_FROM = 200_000_000  # characters of text to learn a vocabulary from, at most
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
@@ -103,15 +104,36 @@ class Text:
     english_wikitext: bool = False  # Whether to try a pretrained English preset.
     note: str | None = None  # One line about a fallback for a source or a split.
 
-    @functools.cached_property
+    @property
     def sha256(self) -> str:
         """Returns a fingerprint of the lines of each split (hex)."""
-        digest = hashlib.sha256()
+        return self._measured[0]
+
+    @functools.cached_property
+    def _measured(self) -> tuple[str, dict[str, int]]:
+        """Returns the fingerprint, and the number of characters of each split."""
+        digest, characters = hashlib.sha256(), dict.fromkeys(SPLITS, 0)
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
             for line in live_line(self.splits[split], f"reading {split}"):
                 digest.update(f"{line}\n".encode())
-        return digest.hexdigest()
+                characters[split] += len(line)
+        return digest.hexdigest(), characters
+
+    def to_learn_from(self) -> tuple[Iterable[str], str | None]:
+        """Returns the training lines for a vocabulary, and a note if they are a part of the text.
+
+        These are all, or evenly spaced lines of about `LEARNED_FROM` characters, since a trainer
+        holds each distinct word.
+        """
+        lines, characters = self.splits["train"], self._measured[1]["train"]
+        every = -(-characters // LEARNED_FROM)
+        if every <= 1:
+            return lines, None
+        return itertools.islice(lines, 0, None, every), (
+            f"the vocabulary is learned from one line in {every}: the training text has "
+            f"{characters:,} characters, more than {LEARNED_FROM:,}"
+        )
 
 
 # Plain http as well, for machines that reject the certificate: the hash is checked anyway.

@@ -221,9 +221,9 @@ def main(options: Options) -> dict:
                 f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV "
                 "or Parquet file with prompt and response, or a folder of them"
             )
-        run.note(data.note)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
+        run.note(data.note, vocabulary_note(options, preset, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         template = None  # of text
@@ -344,6 +344,14 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
         text = data.as_text() if isinstance(data, prompts.Prompts) else data
         merges = byte_pairs.merges_once(text, size, cache_dir)
     return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
+
+
+def vocabulary_note(options: Options, preset: str | None, data) -> str | None:
+    """Returns a note if the vocabulary of a new model is learned from a part of the text."""
+    if preset is not None or options.vocabulary is not None:
+        return None
+    text = data.as_text() if isinstance(data, prompts.Prompts) else data
+    return text.to_learn_from()[1]
 
 
 def make_rows(
