@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from callbacks.records import Records, used_learning_rate
 from callbacks.steps import StepCallback
-from callbacks.terminal_log import format_seconds, speed_of
+from callbacks.terminal_log import format_loss, format_seconds, speed_of
 from callbacks.throughput import Throughput
 from data.live_line import Waiting, is_shown, live_line
 
@@ -82,7 +82,7 @@ class Progress(EvaluationProgress):
 
     def _line(self) -> str:
         rate = used_learning_rate(self.model.optimizer)
-        parts = [self._place(), f"loss {self.records.loss_now:.4f}", f"lr {rate:.3g}"]
+        parts = [self._place(), f"loss {format_loss(self.records.loss_now)}", f"lr {rate:.3g}"]
         parts += speed_of(self.throughput.total())
         seconds = self.throughput.seconds_for(self.total_steps - self.step)
         if seconds is not None:

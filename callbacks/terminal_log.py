@@ -38,7 +38,7 @@ class TerminalLog(StepCallback):
         if record["event"] == "step":
             parts = [
                 f"step {step}/{self.total_steps}",
-                f"loss {record['loss']:.4f}",
+                f"loss {format_loss(record['loss'])}",
                 f"learning rate {record['learning_rate']:.3g}",
             ]
             parts += speed_of(record)
@@ -111,10 +111,17 @@ def metrics_of(record: dict, prefix: str = "") -> dict[str, float]:
     }
 
 
+def format_loss(value: float) -> str:
+    """Formats a loss with four decimals, or as 1.234e+09 if it is very large."""
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
+
+
 def format_number(value: float | None) -> str:
-    """Formats a number with four decimals, two if it is large; None as a dash."""
+    """Formats a number with four decimals, two if it is large, or as 1.234e+09; None as a dash."""
     if value is None:
         return "-"
+    if abs(value) >= 1e6:
+        return f"{value:.3e}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 

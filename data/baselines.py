@@ -18,6 +18,21 @@ def most_frequent_accuracy(train_counts: np.ndarray, test_counts: np.ndarray) ->
     return float(test_counts[train_counts.argmax()] / test_counts.sum())
 
 
+def standard_error(share: float, count: int) -> float:
+    """Returns the standard error of a share of independent examples, for instance an accuracy.
+
+    That of the adjusted share p = (right + 2) / (count + 4), sqrt(p (1 - p) / (count + 4)), which
+    does not vanish at 0% and 100% (Agresti and Coull, "Approximate is better than 'exact' for
+    interval estimation of binomial proportions", The American Statistician 52, 1998).
+
+    Args:
+        share: from 0 to 1.
+        count: number of the examples.
+    """
+    adjusted = (share * count + 2) / (count + 4)
+    return (adjusted * (1 - adjusted) / (count + 4)) ** 0.5
+
+
 def unigram_cross_entropy(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
     """Returns the cross-entropy of an add-0.1 unigram model of the training split.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data import files, glue
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.live_line import live_line
 
 UNLABELLED = "unsup"  # of aclImdb
@@ -32,9 +32,33 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
 
 
 def _classes_in(folder: Path) -> list[Path]:
-    """Returns the folders that contain texts, by name."""
+    """Returns the folders that contain texts, by name; hidden ones are none."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in inside if path.is_dir() and next(path.glob("*.txt"), None) is not None]
+    folders = [path for path in inside if path.is_dir() and path.name[0] != "."]
+    return [path for path in folders if any(map(_is_text, path.iterdir()))]
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() == ".txt" and path.name[0] != "."
+
+
+def unread_note(folder: Path, classes: Sequence[Path]) -> str | None:
+    """Returns a line about other files than texts in the folders of classes, or None.
+
+    Args:
+        folder: What names are relative to; hidden files do not count.
+        classes: Folders of classes; that of texts without labels is left out.
+    """
+    names = []
+    for each in classes:
+        if each.name == UNLABELLED:
+            continue
+        for path in sorted(each.rglob("*")):
+            is_read = path.parent == each and _is_text(path)
+            is_hidden = any(part[0] == "." for part in path.relative_to(each).parts)
+            if path.is_file() and not is_read and not is_hidden:
+                names.append(str(path.relative_to(folder)))
+    return f"{len(names):,} files that are not read: {listed(names)}" if names else None
 
 
 def read(classes: Sequence[Path]) -> list[tuple[str, str]]:
@@ -48,15 +72,17 @@ def read(classes: Sequence[Path]) -> list[tuple[str, str]]:
     """
     rows = []
     labelled = [folder for folder in classes if folder.name != UNLABELLED]
-    paths = [path for folder in labelled for path in sorted(folder.glob("*.txt"))]
+    paths = [path for folder in labelled for path in sorted(folder.iterdir()) if _is_text(path)]
     for path in live_line(paths, "reading texts"):
         with files.open_bytes(path) as stream:
             content = stream.read()
         try:
             text = content.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 at byte {error.start}; {files.CONVERT}") from error
+            hint = files.how_to_convert(content)
+            raise DataError(f"{path}: not UTF-8 at byte {error.start}; {hint}") from error
         if not text:
             raise DataError(f"{path}: the text is empty: remove the file")
-        rows.append((text, path.parent.name))
+        # A tab would separate the two sentences of a pair.
+        rows.append((text.replace("\t", " "), path.parent.name))
     return rows

@@ -1,7 +1,7 @@
 """Defines the error for a wrong path, file or download, which the user can fix."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class DataError(Exception):
@@ -10,6 +10,33 @@ class DataError(Exception):
     The message is one line: it names the thing, its state and the expected one. Recipes print it
     and end with exit status 2.
     """
+
+
+class InputError(DataError):
+    """Reports one input of a recipe's `predict()` that cannot be answered.
+
+    Attributes:
+        index: Its place among the inputs.
+    """
+
+    def __init__(self, message: str, index: int):
+        super().__init__(message)
+        self.index = index
+
+
+def read_each(read: Callable, inputs: Iterable) -> list:
+    """Returns what `read` makes of each input of a recipe's `predict()`.
+
+    Raises:
+        InputError: It raised a DataError.
+    """
+    values = []
+    for index, each in enumerate(inputs):
+        try:
+            values.append(read(each))
+        except DataError as error:
+            raise InputError(str(error), index) from error
+    return values
 
 
 def first_line(error: Exception) -> str:

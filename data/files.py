@@ -1,5 +1,6 @@
 """Handles user paths, atomic writes, checksums, and a cache of files that are built once."""
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -19,7 +20,7 @@ from data.errors import DataError
 
 log = logging.getLogger("recipes")
 
-CONVERT = "convert it, for instance with: iconv -f LATIN1 -t UTF-8"
+CONVERT = "convert it, for instance with: iconv -f {} -t UTF-8"
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
 METADATA = "recipe.json"  # stored with a run's model, covered by its checksums
 SPLITS_WORDS = "splits_words"  # in it: whether its tokenizer does
@@ -65,6 +66,17 @@ def json_value(value):
     return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
+def how_to_convert(beginning: bytes) -> str:
+    """Returns what the message about a file that is not UTF-8 ends with.
+
+    Args:
+        beginning: The first bytes of the file, at least two.
+    """
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return f"it is UTF-16: {CONVERT.format('UTF-16')}"
+    return CONVERT.format("LATIN1")
+
+
 @contextlib.contextmanager
 def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
     """Opens a file for `with`, unpacks `.gz`, and turns every read error into a `DataError`.
@@ -76,7 +88,7 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
     try:
         if member is not None:
             with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-                yield stream
+                yield gzip.open(stream) if member.lower().endswith(".gz") else stream
         else:
             with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as stream:
                 yield stream
@@ -178,11 +190,15 @@ def checksum_like(path: Path, checksum: str) -> str:
         return hashlib.file_digest(file, kind_of(checksum)).hexdigest()
 
 
+def _names_in(folder: Path) -> list[str]:
+    """Returns the paths of the files below a folder, but that of the checksums."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS`, with a line for each file of a folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-    names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    lines = (f"{sha256_of(folder / name)}  {name}\n" for name in names)
+    lines = (f"{sha256_of(folder / name)}  {name}\n" for name in _names_in(folder))
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -240,7 +256,7 @@ def build_once(
         if not target.exists():
             return False
         if checksum is None:
-            return damage(target, []) is None
+            return damage(target, _names_in(target)) is None
         return checksum_like(target, checksum) == checksum
 
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data import files
+from data.baselines import standard_error
 from data.errors import DataError
 
 
@@ -73,11 +74,7 @@ def score(sets: Sequence[PairSet], likelihoods: Mapping[str, Sequence[float]]) -
     Returns:
         A row per phenomenon, followed by its sets, and one for all pairs: `part`
         ("phenomenon", "set" or "all"), `name`, `field`, `pairs` (their number), and for each model
-        `accuracy` and `standard_error`, both in [0, 1]. Sets without a phenomenon come last. The
-        error is that of the adjusted share p = (right + 2) / (pairs + 4), sqrt(p (1 - p) / (pairs +
-        4)), which does not vanish at 0 % and 100 % (Agresti and Coull, "Approximate is better than
-        'exact' for interval estimation of binomial proportions", The American Statistician 52,
-        1998).
+        `accuracy` and `standard_error`, both in [0, 1]. Sets without a phenomenon come last.
     """
     ends = np.cumsum([len(pair_set.pairs) for pair_set in sets])[:-1]
     right = {}
@@ -90,9 +87,7 @@ def score(sets: Sequence[PairSet], likelihoods: Mapping[str, Sequence[float]]) -
         numbers["pairs"] = sum(len(sets[i].pairs) for i in chosen)
         for model, parts in right.items():
             share = float(np.mean(np.concatenate([parts[i] for i in chosen])))
-            pairs = numbers["pairs"]
-            adjusted = (share * pairs + 2) / (pairs + 4)
-            error = (adjusted * (1 - adjusted) / (pairs + 4)) ** 0.5
+            error = standard_error(share, numbers["pairs"])
             numbers[model] = {"accuracy": share, "standard_error": error}
         return numbers
 

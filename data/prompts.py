@@ -17,7 +17,7 @@ from data import files, installed_docs, sequences, tables, word_pieces
 from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
-from data.splits import EXAMPLE, SPLITS, as_one_file
+from data.splits import EXAMPLE, SPLITS, as_one_file, fold
 from data.templates import Prompt, Template
 from data.text import TEXT, Text
 
@@ -29,6 +29,7 @@ INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
 SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
 CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
+HINT = "; --prompt-column and --response-column name others, --text-column the column of plain text"
 ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in messages
 
 
@@ -79,6 +80,18 @@ class Prompts:
         content = json.dumps([self.splits[split] for split in SPLITS])
         return hashlib.sha256(content.encode()).hexdigest()
 
+    def repeated_note(self) -> str | None:
+        """Returns a line about test prompts that have the same response in training, or None."""
+        known = {hash(_folded(pair)) for pair in self.splits["train"]}
+        test = self.splits["test"]
+        repeated = sum(hash(_folded(pair)) in known for pair in test)
+        if not repeated:
+            return None
+        return (
+            f"{repeated:,} of {len(test):,} test prompts are in training too, with the same "
+            "response (case and spaces ignored)"
+        )
+
     def as_text(self) -> Text:
         """Returns prompts and responses as lines, to learn a vocabulary from."""
         lines = {
@@ -93,6 +106,10 @@ def texts_of(pair: Pair) -> list[str]:
     prompt, response = pair
     said = [prompt] if isinstance(prompt, str) else [text for _, text in prompt]
     return [*said, response]
+
+
+def _folded(pair: Pair) -> tuple[str, ...]:
+    return tuple(map(fold, texts_of(pair)))
 
 
 def find_files(dataset: str, columns: Columns = USUAL) -> dict[str, list[Path]]:
@@ -180,15 +197,21 @@ def load_prompts(
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
+    split_of: dict[int, str] = {}  # by the hash of what decides about it
     unread: dict[str, None] = {}  # names of fields, in the order of the files
     for split, found in paths.items():
         for pair in itertools.chain.from_iterable(_read(path, unread, columns) for path in found):
             if not pair[1].strip():
                 empty_responses += 1
                 continue
-            drawn = installed_docs.split_of(_beginning(pair[0]))
-            is_cut = split == "" or (split == "train" and drawn in missing)
-            splits[drawn if is_cut else split].append(pair)
+            if split == "" or (split == "train" and missing):
+                # In other case or spacing a prompt is where its first form is.
+                drawn = installed_docs.split_of(_beginning(pair[0]))
+                drawn = split_of.setdefault(hash(fold(_beginning(pair[0]))), drawn)
+                is_cut = split == "" or drawn in missing
+                splits[drawn if is_cut else split].append(pair)
+            else:
+                splits[split].append(pair)
     if test_file is not None:
         pairs = list(_read(files.expand(test_file), unread, columns))
         splits["test"] = [pair for pair in pairs if pair[1].strip()]
@@ -231,25 +254,31 @@ def _beginning(prompt: Prompt) -> str:
 def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pair]:
     """Yields the pairs of a file; adds the fields that are neither read nor empty to `unread`."""
     is_table = tables.is_table(path.name)
-    rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path)
     wanted = (columns.prompt, columns.response)
+    read = [*columns.prompt, *columns.response, *INPUT, SYSTEM, MESSAGES, CONVERSATIONS]
+    rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path, read)
+    if tables.is_parquet(path.name):
+        unread |= dict.fromkeys(name for name in tables.header_of(path) if name not in read)
     for where, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with prompt and response")
-        chat = next((name for name in (MESSAGES, CONVERSATIONS) if name in row), None)
+        chats = (MESSAGES, CONVERSATIONS)
+        chat = next((name for name in chats if row.get(name) is not None), None)
         if chat is not None and not is_table:
             unread |= dict.fromkeys(_not_empty(row, chat))
             yield read_messages(where, _as_messages(row[chat]), ends_with="assistant")
             continue
-        fields = [next((n for n in names if n in row), None) for names in wanted]
+        fields = [_field_of(where, row, names) for names in wanted]
         if None in fields:
-            found = ", ".join(map(str, row))
-            small = {tables.folded(str(name)) for name in row} - {*map(str, row)}
+            keys = list(row)
+            if tables.is_parquet(path.name):  # the row has no other columns
+                keys = tables.header_of(path)
+            found = ", ".join(map(str, keys))
+            small = {tables.folded(str(name)) for name in keys} - {*map(str, keys)}
             hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
             raise DataError(
                 f"{where}: expected {' or '.join(columns.prompt)}, and "
-                f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}"
-                "; --prompt-column and --response-column name others"
+                f"{' or '.join(columns.response)}; or messages; found {found[:100]!a}{hint}{HINT}"
             )
         parts = [row[name] for name in fields]
         if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
@@ -259,6 +288,8 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
         about = next((name for name in INPUT if row.get(name)), None)
         unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
         asked, answer = map(row.get, fields)
+        if answer is None:
+            answer = ""
         if about is not None and isinstance(asked, str):
             passage = _text(where, about, row[about], may_be_empty=True)
             asked = "\n\n".join(filter(None, (asked, passage)))
@@ -267,6 +298,21 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
         system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
         prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
         yield prompt, answer
+
+
+def _field_of(where: str, row: dict, names: Sequence[str]) -> str | None:
+    """Returns which of the names a row has, or None; null counts where there is no other value.
+
+    Raises:
+        DataError: It has several.
+    """
+    found = [name for name in names if name in row]
+    filled = [name for name in found if row[name] is not None]
+    if len(filled) > 1:
+        raise DataError(
+            f"{where}: {len(filled)} columns {' and '.join(filled)}, expected one{HINT}"
+        )
+    return next(iter(filled + found), None)
 
 
 def _as_messages(turns):
@@ -291,8 +337,7 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[tuple[str, dict]]:
     ]
     names = (columns.prompt[0], columns.response[0], *others)
     wanted = (columns.prompt, columns.response, *((name,) for name in others))
-    hint = "; --prompt-column and --response-column name others"
-    for where, values in tables.read_table(path, *wanted, hint=hint):
+    for where, values in tables.read_table(path, *wanted, hint=HINT):
         yield where, dict(zip(names, values, strict=True))
 
 
@@ -313,6 +358,8 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
         DataError: The roles do not alternate, or a content is not text.
     """
     found = messages if isinstance(messages, list) else []
+    if found and _is_empty_system(found[0]):
+        found = found[1:]
     roles = [each.get("role") if isinstance(each, dict) else None for each in found]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     expected = ["user", "assistant"] * len(turns)
@@ -329,6 +376,11 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
     *before, (_, last) = said
     is_text = len(before) == 1 and before[0][0] == "user"
     return before[0][1] if is_text else tuple(before), last
+
+
+def _is_empty_system(message) -> bool:
+    is_system = isinstance(message, dict) and message.get("role") == SYSTEM
+    return is_system and "content" in message and message["content"] in (None, "")
 
 
 def as_input(prompt: Prompt) -> str:

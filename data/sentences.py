@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import re
-import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from data import batches, class_folders, files, glue, installed_docs, sequences,
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
-from data.splits import EXAMPLE, SPLITS
+from data.splits import EXAMPLE, SPLITS, fold
 from data.tables import read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
@@ -53,6 +52,7 @@ SENTENCES_AT_ONCE = 1000  # that are encoded: KerasNLP holds some 10 KB for each
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 SCORE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+FRACTION = re.compile(r"[.eE]")  # in a number that is not written as an integer
 # In a column of numbers: no label.
 MISSING = {"nan", "na", "n/a", "none", "null"}
 MISSING |= {sign + name for sign in ("", "+", "-") for name in ("inf", "infinity")}
@@ -270,6 +270,9 @@ def _load_folder(
     paths = {split: glue.files_of(folder, split) for split in SPLITS}
     if not paths["train"] and class_folders.splits_of(folder):
         rows, notes = _load_class_folders(name, folder, labels)
+        unused = [column for column in named if column is not None]
+        if unused:
+            notes.append(f"the columns {listed(unused)} are not read: {name} has folders of texts")
         return rows, notes, glue.Columns(), "classes"
     if not paths["train"]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
@@ -311,9 +314,13 @@ def _load_class_folders(
     if labels == "scores":
         raise DataError(f"--labels scores: {name} has folders of texts, whose names are classes")
     paths = class_folders.splits_of(folder)
+    classes = [each for found in paths.values() for each in found]
+    unread = class_folders.unread_note(folder, classes)
+    notes = [] if unread is None else [unread]
     if "" in paths:
-        return _split(name, class_folders.read(paths[""]))
-    rows, notes = {split: class_folders.read(found) for split, found in paths.items()}, []
+        rows, more = _split(name, class_folders.read(paths[""]))
+        return rows, notes + more
+    rows = {split: class_folders.read(found) for split, found in paths.items()}
     unlabelled = [path for path in paths["train"] if path.name == class_folders.UNLABELLED]
     if unlabelled:
         notes.append(f"{unlabelled[0]} has no labels: left out")
@@ -346,7 +353,8 @@ def _read_training(
     rows = _plain_numbers(read, read)
     different = {label for _, label in rows}
     if chosen == "auto":
-        fractions = not all(map(INTEGER.fullmatch, different))
+        # Not of codes: 01997 is written as an integer, and so is a number of 20 digits.
+        fractions = any(map(FRACTION.search, different))
         many = len(different) > MOST_FRACTIONS and all(map(_is_score, different))
         chosen = "scores" if fractions and many else "classes"
     if labels == "auto" and chosen == "scores":
@@ -466,11 +474,6 @@ def balanced_class_weights(labels: np.ndarray, num_classes: int) -> dict[int, fl
 
 def _without_names(paragraph: str) -> str:
     return re.sub(r"\s+", " ", PACKAGE_NAMES.sub("", paragraph)).strip()
-
-
-def fold(sentence: str) -> str:
-    """Returns a sentence with case, white space and composed characters normalised."""
-    return " ".join(unicodedata.normalize("NFC", sentence).casefold().split())
 
 
 def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:

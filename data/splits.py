@@ -1,6 +1,7 @@
 """The splits of a dataset, by the names that every module uses, and the shards of their files."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,11 @@ SPLITS = ("train", "valid", "test")
 # Of a file in parts: their number, how many there are, and a hash that some names have.
 SHARD = r"-(\d{5})-of-(\d{5})(-[0-9a-f]{16})?"
 EXAMPLE = "train-00000-of-00002.jsonl"
+
+
+def fold(text: str) -> str:
+    """Returns a text with case, white space and composed characters normalised."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def as_one_file(paths: Sequence[Path], dataset: str) -> list[Path] | None:

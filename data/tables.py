@@ -5,6 +5,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -32,18 +33,26 @@ def has_objects(name: str) -> bool:
     return name.lower().endswith((*JSON, *PARQUET))
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, object]]:
+def is_parquet(name: str) -> bool:
+    """Returns whether a file's name, in any case, is that of Parquet."""
+    return name.lower().endswith(PARQUET)
+
+
+def read_objects(path: Path, columns: Collection[str]) -> Iterator[tuple[str, object]]:
     """Yields the values of JSON lines, of one JSON list, or of Parquet, and the position of each.
 
     Args:
         path: By its name Parquet, whose rows are dicts; otherwise JSON, in UTF-8, of which `.gz` is
             unpacked. JSON is read line by line, unless it begins with "[".
+        columns: Names of the columns to read of Parquet, as far as they exist: others may have
+            values that Python lacks. The objects of JSON are whole.
 
     Raises:
-        DataError: The file cannot be read, or is not JSON or Parquet.
+        DataError: The file cannot be read, is not JSON or Parquet, repeats one of the columns, or
+            has a value that Python lacks in one.
     """
-    if path.name.lower().endswith(PARQUET):
-        yield from _read_parquet(path)
+    if is_parquet(path.name):
+        yield from _read_parquet(path, columns)
         return
     with files.open_bytes(path) as stream:
         beginning = next((line for line in stream if line.strip()), b"")
@@ -67,20 +76,47 @@ def read_objects(path: Path) -> Iterator[tuple[str, object]]:
             yield f"{path}, line {number}", value
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, object]]:
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Opens Parquet as a `ParquetFile`, for `with`; turns what is wrong into a `DataError`."""
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
     with files.open_bytes(path) as stream:
         try:
-            for rows in parquet.ParquetFile(stream).iter_batches(PARQUET_ROWS):
-                for row in rows.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
+            yield parquet.ParquetFile(stream)
         except (pyarrow.ArrowException, OSError) as error:
             about = " ".join(str(error).split())  # of several lines
             raise DataError(f"{path}: not Parquet, or damaged ({about})") from error
+
+
+def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[tuple[str, object]]:
+    header = header_of(path)
+    for name in columns:
+        _place(str(path), header, (name, ""), "", any_case=False)  # once, or not at all
+    number = 0
+    with _parquet(path) as file:
+        for rows in file.iter_batches(PARQUET_ROWS, columns=[*dict.fromkeys(columns)]):
+            try:
+                values = rows.to_pylist()
+            except (ValueError, OverflowError) as error:
+                index, name = _unreadable(rows)
+                where = f"{path}, row {number + index + 1}"
+                raise DataError(f"{where}: {name} cannot be read ({error})") from error
+            for row in values:
+                number += 1
+                yield f"{path}, row {number}", row
+
+
+def _unreadable(rows) -> tuple[int, str]:
+    """Returns the first place of a value that Python lacks in rows of Parquet, and its column."""
+    for index in range(rows.num_rows):
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                column[index].as_py()
+            except (ValueError, OverflowError):
+                return index, name
+    raise AssertionError("all values can be read")
 
 
 def read_table(
@@ -114,7 +150,12 @@ def read_table(
             header, or lacks or repeats a wanted column.
     """
     if has_objects(path.name):
-        for where, row in read_objects(path):
+        places, keys = [], []
+        if is_parquet(path.name):
+            keys = header_of(path)
+            places = [_place(str(path), keys, names, hint, any_case) for names in columns]
+        read = [keys[place] for place in places if place is not None]
+        for where, row in read_objects(path, read):
             yield (
                 where,
                 [_field(where, row, names, hint, any_case, keeps_empty_rows) for names in columns],
@@ -149,8 +190,11 @@ def header_of(path: Path) -> list[str]:
     Raises:
         DataError: The file cannot be read, is not UTF-8, or the line is not a row.
     """
+    if is_parquet(path.name):
+        with _parquet(path) as file:
+            return list(file.schema_arrow.names)
     if has_objects(path.name):
-        _, first = next(read_objects(path), ("", None))
+        _, first = next(read_objects(path, ()), ("", None))
         return list(first) if isinstance(first, dict) else []
     with _rows(path) as reader:
         return [name.strip() for name in next(reader, [])]
@@ -208,7 +252,7 @@ def _rows(path: Path) -> Iterator[Any]:
             raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
         except UnicodeDecodeError as error:
             place = f"{path}: not UTF-8 at byte {_undecodable(path)}"
-            raise DataError(f"{place}; {files.CONVERT}") from error
+            raise DataError(f"{place}; {files.how_to_convert(first)}") from error
 
 
 def _undecodable(path: Path) -> int:
@@ -236,9 +280,11 @@ def _field(
     if place is None:
         return ""
     value = row[keys[place]]
-    if value is None and (null_is_empty or "" in names):
+    # What pandas writes for a gap in a column of numbers.
+    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if is_missing and (null_is_empty or "" in names):
         return ""
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float) and not is_missing:
         value = str(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")

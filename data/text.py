@@ -1,5 +1,6 @@
 """Loads text: WikiText or novels by name, the installed packages' docstrings, or any files."""
 
+import collections
 import dataclasses
 import functools
 import glob
@@ -22,6 +23,9 @@ HINT = "; --text-column names another"
 PLAIN = (".txt", ".tokens", ".raw")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
 LEARNED_FROM = 200_000_000  # characters of text to learn a vocabulary from, at most
+LONGEST_HEADING = 8  # words
+MOST_COMPARED = 1_000_000  # test lines, in some 100 bytes of memory each
+FEW_REPEATED = 0.01  # share of the test lines that may be training lines without a note
 TEST_SHARE = 0.05  # of the training lines, if there is no test file
 
 
@@ -74,10 +78,12 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
             yield from ((where, line) for line in text.split("\n"))
         return
     if member is None and tables.has_objects(path.name):
-        for where, row in tables.read_objects(path):
+        for where, row in tables.read_objects(path, (column,)):
             value = row.get(column) if isinstance(row, dict) else None
             if not isinstance(value, str):
-                found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+                found = type(row).__name__
+                if isinstance(row, dict):  # of Parquet it has no other columns
+                    found = ", ".join(row or tables.header_of(path))
                 about = f"found {found:.100}"
                 if isinstance(row, dict) and column in row:
                     about = f"its value is {json.dumps(value, default=repr):.40}"
@@ -90,8 +96,9 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
         for number, raw in enumerate(stream, 1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                line = "\0"
+            except UnicodeDecodeError as error:
+                where, hint = f"{path}, line {number}", files.how_to_convert(raw)
+                raise DataError(f"{where}: not UTF-8 text; {hint}") from error
             yield f"{path}, line {number}", line
 
 
@@ -107,18 +114,20 @@ class Text:
     @property
     def sha256(self) -> str:
         """Returns a fingerprint of the lines of each split (hex)."""
-        return self._measured[0]
+        return self._read_once[0]
 
-    @functools.cached_property
-    def _measured(self) -> tuple[str, dict[str, int]]:
-        """Returns the fingerprint, and the number of characters of each split."""
-        digest, characters = hashlib.sha256(), dict.fromkeys(SPLITS, 0)
-        for split in SPLITS:
-            digest.update(f"\0{split}\n".encode())
-            for line in live_line(self.splits[split], f"reading {split}"):
-                digest.update(f"{line}\n".encode())
-                characters[split] += len(line)
-        return digest.hexdigest(), characters
+    def repeated_note(self) -> str | None:
+        """Returns a line about test lines that are in training too, or None if these are few.
+
+        Lines of `LONGEST_HEADING` words or fewer do not count: headings, and what is often said.
+        """
+        _, _, repeated, count = self._read_once
+        if repeated <= FEW_REPEATED * count:
+            return None
+        return (
+            f"{repeated:,} of {count:,} test lines of more than {LONGEST_HEADING} words are "
+            "training lines too (spaces ignored)"
+        )
 
     def to_learn_from(self) -> tuple[Iterable[str], str | None]:
         """Returns the training lines for a vocabulary, and a note if they are a part of the text.
@@ -126,7 +135,7 @@ class Text:
         These are all, or evenly spaced lines of about `LEARNED_FROM` characters, since a trainer
         holds each distinct word.
         """
-        lines, characters = self.splits["train"], self._measured[1]["train"]
+        lines, characters = self.splits["train"], self._read_once[1]
         every = -(-characters // LEARNED_FROM)
         if every <= 1:
             return lines, None
@@ -134,6 +143,27 @@ class Text:
             f"the vocabulary is learned from one line in {every}: the training text has "
             f"{characters:,} characters, more than {LEARNED_FROM:,}"
         )
+
+    @functools.cached_property
+    def _read_once(self) -> tuple[str, int, int, int]:
+        """Returns the fingerprint, and numbers of training characters and test lines.
+
+        Of the test lines the number of repeated ones, and that of all of them.
+        """
+        test = map(str.split, itertools.islice(self.splits["test"], MOST_COMPARED))
+        waiting = collections.Counter(
+            hash(" ".join(words)) for words in test if len(words) > LONGEST_HEADING
+        )
+        count, repeated, characters = waiting.total(), 0, 0
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            digest.update(f"\0{split}\n".encode())
+            for line in live_line(self.splits[split], f"reading {split}"):
+                digest.update(f"{line}\n".encode())
+                if split == "train":
+                    characters += len(line)
+                    repeated += waiting.pop(hash(" ".join(line.split())), 0)
+        return digest.hexdigest(), characters, repeated, count
 
 
 # Plain http as well, for machines that reject the certificate: the hash is checked anyway.

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import batches, byte_pairs
-from data.errors import DataError
+from data.errors import DataError, read_each
 from data.next_tokens import Ends
 from data.templates import Prompt, Template
 from distribution import keras_compat
@@ -442,19 +442,25 @@ def generate(
         The texts, without special tokens.
 
     Raises:
-        DataError: a prompt leaves no room for a token, or the model has fewer positions.
+        InputError: a prompt leaves no room for a token, or names a special token.
+        DataError: the model has fewer positions.
     """
     most = getattr(task.backbone, "max_sequence_length", None) or max_length
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
     tokenizer = preprocessor.tokenizer
     texts = [prompt if isinstance(prompt, str) else prompt[-1][1] for prompt in prompts]
-    given = [prompt_tokens(prompt, tokenizer, template) for prompt in prompts]
-    for text, ids in zip(texts, given, strict=True):
+
+    def tokens_of(prompt: Prompt) -> list[int]:
+        ids = prompt_tokens(prompt, tokenizer, template)
         if len(ids) >= max_length:
+            text = prompt if isinstance(prompt, str) else prompt[-1][1]
             raise DataError(
                 f"{len(ids)} tokens leave no room for more within {max_length}: {text[:60]!r}"
             )
+        return ids
+
+    given = read_each(tokens_of, prompts)
     stop = stop_tokens(tokenizer)
     if template is not None:
         stop.add(template.end)

@@ -28,7 +28,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import arrays, masked_lm, word_pieces
-from data.errors import DataError
+from data.errors import DataError, read_each
 from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
 from models import bert, fine_tuning, likelihoods, presets
@@ -176,6 +176,8 @@ def main(options: Options) -> dict:
             initial_share(options, preset),
             options.seed if evaluation_seed is None else evaluation_seed,
         )
+        # Of an evaluation on other data the model has not seen the training split.
+        run.note(text.repeated_note() if run.has_own_dataset else None)
         for split, name in (("train", "training"), ("test", "test")):
             unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
             run.note(word_pieces.unknown_note(unknown, name))
@@ -298,15 +300,17 @@ def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list
     mask_token = pieces[tokenizer.mask_token_id]
     pieces = word_pieces.texts_of_pieces(tokenizer)
     max_length = model.preprocessor.sequence_length  # later positions were not trained
-    answers = []
-    for text in inputs:
+
+    def read(text: str) -> tuple[str, np.ndarray]:
         text = text.replace(mask_token, bert.MASK)
         if bert.MASK not in text:
             raise DataError(f"no {bert.MASK} in {text[:60]!r}")
-        token_ids = bert.encode(tokenizer, text, max_length)
-        probabilities = bert.fill_masks(model, tokenizer, token_ids)
-        answers.append(fills(text, probabilities, pieces, top))
-    return answers
+        return text, bert.encode(tokenizer, text, max_length)
+
+    return [
+        fills(text, bert.fill_masks(model, tokenizer, token_ids), pieces, top)
+        for text, token_ids in read_each(read, inputs)
+    ]
 
 
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:

@@ -38,7 +38,7 @@ from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
-from data.errors import DataError
+from data.errors import DataError, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
@@ -248,6 +248,8 @@ def main(options: Options) -> dict:
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
+        # Of an evaluation on other data the model has not seen the training split.
+        run.note(data.repeated_note() if run.has_own_dataset else None)
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
         if preset is not None:
@@ -576,7 +578,7 @@ def predict(
         raise OptionsError("\n".join(filter(None, problems)))
     task = run.load_model("float32")
     template = run.metadata["template"]
-    asked = inputs if template is None else [prompts.of_input(text) for text in inputs]
+    asked = inputs if template is None else read_each(prompts.of_input, inputs)
     texts = decoders.generate(
         task,
         task.preprocessor,

@@ -4,8 +4,9 @@
     python -m recipes.compare RUN_DIR RUN_DIR ... --png curves.png
 
 A folder that is not a run stands for all runs in it. Prints one table per recipe and dataset, one
-column per run: the options that differ, the test metrics, the baselines, speed and time ("-" for
-the seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
+column per run: the options that differ, the validation metrics (by which to choose among the runs)
+of the weights that were tested, the test metrics, the baselines, speed and time ("-" for the
+seconds of a run that was resumed). Runs that differ only in their seed share a column: mean ±
 standard deviation (n seeds); several runs of one seed count as their mean. Copies of one run, whose
 weights are equal, count once ("a = b"). `--png` plots the training loss and the validation metrics.
 """
@@ -101,10 +102,27 @@ def read_run(folder: Path) -> dict:
     settings.pop("seed", None)
     data = f" on {results['dataset']}" if results.get("dataset") else ""
     return results | {
+        "valid": validation_of(folder, results.get("weights_of_step", results.get("steps"))),
         "folder": folder,
         "table": results["recipe"] + data,
         "settings": settings,
         "checksums": {name: resolved[name] for name in resolved if name.endswith("_sha256")},
+    }
+
+
+def validation_of(folder: Path, step: int | None) -> dict[str, float]:
+    """Returns the validation metrics, as `val_...`, of the weights of a step.
+
+    Empty where there are none, or where `metrics.jsonl` is damaged, which `--png` reports.
+    """
+    try:
+        curves = read_curves(folder)
+    except RunError:
+        return {}
+    return {
+        name: curve[step]
+        for name, curve in curves.items()
+        if name.startswith("val_") and step in curve
     }
 
 
@@ -166,7 +184,7 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
         for run in group:
             by_seed.setdefault(run.get("seed", run["folder"]), []).append(run)
         cells["seed"] = ", ".join(str(repeats[0].get("seed")) for repeats in by_seed.values())
-        for part, prefix in (("test", ""), ("baseline", "baseline: ")):
+        for part, prefix in (("valid", ""), ("test", ""), ("baseline", "baseline: ")):
             for name in dict.fromkeys(name for run in runs for name in run[part]):
                 cells[prefix + name] = average(
                     [[run[part].get(name) for run in repeats] for repeats in by_seed.values()],

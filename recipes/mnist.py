@@ -20,6 +20,7 @@ import numpy as np
 from callbacks.pictures import ImageSummaries
 from data import arrays
 from data.baselines import most_frequent_accuracy
+from data.errors import read_each
 from data.images import load_images, read_image
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -126,6 +127,7 @@ def main(options: Options) -> dict:
             test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline={"most_frequent_accuracy": most_frequent_accuracy(*class_counts)},
             metadata={"classes": images.classes},
+            test_examples=len(test_labels),
         )
 
 
@@ -137,7 +139,7 @@ def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 3) -> list[list
         inputs: paths; the images are fitted to 28x28 pixels, light on dark.
         top: number of classes of each answer; 0 for all.
     """
-    images = [read_image(Path(path)) for path in inputs]
+    images = read_each(read_image, map(Path, inputs))
     logits = run.load_model("float32")(np.stack([pixels for pixels, _ in images]))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
     return [

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from data import files, glue, live_line, tables
-from data.errors import DataError, listed
+from data.errors import DataError, InputError, listed
 from distribution.errors import DistributionError
 from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
@@ -121,6 +121,10 @@ def main(options: Options, **more) -> list[list[dict]]:
     Returns:
         One list of answers per input, empty for an empty line or field of a file; an answer is a
         dict of texts and numbers by name.
+
+    Raises:
+        DataError: an input cannot be answered; those of a file are all printed first, with an
+            "error" for its answer.
     """
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
@@ -148,13 +152,20 @@ def main(options: Options, **more) -> list[list[dict]]:
     if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
     found, answers = _in_parts(run, asked, options.more | more), []
-    for text in inputs:
+    refused: list[str] = []
+    for number, text in enumerate(inputs, start=1):
         # An empty line or field has no answer, and keeps its place.
-        answers.append(next(found) if text else [])
+        answer = next(found) if text else []
+        if isinstance(answer, InputError):
+            if options.file is None:
+                raise answer
+            refused.append(f"input {number}: {answer}")
+            answer = [{"error": str(answer)}]
+        answers.append(answer)
         if not options.json:
             lines = [glue.PAIR.join(text) if isinstance(text, tuple) else str(text)]
-            for answer in answers[-1]:
-                values = (format_value(name, value) for name, value in answer.items())
+            for named in answers[-1]:
+                values = (format_value(name, value) for name, value in named.items())
                 lines.append("  " + "  ".join(values))
             with live_line.paused():
                 print("\n".join(lines), flush=True)  # a process that is killed loses no more
@@ -163,6 +174,9 @@ def main(options: Options, **more) -> list[list[dict]]:
         # Elsewhere than in UTF-8 a character that is missing would be printed as no JSON.
         is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(answers, ensure_ascii=not is_utf8, default=files.json_value))
+    if refused:
+        more_of_them = f"; likewise {len(refused) - 1:,} more" if len(refused) > 1 else ""
+        raise DataError(f"--file {options.file}, {refused[0]}{more_of_them}")
     return answers
 
 
@@ -181,7 +195,8 @@ def read_inputs(path: Path) -> tuple[str, ...]:
     try:
         lines = content.decode("utf-8-sig").rstrip().split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}") from error
+        hint = files.how_to_convert(content)
+        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}; {hint}") from error
     inputs = tuple(line.strip() for line in lines)
     if not any(inputs):
         raise DataError(f"--file {path}: no line with an input")
@@ -244,11 +259,11 @@ def _require_lines(path: Path) -> None:
     """
     fields: list[str] = []
     first: object = None
-    if tables.is_table(path.name):
+    if tables.is_table(path.name) or tables.is_parquet(path.name):
         fields = tables.header_of(files.expand(path))
     elif tables.has_objects(path.name):
         with contextlib.suppress(DataError):
-            _, first = next(tables.read_objects(files.expand(path)), ("", None))
+            _, first = next(tables.read_objects(files.expand(path), ()), ("", None))
         if isinstance(first, dict) and not _is_a_list_a_line(path):
             fields = list(first)
     if isinstance(first, str) and not _is_a_list_a_line(path):
@@ -263,13 +278,29 @@ def _require_lines(path: Path) -> None:
         )
 
 
-def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict]]:
-    """Yields the answers to each input; asks for `AT_ONCE` of them at a time."""
+def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict] | InputError]:
+    """Yields the answers to each input, or its error; asks for `AT_ONCE` of them at a time."""
     with live_line.live_line(what="predicting", total=len(asked)) as bar:
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
-            yield from _answers(run, part, more)
+            yield from _answers_or_errors(run, part, more)
             bar.update(len(part))
+
+
+def _answers_or_errors(run, part: Sequence[Any], more: dict) -> list[list[dict] | InputError]:
+    """Returns the answers to each input, or its error, so that one loses no others."""
+    found: list[Any] = list(part)
+    left = list(range(len(part)))  # indices
+    while left:
+        try:
+            answers = _answers(run, [part[index] for index in left], more)
+        except InputError as error:
+            found[left.pop(error.index)] = error
+            continue
+        for index, answer in zip(left, answers, strict=True):
+            found[index] = answer
+        break
+    return found
 
 
 def _answers(run, inputs: Sequence[Any], more: dict) -> list[list[dict]]:

@@ -30,8 +30,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 from callbacks.predictions import ClassifiedSentences, Predictions, outputs_in_parts
 from callbacks.tensorboard import TensorBoard
 from data import arrays, scores, sentences, word_pieces
-from data.errors import DataError
-from data.files import is_same
+from data.errors import DataError, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets, transformers_format
@@ -247,8 +246,7 @@ def main(options: Options) -> dict:
         data = limited(options, data)
         splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
-        is_own = run.trained is None or is_same(run.dataset, run.fact("dataset"))
-        run.note(data.note, sentences.repeated_note(splits) if is_own else None)
+        run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -348,7 +346,7 @@ def main(options: Options) -> dict:
         else:
             results = class_results(test, metrics, data.classes)
         results["metadata"]["pairs"] = data.pairs
-        if is_own:
+        if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
             model,
@@ -458,9 +456,11 @@ def class_results(test: dict[str, float], metrics: Sequence, classes: Sequence[s
         classes: names of the classes.
     """
     (macro_f1,) = (metric for metric in metrics if isinstance(metric, MacroF1))
+    by_class = macro_f1.by_class(classes)
     return {
         "test": {metric.name: test[metric.name] for metric in metrics},
-        "test_by_class": macro_f1.by_class(classes),
+        "test_by_class": by_class,
+        "test_examples": sum(numbers["examples"] for numbers in by_class.values()),
         "metadata": {"classes": classes},
     }
 
@@ -593,7 +593,7 @@ def predict(
         top: number of classes of each answer; 0 for all; without effect on scores.
     """
     if run.metadata.get("pairs"):
-        texts = [_pair(each) for each in inputs]
+        texts = read_each(_pair, inputs)
     else:
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training

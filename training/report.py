@@ -9,6 +9,7 @@ import keras
 
 from callbacks.metric_direction import direction
 from data import files
+from data.baselines import standard_error
 from training.options import SharedOptions, to_json
 
 BASELINES = {
@@ -77,6 +78,7 @@ def verdict(
     baseline: dict[str, float],
     history: dict[str, list[float]],
     steps: int | None = None,
+    test_examples: int | None = None,
 ) -> list[str]:
     """Compares the metrics of the test split with the baselines.
 
@@ -86,10 +88,19 @@ def verdict(
             (`unigram_cross_entropy` with `cross_entropy`).
         history: one list per metric, one number per epoch; validation metrics begin with `val_`.
         steps: of the run, or None.
+        test_examples: examples that an `accuracy` is a share of, or None. A gain in accuracy, or in
+            another metric whose larger values are better, is then narrow if it is less than two
+            standard errors of the accuracy.
 
     Returns:
         Lines: the baselines that are beaten, beaten narrowly, or not beaten; then a suggestion.
     """
+    of_shares, of_shares_text = MARGIN, f"{MARGIN:.2f}"
+    if test_examples is not None and "accuracy" in test:
+        error = standard_error(test["accuracy"], test_examples)
+        if 2 * error > MARGIN:
+            of_shares = 2 * error
+            of_shares_text = f"two standard errors of the accuracy ({2 * error:.3f})"
     beaten: list[str] = []
     others: list[str] = []
     narrowly: dict[str, list[str]] = {}
@@ -99,14 +110,14 @@ def verdict(
         if better is None:
             continue
         gain = test[metric] - number if better == "max" else number - test[metric]
-        margin = MARGIN * (1 if better == "max" else abs(number))
+        margin = of_shares if better == "max" else MARGIN * abs(number)
         key = name.removesuffix(metric).strip("_")
         title = BASELINES.get(key, key.replace("_", " "))
         comparison = f"{title} in {metric}"
         if gain > margin:
             beaten.append(comparison)
         elif gain > 0:
-            few = f"{MARGIN:.2f}" if better == "max" else f"{MARGIN:.0%}"
+            few = of_shares_text if better == "max" else f"{MARGIN:.0%}"
             narrowly.setdefault(few, []).append(comparison)
         else:
             others.append(comparison)
@@ -118,14 +129,30 @@ def verdict(
         lines.append("does not beat " + ", ".join(others))
     if others or narrowly:
         losses = history.get("val_loss", [])
-        if losses and losses[-1] > min(losses) * 1.02:
+        if losses and losses[-1] > min(losses) * 1.02 and not _still_improves(history):
             best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"
-            lines.append(f"try more data or more --dropout: validation was best {best}")
+            lines.append(f"try more data or more --dropout: val_loss was best {best}")
         elif steps is not None and steps < FEW_STEPS:
             lines.append(f"{steps:,} steps are few: try a smaller batch or more --epochs")
         else:
             lines.append("try more data, more --epochs, or a larger model")
     return lines
+
+
+def _still_improves(history: dict[str, list[float]]) -> bool:
+    """Tells whether a validation metric besides the loss was best after the last epoch.
+
+    A loss may rise while the metric that counts improves: of unbalanced classes whose weights the
+    training's loss alone has, for instance, or of labels that are predicted ever more confidently.
+    """
+    for name, values in history.items():
+        better = direction(name.removeprefix("val_"))
+        if not name.startswith("val_") or name == "val_loss" or better is None or len(values) < 2:
+            continue
+        best = max if better == "max" else min
+        if values[-1] == best(values) != best(values[:-1]):
+            return True
+    return False
 
 
 def _origin(preset: str | None) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import shlex
 import time
@@ -35,8 +36,9 @@ from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
+from data.baselines import standard_error
 from data.errors import DataError, listed
-from data.files import default_cache_dir
+from data.files import default_cache_dir, is_same
 from distribution import keras_compat, parameter_server, step, strategies
 from distribution.cluster import slurm_job
 from distribution.errors import DistributionError
@@ -296,6 +298,11 @@ class Run:
         if self.trained is not None:
             return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
+
+    @property
+    def has_own_dataset(self) -> bool:
+        """Returns whether the model is or was trained on the dataset: not if others are tested."""
+        return self.trained is None or is_same(self.dataset, self.fact("dataset"))
 
     @property
     def test_file(self) -> Path | None:
@@ -572,7 +579,9 @@ class Run:
             self.throughput.operations_per_example = operations_per_example
             self.throughput.devices = mfu.count_devices(plan.replicas, self.workers)
         if self.is_chief:
-            log.info("%-14s %s parameters", "size", f"{model.count_params():,}")
+            trained = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+            part = "" if trained == model.count_params() else f", {trained:,} of them trained"
+            log.info("%-14s %s parameters%s", "size", f"{model.count_params():,}", part)
             artifacts.require_saveable(saves or model, self.folder.path, type(options))
         self.records.perplexity_of = perplexity_of
         if jit:
@@ -737,6 +746,7 @@ class Run:
         metadata: dict | None = None,
         preprocessor=None,
         example_input: str | None = None,
+        test_examples: int | None = None,
         **more,
     ) -> dict:
         """Saves the model and `results.json`, logs where they are; returns the results.
@@ -751,6 +761,8 @@ class Run:
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
             example_input: an input for the `predict` command that is printed, if the one of the
                 recipe's options does not suit these data.
+            test_examples: examples that the test's `accuracy` is a share of; its standard error is
+                then reported, and the verdict calls smaller gains narrow.
             **more: further values of `results.json`.
 
         Raises:
@@ -758,6 +770,8 @@ class Run:
             BadLoss: a test metric is not a number; nothing is written.
             CannotSave: the folder is gone or the disk is full.
         """
+        if test_examples is not None and "accuracy" in test:
+            more["test_standard_error"] = standard_error(test["accuracy"], test_examples)
         if self.trained is not None:
             return {
                 "run_dir": str(self.trained.folder),
@@ -783,7 +797,10 @@ class Run:
             line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
             if baseline:
                 log.log(RESULT, "%-14s %s", "baseline", line)
-            for line in verdict(test, baseline, self.records.history, steps):
+            if "test_standard_error" in more:
+                shown_error = f"± {more['test_standard_error']:.4f} ({test_examples:,} examples)"
+                log.log(RESULT, "%-14s %s", "standard error", f"accuracy {shown_error}")
+            for line in verdict(test, baseline, self.records.history, steps, test_examples):
                 log.log(RESULT, "%-14s %s", "verdict", line)
         # The seconds are those of this process, from the start of the run to now.
         results = {

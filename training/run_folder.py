@@ -189,6 +189,12 @@ class RunFolder:
                 if can_extend
                 else ""
             )
+            is_finished = (self.path / "results.json").exists()
+            if "dataset" in different and hasattr(self.options, "preset") and is_finished:
+                hint += (
+                    "; to train its model on other data, pass "
+                    f"--preset {self.path}/model and another --run-dir"
+                )
             raise RunError(
                 f"--run-dir {self.path}: cannot resume, these options changed; the same command "
                 f"resumes it, another folder starts a new run{hint}\n" + "\n".join(lines)

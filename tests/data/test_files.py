@@ -189,6 +189,8 @@ class TestBuildOnce:
         "damage",
         [
             lambda folder: flip_a_bit(folder / "one"),
+            lambda folder: os.truncate(folder / "SHA256SUMS", 75),
+            lambda folder: (folder / "three").write_text("3"),
             lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
         ],
     )

@@ -3,7 +3,9 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data import prompts
 from data.errors import DataError
@@ -446,7 +448,8 @@ def test_a_stray_file_beside_text_or_prompts_is_no_split(tmp_path):
             r"the context is \['b'\], expected text",
         ),
         ('{"prompt": "a", "system": ["b"], "response": "c"}', r"the system is \['b'\], expected"),
-        ('{"prompt": "a", "response": null}', "the response is None, expected text"),
+        ('{"prompt": "a", "response": 1}', "the response is 1, expected text"),
+        ('{"messages": null}', "expected prompt or instruction .* or messages; found 'messages'"),
         ('{"prompt": " ", "response": "a"}', "the prompt is ' ', expected text"),
         ('{"prompt": "a\\ud800", "response": "a"}', "the prompt is not UTF-8"),
     ],
@@ -504,3 +507,76 @@ def test_prompts_of_a_test_file_without_a_response_are_counted(tmp_path):
     found = prompts.load_prompts(str(tmp_path / "all.jsonl"), test_file=tmp_path / "test.jsonl")
     assert len(found.splits["test"]) == 2
     assert found.note == "1 prompts without a response are left out"
+
+
+def test_a_prompt_in_other_spacing_or_case_is_in_one_split(tmp_path):
+    forms = ("say {}", "say {} ", "say {}\n", " Say  {}")
+    rows = [{"prompt": form.format(n), "response": "r"} for form in forms for n in range(90)]
+    path = write_objects(tmp_path / "a.jsonl", *rows)
+    first = prompts.load_prompts(write_objects(tmp_path / "b.jsonl", *rows[:90])).splits
+    splits = prompts.load_prompts(path).splits
+    for split, pairs in splits.items():
+        assert {pair for pair in pairs if pair in first["train"]} <= set(splits["train"])
+        said = [" ".join(prompt.lower().split()) for prompt, _ in pairs]
+        assert set(said) == {prompt for prompt, _ in first[split]} and len(pairs) % 4 == 0
+    assert prompts.load_prompts(path).repeated_note() is None
+
+
+def test_test_prompts_with_their_response_in_training_are_noted(tmp_path):
+    rows = [{"prompt": f"say {n}", "response": "it"} for n in range(10)]
+    rows.append({"system": "Be brief.", "prompt": "say it", "response": "it"})
+    for split in ("train", "valid"):
+        write_objects(tmp_path / f"{split}.jsonl", *rows)
+    rows = [rows[0] | {"response": " IT"}, rows[1] | {"response": "other"}, rows[-1]]
+    write_objects(tmp_path / "test.jsonl", *rows, {"prompt": "say 11", "response": "it"})
+    assert prompts.load_prompts(str(tmp_path)).repeated_note() == (
+        "2 of 4 test prompts are in training too, with the same response (case and spaces ignored)"
+    )
+
+
+def test_null_is_what_is_missing(tmp_path):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    silent = {"role": "system", "content": None}
+    rows = [
+        *({"prompt": f"say {n}", "response": "it", "messages": None} for n in range(90)),
+        {"prompt": "a", "response": None},
+        {"prompt": "a", "response": "b", "question": None, "system": None, "input": None},
+        {"prompt": None, "response": None, "messages": [silent, *chat]},
+    ]
+    loaded = prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+    expected = [(f"say {n}", "it") for n in range(90)] + [("a", "b")] * 2
+    assert all_pairs(loaded) == sorted(expected)
+    assert loaded.note == "1 prompts without a response are left out"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_two_prompts_in_a_row_are_refused(tmp_path, ending):
+    row = {"question": "a", "prompt": "b", "answer": "c"}
+    path = write_objects(tmp_path / f"a.{ending}", row)
+    with pytest.raises(DataError, match="2 columns prompt .*question.*--prompt-column and"):
+        prompts.load_prompts(path)
+
+
+def test_a_table_of_text_is_told_its_option(tmp_path):
+    for ending in ("jsonl", "csv"):
+        path = write_objects(tmp_path / f"a.{ending}", {"id": "1", "body": "a text"})
+        with pytest.raises(DataError, match="--text-column the column of plain text$"):
+            prompts.load_prompts(path)
+    write_parquet(tmp_path / "a.parquet", [{"id": 1, "body": "a text"}])
+    with pytest.raises(DataError, match="found 'id, body'; --prompt-column .* plain text$"):
+        prompts.load_prompts(str(tmp_path / "a.parquet"))
+
+
+def test_other_columns_of_parquet_are_named_and_not_read(tmp_path):
+    """Python lacks some of their values."""
+    said = [f"say {n}" for n in range(90)]
+    when = pyarrow.array([1] * 90, pyarrow.timestamp("ns"))
+    table = pyarrow.table({"when": when, "prompt": said, "response": said})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    loaded = prompts.load_prompts(str(tmp_path / "a.parquet"))
+    assert all_pairs(loaded) == sorted(zip(said, said, strict=True))
+    assert loaded.note == "fields that are not read: 'when'"
+    table = pyarrow.Table.from_arrays([table["prompt"]] * 3, names=["prompt", "prompt", "response"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="2 columns prompt, expected one"):
+        prompts.load_prompts(str(tmp_path / "a.parquet"))

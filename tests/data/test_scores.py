@@ -52,6 +52,9 @@ def test_many_fractions_are_scores_and_few_numbers_are_classes(tmp_path):
     assert named.scores and "labels are scores" not in named.note
     integers = write(tmp_path / "integers.csv", [n % 40 for n in range(200)])
     assert not load(integers).scores and load(integers, labels="scores").scores
+    for form in ("{:02}", "{:05}", "1234567890123456789{}"):
+        codes = write(tmp_path / "codes.csv", [form.format(n % 30) for n in range(200)])
+        assert len(load(codes).classes) == 30 and load(codes, labels="scores").scores
     once = write(tmp_path / "once.csv", range(200))
     assert message(once).endswith("; pass --labels scores to predict numbers")
 

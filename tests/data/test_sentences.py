@@ -817,3 +817,47 @@ def test_a_test_file_has_the_columns_of_the_run(tmp_path):
     (tmp_path / "new.csv").write_text("review,label\nfine,1\n")
     with pytest.raises(DataError, match="a test file has the columns of the run's data: rename"):
         load_sentences(str(tmp_path / "a.csv"), tmp_path, test_file=tmp_path / "new.csv")
+
+
+def load_classes(folder, **options):
+    return load_sentences(str(folder), folder, **options)
+
+
+class TestOtherFilesOfClassFolders:
+    """Those that a notebook, a Mac or a person leaves there."""
+
+    POS, NEG = ([f"{word} film no {n}" for n in range(20)] for word in ("good", "poor"))
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        write_classes(tmp_path, pos=self.POS, neg=self.NEG)
+        return tmp_path
+
+    def test_a_tab_in_a_text_is_a_space(self, folder):
+        (folder / "neg" / "0_0.txt").write_text("a\tpoor\tfilm")
+        found = load_classes(folder)
+        assert not any("\t" in text for texts, _ in found.splits.values() for text in texts)
+        assert "a poor film" in found.as_text().splits["train"] and not found.pairs
+
+    def test_hidden_ones_are_not_read(self, folder):
+        expected = load_classes(folder)
+        write_classes(folder, **{".ipynb_checkpoints": ["a copy"]})
+        (folder / "pos" / "._0_1.txt").write_bytes(b"\0\5\x16\7")
+        (folder / "pos" / ".ipynb_checkpoints").mkdir()
+        (folder / "pos" / ".ipynb_checkpoints" / "0.txt").write_text("a copy")
+        found = load_classes(folder)
+        assert pairs_of(found) == pairs_of(expected) and found.note == expected.note
+
+    def test_names_in_capitals_are_read_and_others_are_counted(self, folder):
+        (folder / "pos" / "90.TXT").write_text("a film in capitals")
+        (folder / "pos" / "91.text").write_text("what")
+        (folder / "neg" / "more").mkdir()
+        (folder / "neg" / "more" / "1.txt").write_text("what")
+        found = load_classes(folder)
+        assert ("a film in capitals", "pos") in sum(pairs_of(found).values(), [])
+        assert "2 files that are not read: neg/more/1.txt, pos/91.text; 41 rows" in found.note
+
+    def test_columns_are_not_read(self, folder):
+        found = load_classes(folder, text_column="review", label_column="stars")
+        said = f"the columns review, stars are not read: {folder} has folders of texts"
+        assert said in found.note

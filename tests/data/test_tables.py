@@ -156,3 +156,69 @@ def test_a_byte_that_is_not_utf_8_is_found_where_it_is(tmp_path, place):
     at = path.read_bytes().index(b"\xff")
     with pytest.raises(DataError, match=f"not UTF-8 at byte {at};"):
         list(read_table(path, ["text"]))
+
+
+def write_columns(path, **columns):
+    """Parquet; a list of pairs of a name and values may repeat a name."""
+    arrays = [pyarrow.array(*values) for values in columns.values()]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=list(columns)), path)
+    return path
+
+
+NANOSECONDS = ([1, 1], pyarrow.timestamp("ns"))
+LATE = ([1, 2**62], pyarrow.timestamp("us"))  # beyond the year 9999
+
+
+def latin(*texts):
+    """Texts that say they are UTF-8."""
+    raw = pyarrow.array([text.encode("latin1") for text in texts])
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(texts), raw.buffers())
+
+
+@pytest.mark.parametrize("values", [NANOSECONDS, LATE, (latin("a", "caf\xe9"),)])
+def test_a_column_of_parquet_is_only_read_where_it_is_wanted(tmp_path, values):
+    """Python lacks some of its values."""
+    path = write_columns(tmp_path / "a.parquet", text=(["a", "b"],), when=values)
+    assert header_of(path) == ["text", "when"]
+    assert [fields for _, fields in read_table(path, ["text"])] == [["a"], ["b"]]
+    row = 1 if values is NANOSECONDS else 2
+    with pytest.raises(DataError, match=rf"a.parquet, row {row}: when cannot be read \("):
+        list(read_table(path, ["when"], ["text"]))
+
+
+def test_a_column_of_parquet_that_stands_there_twice_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    arrays = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array([1])]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=["text", "text", "n"]), path)
+    with pytest.raises(DataError, match="2 columns text, expected one; found 'text, text, n'"):
+        list(read_table(path, ["text"]))
+    assert [fields for _, fields in read_table(path, ["n"])] == [["1"]]
+    with pytest.raises(DataError, match="no column label, expected one; found 'text, text, n'"):
+        list(read_table(path, ["label"]))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+def test_a_number_that_is_none_is_a_gap(tmp_path, ending):
+    """What pandas makes of null in a column of numbers."""
+    rows = [{"text": "a", "tm": 1.5}, {"text": float("nan"), "tm": float("nan")}]
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        write_columns(path, text=(["a", None],), tm=([1.5, float("nan")],))
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) if ending == "jsonl" else json.dumps(rows))
+    assert [fields for _, fields in read_table(path, ["tm", ""])] == [["1.5"], [""]]
+    empty = read_table(path, ["text"], ["tm"], keeps_empty_rows=True)
+    assert [fields for _, fields in empty] == [["a", "1.5"], ["", ""]]
+    with pytest.raises(DataError, match="tm is nan, expected a text or a number"):
+        list(read_table(path, ["tm"]))
+
+
+def test_utf_16_is_named(tmp_path):
+    with pytest.raises(DataError, match="it is UTF-16: convert it, .*iconv -f UTF-16 -t UTF-8"):
+        read(tmp_path / "a.csv", "text,label\na,1\n".encode("utf-16"))
+
+
+def test_a_column_of_parquet_that_is_wanted_twice(tmp_path):
+    path = write_columns(tmp_path / "a.parquet", text=(["a", "b"],), n=([1, 2],))
+    found = read_table(path, ["n"], ["text"], ["n"])
+    assert [fields for _, fields in found] == [["1", "a", "1"], ["2", "b", "2"]]

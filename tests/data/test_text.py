@@ -3,6 +3,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import shutil
 import tracemalloc
 import zipfile
@@ -428,3 +429,74 @@ def test_a_line_and_its_indented_copy_are_in_one_split(tmp_path):
     splits = text.load_text(str(path), tmp_path).splits
     seen = [{" ".join(line.split()) for line in lines} for lines in splits.values()]
     assert len(set.union(*seen)) == sum(map(len, seen)) == 300
+
+
+LONG = "A line of text of more than eight words, number {}."
+
+
+def write_splits(folder, **lines):
+    for split, texts in lines.items():
+        (folder / f"{split}.txt").write_text("\n".join(texts))
+    return str(folder)
+
+
+def test_test_lines_that_are_in_training_are_noted(tmp_path):
+    train = [LONG.format(n) for n in range(300)]
+    other = [LONG.format(n) for n in range(300, 600)]
+    same = [f"  {line.replace('of text', 'of  text')}" for line in train[:5]]
+    # Short lines, as headings are, do not count.
+    folder = write_splits(tmp_path, train=["A heading", *train], valid=train, test=[*other, *same])
+    assert text.load_text(folder, tmp_path).repeated_note() == (
+        "5 of 305 test lines of more than 8 words are training lines too (spaces ignored)"
+    )
+    write_splits(tmp_path, test=["A heading"] * 300 + other + same[:2])
+    assert text.load_text(folder, tmp_path).repeated_note() is None
+    (tmp_path / "one.txt").write_text("\n".join(train * 2))
+    assert text.load_text(str(tmp_path / "one.txt"), tmp_path).repeated_note() is None
+
+
+def test_a_fingerprint_and_the_repeated_lines_take_one_reading(tmp_path):
+    class Counted(list):
+        readings = 0
+
+        def __iter__(self):
+            Counted.readings += 1
+            return super().__iter__()
+
+    splits = {"train": Counted([LONG]), "valid": [LONG], "test": [LONG]}
+    loaded = text.Text("a text", splits)
+    assert len(loaded.sha256) == 64 and "1 of 1 test lines" in loaded.repeated_note()
+    assert Counted.readings == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("utf-16", "line 1: not UTF-8 text; it is UTF-16: .*iconv -f UTF-16 -t UTF-8"),
+        ("utf-16-be", "line 1: not UTF-8 text; it is UTF-16: .*iconv -f UTF-16 -t UTF-8"),
+        ("latin1", "line 2: not UTF-8 text; convert it, .*iconv -f LATIN1 -t UTF-8"),
+    ],
+)
+def test_another_encoding_is_named(tmp_path, encoding, said):
+    content = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "a.txt").write_bytes((content + "a line\na caf\xe9\n").encode(encoding))
+    assert re.search(said, error_of(tmp_path / "a.txt", tmp_path))
+
+
+def test_packed_text_in_an_archive(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for split, lines in SPLITS.items():
+            archive.writestr(f"{split}.txt.gz", gzip.compress(content(lines)))
+    assert lines_of(text.load_text(str(path), tmp_path / "cache")) == SPLITS
+    with zipfile.ZipFile(path, "w") as archive:
+        for split, lines in SPLITS.items():
+            archive.writestr(f"{split}.txt.gz", content(lines))
+    assert "damaged archive (Not a gzipped file" in error_of(path, tmp_path)
+
+
+def test_parquet_without_the_column_names_those_that_it_has(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [{"id": 1, "body": "a text"}])
+    assert "expected a text in the field text; found id, body;" in error_of(
+        tmp_path / "a.parquet", tmp_path
+    )

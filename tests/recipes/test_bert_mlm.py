@@ -190,3 +190,19 @@ def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):
     for other in (("test", "test"), ("train", "valid"), ("valid", "test")):
         unigram = masked_lm.baselines(*(sequences[split] for split in other), masking)
         assert abs(unigram["unigram_cross_entropy"] - found["unigram_cross_entropy"]) > 1e-3
+
+
+@pytest.mark.long
+def test_lines_that_are_trained_on_and_tested_are_noted(run_bert, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [f"a line of words that the three splits have in common {n}" for n in range(60)]
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text("\n".join(lines))
+    run = run_bert(tmp_path / "run", dataset=str(folder), max_steps=1)
+    said = "60 of 60 test lines of more than 8 words are training lines too (spaces ignored)"
+    assert said in run.results["notes"]
+    assert not any(
+        "training lines too" in note
+        for note in run_bert(tmp_path / "own", max_steps=1).results["notes"]
+    )

@@ -183,6 +183,14 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert command_line(predict, moved, *command, "--seed", 1)[1] != out
     status, _, err = command_line(predict, moved, "the " * 16)
     assert status == 2 and "tokens leave no room for more within 16: 'the the" in err
+    (tmp_path / "a.txt").write_text("the loss of\n" + "the " * 16 + "\na step")
+    status, out, err = command_line(
+        predict, moved, "--file", tmp_path / "a.txt", "--json", *command[2:]
+    )
+    assert status == 2 and "a.txt, input 2: 17 tokens leave no room for more within 14" in err
+    loss_again, refused, step_again = (answer for (answer,) in json.loads(out))
+    assert [loss_again["text"], step_again["text"]] == [loss.strip(), step.strip()]
+    assert "17 tokens" in refused["error"]
     wrong = ("--temperature", -1, "--top-p", 0, "--top-k", -1, "--max-length", 1)
     status, _, err = command_line(predict, moved, "a", *wrong)
     assert status == 2 and len(err.splitlines()) == 4
@@ -348,7 +356,7 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
         strategy="none",
         sequence_length=96,
         epochs=40,
-        max_steps=120,
+        max_steps=200,
         global_batch_size=8,
         base_learning_rate=0.02,
         jit="off",
@@ -448,3 +456,19 @@ def test_options_that_do_not_go_together_are_named():
     assert all_problems(causal_lm.Options(vocabulary_size=200)) == [
         "--vocabulary-size 200: must be in [264, 1e6]"
     ]
+
+
+@pytest.mark.long
+def test_prompts_that_are_trained_on_and_tested_are_noted(tmp_path):
+    lines = [json.dumps({"prompt": f"{n} is", "response": "a number"}) for n in range(40)]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    options = causal_lm.Options(
+        **(TINY | dict(vocabulary_size=264, max_steps=1)),
+        dataset=str(folder),
+        run_dir=tmp_path / "run",
+    )
+    notes = causal_lm.main(options)["notes"]
+    assert any("40 of 40 test prompts are in training too, with the same" in line for line in notes)

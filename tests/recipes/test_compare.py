@@ -70,6 +70,16 @@ class TestRows:
             *("0.1000", "1,234", "-", "600", "1,200"),
         ]
 
+    def test_the_validation_of_the_weights_that_were_tested_stands_above_the_test(self, run):
+        at_60 = run("a", results={"weights_of_step": 60})
+        (row,) = rows(at_60)
+        assert row["val_accuracy"] == "0.5000"
+        assert list(row).index("val_accuracy") < list(row).index("accuracy")
+        (row,) = rows(run("b", results={"weights_of_step": 100}))
+        assert row["val_accuracy"] == "0.7500"
+        (at_60 / "metrics.jsonl").write_text("{damaged")
+        assert "val_accuracy" not in rows(at_60)[0]
+
     def test_a_recipe_that_names_no_data_is_called_by_its_name(self, run):
         (row,) = rows(run("a", results={"dataset": None}))
         assert row["table"] == "mnist"

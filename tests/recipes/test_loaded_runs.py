@@ -819,6 +819,25 @@ class TestPredict:
             status, _, errors = command_line(predict, folder, text)
             assert status == 2 and errors.count("\n") == 1 and said in errors
 
+    def test_an_input_of_a_file_without_an_answer_loses_no_others(
+        self, runs, command_line, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(predict, "AT_ONCE", 3)
+        folder, _ = runs["bert_mlm"]
+        texts = ["over all [MASK] .", "no mask", "", "[MASK]" + " the" * 14, "the [MASK] and"]
+        path = tmp_path / "a.txt"
+        path.write_text("\n".join(texts))
+        status, out, errors = command_line(predict, folder, "--file", path, "--json")
+        first, bad, empty, long, last = json.loads(out)
+        assert bad == [{"error": "no [MASK] in 'no mask'"}] and empty == []
+        assert long[0].keys() == {"error"} and "17 tokens, the model takes 16" in long[0]["error"]
+        said = f"predict: --file {path}, input 2: no [MASK] in 'no mask'; likewise 1 more\n"
+        assert (status, errors) == (2, said)
+        status, out, _ = command_line(predict, folder, texts[0], texts[-1], "--json")
+        assert status == 0 and json.loads(out) == [first, last]
+        status, out, _ = command_line(predict, folder, "--file", path)
+        assert status == 2 and "no mask\n  no [MASK] in 'no mask'\n\n[MASK] the the" in out
+
 
 class TestRefused:
     @pytest.fixture(params=["evaluate", "predict"])

@@ -66,6 +66,11 @@ def test_results(run, images):
     assert set(results["test"]) == {"cross_entropy", "accuracy"}
     on_disk = json.loads((folder / "results.json").read_text())
     assert on_disk["test"] == results["test"]
+    # Of the adjusted share of the 37 images.
+    share = (results["test"]["accuracy"] * 37 + 2) / 41
+    assert on_disk["test_standard_error"] == pytest.approx((share * (1 - share) / 41) ** 0.5)
+    log = (folder / "worker-0.log").read_text()
+    assert f"± {on_disk['test_standard_error']:.4f} (37 examples)" in log
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ def test_baselines_of_a_recipe_of_ones_own():
 @pytest.mark.parametrize(
     "losses, advice",
     [
-        ([3.0, 2.0, 2.5], "more --dropout: validation was best after epoch 2 of 3"),
+        ([3.0, 2.0, 2.5], "more --dropout: val_loss was best after epoch 2 of 3"),
         ([3.0, 2.0, 2.01], "or a larger model"),
         ([], "try more data, more --epochs"),
     ],
@@ -72,6 +72,23 @@ def test_baselines_of_a_recipe_of_ones_own():
 def test_advice(losses, advice):
     lines = verdict({"accuracy": 0.1}, {"accuracy": 0.1}, {"val_loss": losses})
     assert advice in lines[-1]
+
+
+def test_a_metric_that_still_improves_is_no_overfitting():
+    """As with weights of the classes, which the validation's loss does not have."""
+    losses = [1.0, 1.5]
+    for values, advice in (([0.4, 0.5], "try more data, more --epochs"), ([0.5, 0.4], "--dropout")):
+        history = {"val_loss": losses, "val_macro_f1": values}
+        assert advice in verdict({"accuracy": 0.1}, {"accuracy": 0.1}, history)[-1]
+
+
+def test_a_gain_of_less_than_two_standard_errors_is_narrow():
+    test, baseline = {"accuracy": 0.70}, {"most_frequent_accuracy": 0.65}
+    assert verdict(test, baseline, {}, test_examples=10_000) == [
+        "beats the most frequent class in accuracy"
+    ]
+    line, _ = verdict(test, baseline, {}, test_examples=236)
+    assert line.endswith("but by less than two standard errors of the accuracy (0.059)")
 
 
 def test_a_card_names_no_path_and_all_numbers():

@@ -167,6 +167,16 @@ class TestOtherRuns:
             "--dropout: was 0.2, is now 0.5",
         ]
 
+    def test_other_data_for_a_finished_model_are_another_run(self, trained, opened, monkeypatch):
+        monkeypatch.setattr(tiny_recipe.Options, "preset", "scratch", raising=False)
+        for is_finished in (False, True):
+            if is_finished:
+                (trained / "results.json").write_text("{}")
+            with pytest.raises(RunError, match="another folder starts a new run") as caught:
+                opened(dataset="other")
+            hint = f"on other data, pass --preset {trained}/model and another --run-dir"
+            assert (hint in str(caught.value)) == is_finished
+
     def test_the_length_may_change_with_extend(self, trained, opened):
         with pytest.raises(RunError, match="--resume extend trains it for more --epochs"):
             opened(epochs=5)
