@@ -74,7 +74,8 @@ def at_fit(request, data, tmp_path, monkeypatch):
         stock_prepare = run_module.Run.prepare
 
         def prepare(self, model, train_data, **named):
-            reached.splits = {"valid": named["validation"], "test": named["test"]}
+            if not hasattr(reached, "splits"):  # a later call goes through this patch, too
+                reached.splits = {"valid": named["validation"], "test": named["test"]}
             return stock_prepare(self, model, train_data, **named)
 
         monkeypatch.setattr(run_module.Run, "prepare", prepare)
@@ -204,7 +205,7 @@ def examples(dataset) -> int:
 
 def test_max_validation_examples_cuts_the_validation_split_alone(at_fit):
     """To the same examples for each seed; what is trained stays the same."""
-    most = 5  # the last batch is padded
+    most = 3  # the batch is padded
     settings = dict(global_batch_size=4)
     whole = at_fit(**settings)
     cut, other_seed = (
