@@ -127,22 +127,44 @@ def draw(count: int, most: int | None, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(count)[:most])
 
 
-def draw_examples(
-    splits: dict[str, tuple[Examples, np.ndarray]], most: int | None, seed: int
-) -> dict[str, tuple[Examples, np.ndarray]]:
-    """Returns the splits with at most `most` random examples of the training split, see `draw`.
+def spaced(count: int, most: int | None) -> np.ndarray:
+    """Returns the indices of at most `most` evenly spaced examples, int64.
+
+    The same for every seed, so that runs of several seeds are compared on the same examples.
 
     Args:
-        splits: Examples and labels by split.
-        most: Number of training examples; None keeps all. Validation and test stay whole.
-        seed: The run's seed.
+        count: Number of examples.
+        most: Number of examples wanted; None for all.
     """
-    x, y = splits["train"]
-    if most is None:
-        return splits
-    drawn = draw(len(y), most, seed)
-    x = x[drawn] if isinstance(x, np.ndarray) else [x[i] for i in drawn]
-    return {**splits, "train": (x, y[drawn])}
+    most = count if most is None else min(count, most)
+    return np.arange(most) * count // max(1, most)
+
+
+def draw_examples(
+    splits: dict[str, tuple[Examples, np.ndarray]],
+    most: int | None,
+    seed: int,
+    most_validation: int | None = None,
+) -> dict[str, tuple[Examples, np.ndarray]]:
+    """Returns the splits with fewer examples in training and validation.
+
+    Args:
+        splits: Examples and labels by split; the test split stays whole.
+        most: Number of training examples, drawn at random (see `draw`); None keeps all.
+        seed: The run's seed.
+        most_validation: Number of validation examples, evenly spaced; None keeps all.
+    """
+    kept = {}
+    if most is not None:
+        kept["train"] = draw(len(splits["train"][1]), most, seed)
+    if most_validation is not None:
+        kept["valid"] = spaced(len(splits["valid"][1]), most_validation)
+    fewer = dict(splits)
+    for split, indices in kept.items():
+        x, y = splits[split]
+        x = x[indices] if isinstance(x, np.ndarray) else [x[i] for i in indices]
+        fewer[split] = (x, y[indices])
+    return fewer
 
 
 def _count(*arrays: Arrays | None) -> int:

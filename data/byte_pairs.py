@@ -65,7 +65,7 @@ def merges_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     """Learns the merges of a text's training split, or takes them from the cache.
 
     Args:
-        text: A `data.text.Text`.
+        text: A `data.text.Text`; of a large one a part is read, see `Text.to_learn_from`.
         size: Tokens wanted, the 256 bytes included.
         cache_dir: The cache; merges are stored in its folder `vocabularies`.
     """
@@ -75,7 +75,7 @@ def merges_once(text: Text, size: int, cache_dir: Path) -> list[str]:
     target = Path(cache_dir) / "vocabularies" / f"{text.sha256[:24]}-bytes-{size}-{rules}"
 
     def build(folder: Path) -> None:
-        lines = live_line(text.splits["train"], "learning the vocabulary")
+        lines = live_line(text.to_learn_from()[0], "learning the vocabulary")
         content = "".join(f"{merge}\n" for merge in learn_merges(lines, size))
         folder.mkdir()
         (folder / MERGES).write_text(content, encoding="utf-8")

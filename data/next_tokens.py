@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import files, sequences, word_pieces
+from data import arrays, files, sequences, word_pieces
 from data.errors import DataError
 from data.live_line import live_line
 from data.text import Text
@@ -194,6 +194,13 @@ class Rows:
     def first(self, count: int | None) -> "Rows":
         """Returns the first `count` rows, or all."""
         return Rows(self.tokens[:count], self.ends, self.together, self.context)
+
+    def spaced(self, count: int | None) -> "Rows":
+        """Returns `count` evenly spaced rows, or all."""
+        if count is None:
+            return self
+        kept = self.tokens[arrays.spaced(len(self), count)]
+        return Rows(kept, self.ends, self.together, self.context)
 
     def make_batch(self) -> Callable:
         """Returns a function from indices to (inputs, next tokens, weights of one or zero).

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras_nlp
 import numpy as np
 import tensorflow as tf
 
@@ -720,22 +721,52 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
         `token_ids` (begin, pieces, end, padding) and, if the family has them, `segment_ids` and
         `padding_mask` (1 for tokens, 0 for padding), each int32 of shape (n, length).
     """
+    encode_block: Callable = functools.partial(_preprocess, preprocessor)
+    if type(preprocessor).__module__.startswith("keras_hub."):  # another may do more
+        encode_block = _in_parts(preprocessor)
     blocks: dict[str, list[np.ndarray]] = {}
     with live_line(what="encoding sentences", total=len(sentences)) as bar:
         for start in range(0, len(sentences), SENTENCES_AT_ONCE):
             block = sentences[start : start + SENTENCES_AT_ONCE]
-            parts = zip(*(text.split(SEPARATOR) for text in block), strict=True)
-            texts = tuple(
-                word_pieces.with_plain_spaces(tf.constant(part), preprocessor.tokenizer)
-                for part in parts
-            )
-            # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
-            inputs = preprocessor(texts if len(texts) > 1 else texts[0], None)
+            parts = tuple(zip(*(text.split(SEPARATOR) for text in block), strict=True))
             # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
-            for name, value in inputs.items():
+            for name, value in encode_block(parts).items():
                 blocks.setdefault(name, []).append(np.asarray(value, np.int32))
             bar.update(len(block))
     return {name: np.concatenate(found) for name, found in blocks.items()}
+
+
+def _preprocess(preprocessor, parts: tuple[Sequence[str], ...]) -> dict:
+    """Returns what a preprocessor makes of sentences, or of the first and the second of pairs."""
+    texts = tuple(
+        word_pieces.with_plain_spaces(tf.constant(part), preprocessor.tokenizer) for part in parts
+    )
+    # With a second argument: KerasNLP would treat a pair alone as inputs and labels.
+    return preprocessor(texts if len(texts) > 1 else texts[0], None)
+
+
+def _in_parts(preprocessor) -> Callable:
+    """Returns a function that does as `_preprocess`, several times as fast.
+
+    Calls the tokenizer and the packer of KerasHub's preprocessor itself: word pieces are looked up
+    once for each distinct word, and `packer.call()` skips Keras's search of the arguments for
+    tensors, which examines each token.
+    """
+    tokenizer, names = preprocessor.tokenizer, tuple(_preprocess(preprocessor, (("",),)))
+    is_by_word = isinstance(tokenizer, keras_nlp.tokenizers.WordPieceTokenizer)
+    ids_of_words = word_pieces.IdsByWord(tokenizer)
+
+    def ids_of(texts: Sequence[str]) -> list[list[int]]:
+        return ids_of_words(texts) if is_by_word else word_pieces.as_lists(tokenizer(texts))
+
+    def encode_block(parts: tuple[Sequence[str], ...]) -> dict:
+        token_ids, segment_ids = preprocessor.packer.call(tuple(map(ids_of, parts)))
+        token_ids = np.asarray(token_ids)
+        made = {"token_ids": token_ids, "segment_ids": segment_ids}
+        made["padding_mask"] = token_ids != tokenizer.pad_token_id
+        return {name: made[name] for name in names}
+
+    return encode_block
 
 
 def encode_once(

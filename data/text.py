@@ -22,6 +22,7 @@ TEXT = "text"  # the usual column of a table, or field of JSON, that holds the t
 HINT = "; --text-column names another"
 PLAIN = (".txt", ".tokens", ".raw")
 ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
+LEARNED_FROM = 200_000_000  # characters of text to learn a vocabulary from, at most
 LONGEST_HEADING = 8  # words
 MOST_COMPARED = 1_000_000  # test lines, in some 100 bytes of memory each
 FEW_REPEATED = 0.01  # share of the test lines that may be training lines without a note
@@ -120,7 +121,7 @@ class Text:
 
         Lines of `LONGEST_HEADING` words or fewer do not count: headings, and what is often said.
         """
-        _, repeated, count = self._read_once
+        _, _, repeated, count = self._read_once
         if repeated <= FEW_REPEATED * count:
             return None
         return (
@@ -128,22 +129,41 @@ class Text:
             "training lines too (spaces ignored)"
         )
 
+    def to_learn_from(self) -> tuple[Iterable[str], str | None]:
+        """Returns the training lines for a vocabulary, and a note if they are a part of the text.
+
+        These are all, or evenly spaced lines of about `LEARNED_FROM` characters, since a trainer
+        holds each distinct word.
+        """
+        lines, characters = self.splits["train"], self._read_once[1]
+        every = -(-characters // LEARNED_FROM)
+        if every <= 1:
+            return lines, None
+        return itertools.islice(lines, 0, None, every), (
+            f"the vocabulary is learned from one line in {every}: the training text has "
+            f"{characters:,} characters, more than {LEARNED_FROM:,}"
+        )
+
     @functools.cached_property
-    def _read_once(self) -> tuple[str, int, int]:
-        """Returns the fingerprint, the number of repeated test lines, and that of all of them."""
+    def _read_once(self) -> tuple[str, int, int, int]:
+        """Returns the fingerprint, and numbers of training characters and test lines.
+
+        Of the test lines the number of repeated ones, and that of all of them.
+        """
         test = map(str.split, itertools.islice(self.splits["test"], MOST_COMPARED))
         waiting = collections.Counter(
             hash(" ".join(words)) for words in test if len(words) > LONGEST_HEADING
         )
-        count, repeated = waiting.total(), 0
+        count, repeated, characters = waiting.total(), 0, 0
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
             for line in live_line(self.splits[split], f"reading {split}"):
                 digest.update(f"{line}\n".encode())
                 if split == "train":
+                    characters += len(line)
                     repeated += waiting.pop(hash(" ".join(line.split())), 0)
-        return digest.hexdigest(), repeated, count
+        return digest.hexdigest(), characters, repeated, count
 
 
 # Plain http as well, for machines that reject the certificate: the hash is checked anyway.

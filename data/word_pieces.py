@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras_nlp
@@ -34,11 +34,17 @@ OTHER_WHITE_SPACE = r"[\x1c-\x1f\x{85}\p{Z}]"
 # Control and format characters, such as a soft hyphen, and what could not be decoded: BERT's own
 # tokenizer leaves them out, Keras's cuts a word there or takes it for unknown.
 INVISIBLE = r"[\x00-\x08\x0e-\x1b\x7f-\x{84}\x{86}-\x{9f}\p{Cf}\p{Co}\x{FFFD}]"
+NOTES = "notes.txt"  # beside a learned vocabulary
 MANY_UNKNOWN = 0.05  # of a text's tokens; a few are rare characters
 # Numbers of lines and words in memory at once, and of a word's repeats in one string.
 LINES_AT_ONCE = 1000
 KNOWN_WORDS = 1_000_000
 REPEATED = 10_000
+# Distinct words that the trainer learns from: it takes about a kilobyte for each.
+MOST_WORDS = 1_000_000
+# Characters of text that are counted before they are taken apart: a line without spaces, as of
+# Chinese, is a distinct word until then.
+CHARACTERS_AT_ONCE = 100_000_000
 
 
 def special_ids(tokenizer) -> list[int]:
@@ -175,16 +181,19 @@ def texts_of_pieces(tokenizer) -> list[str]:
     return texts
 
 
-def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
+def learn_vocabulary(lines: Iterable[str], size: int, notes: list[str] | None = None) -> list[str]:
     """Learns word pieces from text: lower case, accents stripped, words of at most 100 bytes.
 
     The `tokenizers` trainer numbers characters in the order of a hash map and breaks ties by these
     numbers, so its vocabulary varies from run to run. Passing all characters as special tokens
     fixes their numbers, and so the result.
 
+    Of more than `MOST_WORDS` distinct words the rarest are left out.
+
     Args:
         lines: The training text.
         size: Number of pieces wanted, including the five special ones.
+        notes: Gets a line if words are left out.
 
     Returns:
         At most `size` pieces, special tokens first; the same for the same text.
@@ -194,7 +203,12 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     """
     import tokenizers
 
-    words = _count_words(lines)
+    words, is_cut = _count_words(lines)
+    if is_cut and notes is not None:
+        notes.append(
+            f"the vocabulary is learned from the {MOST_WORDS:,} most frequent words: the text has "
+            "more different ones"
+        )
     counts: collections.Counter[str] = collections.Counter()
     for word, count in words.items():
         for character in set(word):
@@ -218,9 +232,9 @@ def learn_vocabulary(lines: Iterable[str], size: int) -> list[str]:
     )
     # In parts: the trainer keeps the places of all words of a string, and commas are millions.
     repeated = (
-        " ".join([word] * min(count - start, REPEATED))
-        for word, count in sorted(words.items())
-        for start in range(0, count, REPEATED)
+        " ".join([word] * min(words[word] - start, REPEATED))
+        for word in sorted(words)
+        for start in range(0, words[word], REPEATED)
     )
     with Waiting("learning the vocabulary"):
         tokenizer.train_from_iterator(repeated, trainer)
@@ -235,29 +249,65 @@ def fold_case(word: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
 
 
-def _count_words(lines: Iterable[str]) -> dict[str, int]:
+def _count_words(lines: Iterable[str]) -> tuple[dict[str, int], bool]:
     """Counts words as KerasHub's tokenizer looks them up.
 
     Accents are stripped, punctuation is apart, and then the case is folded (NFKC_Casefold), which
     also composes characters that the stripping of accents took apart, such as Korean syllables.
-    """
-    import tokenizers
 
+    Returns:
+        At most `MOST_WORDS` words with their counts, and whether rarer ones are left out.
+    """
+    words: dict[str, int] = {}
     chunks: collections.Counter[str] = collections.Counter()
+    characters, is_cut = 0, False
     for line in lines:
         chunks.update(line.split())
+        characters += len(line)
+        if len(chunks) > MOST_WORDS or characters > CHARACTERS_AT_ONCE:
+            _add_words(words, chunks)
+            chunks.clear()
+            characters = 0
+            if len(words) > 2 * MOST_WORDS:  # a word that becomes frequent later loses few counts
+                words, is_cut = _most_frequent(words, 2 * MOST_WORDS), True
+    _add_words(words, chunks)
+    if len(words) > MOST_WORDS:
+        words, is_cut = _most_frequent(words, MOST_WORDS), True
+    return words, is_cut
+
+
+def _add_words(words: dict[str, int], chunks: collections.Counter[str]) -> None:
+    """Adds the words of chunks, which are separated by white space in a text, with their counts."""
+    import tokenizers
+
     chunks.pop(UNKNOWN_IN_TEXT, None)
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False, strip_accents=True)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
-    words: collections.Counter[str] = collections.Counter()
     for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(chunk)):
             word = fold_case(word)
             # A longer one is always [UNK], and the trainer takes quadratic time for it. The fold of
             # "´" holds a space, and no piece may: KerasHub strips the lines of a vocabulary.
             if len(word.encode()) <= MAX_WORD_BYTES and not any(map(str.isspace, word)):
-                words[word] += count
-    return words
+                words[word] = words.get(word, 0) + count
+
+
+def _most_frequent(words: dict[str, int], most: int) -> dict[str, int]:
+    """Returns the most frequent words; of equally frequent ones evenly spaced ones.
+
+    Args:
+        words: The words with their counts, more than `most`.
+        most: Number of words to keep.
+    """
+    sizes = collections.Counter(words.values())  # how many words occur so often
+    left = most
+    for count in sorted(sizes, reverse=True):
+        if sizes[count] > left:
+            break
+        left -= sizes[count]
+    tied = sorted(word for word, times in words.items() if times == count)
+    spaced = {tied[place * len(tied) // left] for place in range(left)}
+    return {word: times for word, times in words.items() if times > count or word in spaced}
 
 
 def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
@@ -268,19 +318,33 @@ def vocabulary_once(text: Text, size: int, cache_dir: Path) -> list[str]:
         size: Number of pieces wanted.
         cache_dir: The cache; vocabularies are stored in its folder `vocabularies`.
     """
-    import tokenizers
-
-    name = f"{text.sha256[:24]}-{size}-folded-tokenizers-{tokenizers.__version__}"
-    target = Path(cache_dir) / "vocabularies" / name
+    target = _place(text, size, cache_dir)
 
     def build(folder: Path) -> None:
-        lines = live_line(text.splits["train"], "reading words")
-        content = "".join(f"{piece}\n" for piece in learn_vocabulary(lines, size))
+        found, note = text.to_learn_from()
+        notes = [note] if note is not None else []
+        pieces = learn_vocabulary(live_line(found, "reading words"), size, notes)
         folder.mkdir()
-        (folder / "vocabulary.txt").write_text(content, encoding="utf-8")
+        (folder / NOTES).write_text("".join(f"{line}\n" for line in notes), encoding="utf-8")
+        (folder / "vocabulary.txt").write_text(
+            "".join(f"{piece}\n" for piece in pieces), encoding="utf-8"
+        )
 
     files.build_once(target, build, "vocabulary")
     return read_vocabulary(target / "vocabulary.txt")
+
+
+def _place(text: Text, size: int, cache_dir: Path) -> Path:
+    import tokenizers
+
+    name = f"{text.sha256[:24]}-{size}-folded-tokenizers-{tokenizers.__version__}"
+    return Path(cache_dir) / "vocabularies" / name
+
+
+def vocabulary_notes(text: Text, size: int, cache_dir: Path) -> list[str]:
+    """Returns lines about what `vocabulary_once` did not learn from; args as there."""
+    notes = _place(text, size, cache_dir) / NOTES
+    return notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
@@ -361,23 +425,41 @@ def tokenize(lines: Iterable[str], tokenizer) -> Iterator[tuple[np.ndarray, np.n
     space = " " if getattr(tokenizer, "merges", None) is not None else ""
     unknown_id = SpecialTokens.of(tokenizer).unknown
     unknown = {word: [unknown_id] for word in (UNKNOWN_IN_TEXT, space + UNKNOWN_IN_TEXT)}
-    known = dict(unknown)
+    ids_of = IdsByWord(tokenizer, unknown)
     lines = iter(lines)
     while block := list(itertools.islice(lines, LINES_AT_ONCE)):
-        words_of_lines = [_words(line, space) for line in block]
-        if len(known) > KNOWN_WORDS:
-            known = dict(unknown)
+        rows = ids_of(block)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        yield np.fromiter(itertools.chain(*rows), np.int32, lengths.sum()), lengths
+
+
+class IdsByWord:
+    """Turns lines into token ids with Keras's tokenizer, each distinct word once; see `tokenize`.
+
+    Args:
+        tokenizer: Of KerasNLP.
+        fixed: Ids of the words that the tokenizer does not decide, by word.
+    """
+
+    def __init__(self, tokenizer, fixed: Mapping[str, list[int]] | None = None):
+        self.tokenizer, self.fixed = tokenizer, dict(fixed or {})
+        self._known = dict(self.fixed)
+        self._space = " " if getattr(tokenizer, "merges", None) is not None else ""
+
+    def __call__(self, lines: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each line."""
+        words_of_lines = [_words(line, self._space) for line in lines]
+        if len(self._known) > KNOWN_WORDS:
+            self._known = dict(self.fixed)
+        known = self._known
         new = list(set(itertools.chain(*words_of_lines)) - known.keys())
         if new:
-            ids_of_new = as_lists(tokenizer(with_plain_spaces(new, tokenizer)))
+            ids_of_new = as_lists(self.tokenizer(with_plain_spaces(new, self.tokenizer)))
             known.update(zip(new, ids_of_new, strict=True))
-        ids: list[int] = []
-        ends = [0]
-        for words in words_of_lines:
-            for word in words:
-                ids.extend(known[word])
-            ends.append(len(ids))
-        yield np.array(ids, np.int32), np.diff(ends)
+        return [
+            list(itertools.chain.from_iterable(map(known.__getitem__, words)))
+            for words in words_of_lines
+        ]
 
 
 def with_plain_spaces(texts, tokenizer) -> tf.Tensor:

@@ -34,6 +34,13 @@ def vocabulary(options, text, cache_dir: Path) -> list[str]:
     return word_pieces.vocabulary_once(text, options.vocabulary_size, cache_dir)
 
 
+def vocabulary_notes(options, preset: str | None, text, cache_dir: Path) -> list[str]:
+    """Returns lines about what the vocabulary of a new model was not learned from."""
+    if preset is not None or options.vocabulary is not None:
+        return []
+    return word_pieces.vocabulary_notes(text, options.vocabulary_size, cache_dir)
+
+
 def tokenizer_of(pieces: list[str]):
     """Makes an uncased `BertTokenizer` that strips accents."""
     return keras_nlp.models.BertTokenizer(

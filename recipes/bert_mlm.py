@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
-from data import masked_lm, word_pieces
+from data import arrays, masked_lm, word_pieces
 from data.errors import DataError, read_each
 from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
@@ -156,6 +156,7 @@ def main(options: Options) -> dict:
         if preset is not None:
             presets.require_task(keras_nlp.models.MaskedLM, preset)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
+        run.note(*bert.vocabulary_notes(options, preset, text, run.cache_dir))
         if preset is not None:
             presets.require_mask_token(tokenizer, preset, "masked language modelling")
             if not run.metadata:
@@ -402,6 +403,9 @@ def make_sequences(
         min_line_bytes=options.min_line_bytes,
     )
     sequences["train"] = sequences["train"][: options.max_examples]
+    if options.max_validation_examples is not None:
+        kept = arrays.spaced(len(sequences["valid"]), options.max_validation_examples)
+        sequences["valid"] = sequences["valid"][kept]
     masking = masked_lm.Masking.of(
         tokenizer,
         options.mlm_probability,

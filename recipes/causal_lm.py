@@ -224,9 +224,9 @@ def main(options: Options) -> dict:
                 f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV "
                 "or Parquet file with prompt and response, or a folder of them"
             )
-        run.note(data.note)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
+        run.note(data.note, vocabulary_note(options, preset, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         template = None  # of text
@@ -352,6 +352,14 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
     return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
 
 
+def vocabulary_note(options: Options, preset: str | None, data) -> str | None:
+    """Returns a note if the vocabulary of a new model is learned from a part of the text."""
+    if preset is not None or options.vocabulary is not None:
+        return None
+    text = data.as_text() if isinstance(data, prompts.Prompts) else data
+    return text.to_learn_from()[1]
+
+
 def make_rows(
     options: Options,
     data,
@@ -365,6 +373,8 @@ def make_rows(
         pairs = dict(data.splits)
         drawn = arrays.draw(len(pairs["train"]), options.max_examples, options.seed)
         pairs["train"] = [pairs["train"][index] for index in drawn]
+        spaced = arrays.spaced(len(pairs["valid"]), options.max_validation_examples)
+        pairs["valid"] = [pairs["valid"][index] for index in spaced]
         return prompts.rows_once(
             pairs,
             tokenizer,
@@ -377,7 +387,10 @@ def make_rows(
     rows = next_tokens.rows_once(
         data, tokenizer, cache_dir, length=length, together=together, context=options.context
     )
-    return rows | {"train": rows["train"].first(options.max_examples)}
+    return rows | {
+        "train": rows["train"].first(options.max_examples),
+        "valid": rows["valid"].spaced(options.max_validation_examples),
+    }
 
 
 def special_lines(data, tokenizer) -> list[str]:

@@ -308,8 +308,10 @@ def main(options: Options) -> dict:
             raise OptionsError(
                 f"--enthalpy-weight: no molecule of {run.dataset} has an enthalpy (column dh)"
             )
+        width = max(len(melting.columns(m)) for m in sum(molecules.values(), drawn))
+        kept = arrays.spaced(len(molecules["valid"]), options.max_validation_examples)
+        molecules["valid"] = [molecules["valid"][index] for index in kept]
         used = molecules | {"train": molecules["train"] + drawn}
-        width = max(len(melting.columns(m)) for split in used.values() for m in split)
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]
         weights = None

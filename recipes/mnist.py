@@ -82,7 +82,9 @@ def main(options: Options) -> dict:
         # Images and labels by split.
         images = load_images(run.dataset, test_file=run.test_file)
         run.note(images.note)
-        splits = arrays.draw_examples(images.splits, options.max_examples, options.seed)
+        splits = arrays.draw_examples(
+            images.splits, options.max_examples, options.seed, options.max_validation_examples
+        )
         test_images, test_labels = splits["test"]
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         plan = run.plan(

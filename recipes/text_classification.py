@@ -235,20 +235,17 @@ def main(options: Options) -> dict:
             labels="scores" if run.metadata.get("scores") else options.labels,
             test_file=run.test_file,
         )
-        if data.scores and options.class_weights != "none":
-            raise OptionsError(f"--class-weights {options.class_weights}: {data.name} has scores")
-        if data.scores and options.label_smoothing:
-            raise OptionsError(
-                f"--label-smoothing {options.label_smoothing}: {data.name} has scores"
-            )
+        if data.scores:
+            require_classes(options, data.name)
         if run.metadata:  # evaluates a trained run: in the order of its classes
             data = data.with_classes(run.metadata.get("classes", ()))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
-        splits = arrays.draw_examples(data.splits, options.max_examples, options.seed)
-        data = dataclasses.replace(data, splits=splits)
+        run.note(*bert.vocabulary_notes(options, preset, data.as_text(), run.cache_dir))
+        data = limited(options, data)
+        splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
@@ -359,6 +356,27 @@ def main(options: Options) -> dict:
             example_input=example_of(data),
             **results,
         )
+
+
+def require_classes(options: Options, name: str) -> None:
+    """Rejects options that are not for scores.
+
+    Args:
+        options: the options.
+        name: name of the dataset.
+    """
+    if options.class_weights != "none":
+        raise OptionsError(f"--class-weights {options.class_weights}: {name} has scores")
+    if options.label_smoothing:
+        raise OptionsError(f"--label-smoothing {options.label_smoothing}: {name} has scores")
+
+
+def limited(options: Options, data: sentences.Sentences) -> sentences.Sentences:
+    """Returns sentences with at most as many for training and validation as the options say."""
+    splits = arrays.draw_examples(
+        data.splits, options.max_examples, options.seed, options.max_validation_examples
+    )
+    return dataclasses.replace(data, splits=splits)
 
 
 def make_batches(

@@ -251,7 +251,12 @@ def require_splits(options: SharedOptions, validation, test) -> None:
                 "none; leave out repeat(), or pass data.arrays.evaluation_data()"
             )
     users = {
-        "validation": ("keep_best", "reduce_on_plateau", "validate_every"),
+        "validation": (
+            "keep_best",
+            "max_validation_examples",
+            "reduce_on_plateau",
+            "validate_every",
+        ),
         "test": ("test_every",),
     }
     problems = []
@@ -264,6 +269,34 @@ def require_splits(options: SharedOptions, validation, test) -> None:
             )
     if problems:
         raise OptionsError("\n".join(problems))
+
+
+def require_fewer(options: SharedOptions, validation) -> None:
+    """Rejects validation data with more examples than `--max-validation-examples`.
+
+    Args:
+        options: the options.
+        validation: batches of the validation split; of None `require_splits` has said so.
+
+    Raises:
+        OptionsError: the recipe ignores the option.
+    """
+    most = options.max_validation_examples
+    if most is None:
+        return
+    examples = 0  # of the batches before: the last one may be padded
+    if isinstance(validation, tf.data.Dataset):
+        for batch in validation:
+            if examples >= most:
+                break
+            examples += len(keras.tree.flatten(batch)[0])
+        else:
+            return
+    raise OptionsError(
+        f"--max-validation-examples {most}: this recipe ignores it (its validation split has more "
+        "examples); a recipe applies it with data.arrays.draw_examples(splits, "
+        "options.max_examples, options.seed, options.max_validation_examples)"
+    )
 
 
 def partial_best(options: SharedOptions) -> str | None:

@@ -140,6 +140,11 @@ class SharedOptions(ProgramOptions):
     max_examples: int | None = _data(
         None, "Use only N examples of the training split.", within=COUNT
     )
+    max_validation_examples: int | None = _data(
+        None,
+        "Use only N examples of the validation split, evenly spaced; the test split stays whole.",
+        within=COUNT,
+    )
     cache_dir: Path | None = _data(
         None,
         "Folder for downloads and tokens (default: $RECIPES_CACHE_DIR, else "

@@ -549,6 +549,7 @@ class Run:
         self._note_own_rate(model)
         info, plan, options = self.folder.checkpoint, self._plan, self.options
         checks.require_splits(options, validation, test)
+        checks.require_fewer(options, validation)
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)

@@ -230,6 +230,24 @@ def test_the_training_split_alone_is_cut():
     assert len(arrays.draw_examples(splits, None, seed=0)["train"][0]) == 11
 
 
+def test_validation_examples_are_evenly_spaced():
+    """Of a sorted file some of each class; the other splits stay whole."""
+    splits = {name: (PIXELS, LABELS) for name in ("train", "valid", "test")}
+    found = arrays.draw_examples(splits, None, 0, 4)
+    assert {name: len(x) for name, (x, _) in found.items()} == {
+        "train": 11,
+        "valid": 4,
+        "test": 11,
+    }
+    np.testing.assert_array_equal(found["valid"][0], PIXELS[[0, 2, 5, 8]])
+    np.testing.assert_array_equal(found["valid"][1], LABELS[[0, 2, 5, 8]])
+    texts = {"train": ([], LABELS[:0]), "valid": ([*"abcdefghijk"], LABELS)}
+    assert arrays.draw_examples(texts, None, 0, 4)["valid"][0] == ["a", "c", "f", "i"]
+    for most in (11, 99, None):
+        assert arrays.spaced(11, most).tolist() == list(range(11))
+    assert arrays.spaced(0, 5).tolist() == []
+
+
 def test_a_change_gets_the_examples_and_the_epoch():
     def change(x, indices, epoch):
         assert x.dtype == tf.float32

@@ -6,6 +6,7 @@ import keras_nlp
 import pytest
 
 from data import byte_pairs, word_pieces
+from data import text as text_module
 from data.errors import DataError
 from data.text import Text
 
@@ -69,6 +70,22 @@ def test_merges_are_learned_once_and_from_the_training_split_alone(tmp_path, mon
     assert len(first) == 144
     monkeypatch.setattr(byte_pairs, "learn_merges", lambda *arguments: 1 / 0)
     assert byte_pairs.merges_once(text(["abc abc"]), 400, tmp_path) == first
+
+
+def test_merges_of_a_large_text_are_learned_from_evenly_spaced_lines(tmp_path, monkeypatch):
+    lines = ["abab abab", "cdcd cdcd", "efef efef"] * 20
+    text = Text("t", {"train": lines, "valid": ["a"], "test": ["b"]})
+    assert text.to_learn_from() == (lines, None)
+    monkeypatch.setattr(text_module, "LEARNED_FROM", 200)
+    kept, note = text.to_learn_from()
+    assert list(kept) == lines[::3]
+    assert note == (
+        "the vocabulary is learned from one line in 3: the training text has 540 characters, "
+        "more than 200"
+    )
+    merges = byte_pairs.merges_once(text, 400, tmp_path)
+    assert merges == byte_pairs.learn_merges(lines[::3], 400)
+    assert not {"c d", "e f"} & set(merges)
 
 
 def test_a_file_of_merges(tmp_path):

@@ -135,6 +135,9 @@ def test_rows_are_made_once_and_for_each_setting(tmp_path, monkeypatch):
     a, b, c = b"abc"
     assert rows["train"].tokens.dtype == np.uint16 and len(rows["train"]) == 9
     assert rows["train"].first(2).tokens.tolist() == [[0, a, b, c, 0], [0, a, b, 0, a]]
+    every = rows["train"].tokens
+    assert rows["train"].spaced(2).tokens.tolist() == every[[0, len(every) // 2]].tolist()
+    assert rows["train"].spaced(None).tokens is every
     assert rows["test"].tokens.tolist() == [[0, b, 0, 0, 0]]
     again = next_tokens.rows_once(text, made, tmp_path, length=4, together=False)
     assert len(again["train"]) == 10

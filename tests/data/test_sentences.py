@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import json
 import sys
 
@@ -6,12 +7,14 @@ import keras_nlp
 import numpy as np
 import pytest
 import sklearn.feature_selection
+import tensorflow as tf
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from data import arrays, installed_docs, sentences, word_pieces
 from data.errors import DataError
 from data.sentences import SEPARATOR, baselines, load_sentences, repeated_in_test, repeated_note
+from tests.support import tiny_presets
 from tests.support.parquet_file import write_parquet
 
 TINY = ["a fine film\t1", "a dull film\t0"]
@@ -638,6 +641,80 @@ def test_many_sentences_are_encoded_in_blocks(monkeypatch):
     for name, array in whole.items():
         np.testing.assert_array_equal(parts[name], array)
         assert parts[name].dtype == np.int32 and array.shape == (17, 8)
+
+
+ODD_TEXTS = (
+    "",
+    "the loss of a step is the mean over all replicas and batches",
+    "Film  FILM fílm fi\u0301lm \u0301film don´t ﬁlm Straße İs",
+    "电影film 電影。한국어 \u1112\u1161\u11ab",
+    "[MASK] x[SEP]y [CLS][UNK] <unk> the<unk> </s> <pad>",
+    "good\u00a0film\u2028bad\u200bfilm soft\u00adhyphen \x1f\x85. \ufffd\ue000",
+    "x" * 99 + " " + "y" * 101 + " é" + "z" * 200,
+    "...!?'s -- \U0001f600 step steps STEPs",
+)
+
+
+@pytest.mark.parametrize("family", tiny_presets.FAMILIES)
+def test_sentences_are_encoded_as_the_preprocessor_does(family):
+    """Truncated pairs, accents, special tokens in a text, unknown and very long words."""
+    kind = getattr(keras_nlp.models, f"{family}TextClassifierPreprocessor")
+    tokenizer = tiny_presets.tokenizer(family)
+    pairs = [SEPARATOR.join(pair) for pair in itertools.product(ODD_TEXTS, repeat=2)]
+    for length, truncate in ((6, "round_robin"), (23, "round_robin"), (11, "waterfall")):
+        preprocessor = kind(tokenizer, length, truncate=truncate)
+        for texts in (list(ODD_TEXTS), pairs):
+            parts = [
+                word_pieces.with_plain_spaces(tf.constant(part), tokenizer)
+                for part in zip(*(text.split(SEPARATOR) for text in texts), strict=True)
+            ]
+            expected = preprocessor(tuple(parts) if len(parts) > 1 else parts[0], None)
+            found = sentences.encode(texts, preprocessor)
+            assert found.keys() == expected.keys()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], np.asarray(array, np.int32), name)
+                assert found[name].dtype == np.int32
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_tokenizer_that_reads_special_tokens_in_a_text(lowercase):
+    tokenizer = keras_nlp.models.BertTokenizer(
+        PIECES, lowercase=lowercase, special_tokens_in_strings=True
+    )
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, 12)
+    texts = ["fine[MASK]film [SEP] [PAD][PAD] Finest", "[mask] film"]
+    expected = preprocessor(tf.constant(texts), None)
+    found = sentences.encode(texts, preprocessor)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], np.asarray(array, np.int32), name)
+    assert tokenizer.mask_token_id in found["token_ids"][0]
+
+
+def test_each_distinct_word_is_tokenised_once(tokenizer, monkeypatch):
+    stock, seen = word_pieces.with_plain_spaces, []
+
+    def plain(texts, tokenizer):
+        seen.extend(np.asarray(texts).ravel().tolist())
+        return stock(texts, tokenizer)
+
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, 8)
+    monkeypatch.setattr(word_pieces, "with_plain_spaces", plain)
+    monkeypatch.setattr(sentences, "SENTENCES_AT_ONCE", 3)
+    sentences.encode(["finest film", "film film"] * 5, preprocessor)
+    words = [word for word in seen if word not in ("", b"")]
+    assert sorted(words) == ["film", "finest"]
+
+
+def test_a_preprocessor_of_your_own_is_called(tokenizer):
+    class Own(keras_nlp.models.BertTextClassifierPreprocessor):
+        def call(self, x, y=None, sample_weight=None):
+            return {"token_ids": super().call(x)["token_ids"] + 1}
+
+    found = sentences.encode(["finest film"], Own(tokenizer, 6))
+    plain = sentences.encode(
+        ["finest film"], keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, 6)
+    )
+    np.testing.assert_array_equal(found["token_ids"], plain["token_ids"] + 1)
 
 
 def test_encoded_sentences_come_from_the_cache(tmp_path, tokenizer):

@@ -8,6 +8,7 @@ import keras_nlp
 import numpy as np
 import pytest
 
+from data import text as text_module
 from data import word_pieces
 from data.errors import DataError
 from data.text import Text
@@ -96,6 +97,64 @@ class TestLearnVocabulary:
             word_pieces.learn_vocabulary(LINES, least - 1)
 
 
+class TestManyWords:
+    """Memory is bounded: by the number of words, and of characters before words are counted."""
+
+    TEXT = ["the film of the " + f"w{n}x " + "电影电影" * 3 for n in range(60)] + ["ab"] * 3
+
+    @staticmethod
+    def count(lines, **limits):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(word_pieces, name, value)
+            return word_pieces._count_words(lines)
+
+    def test_below_the_limits_every_word_counts(self):
+        """However often the chunks are taken apart."""
+        whole, is_cut = self.count(self.TEXT)
+        assert not is_cut and whole["the"] == 120 and whole["影"] == 360 and whole["w7x"] == 1
+        for limits in (dict(CHARACTERS_AT_ONCE=10), dict(MOST_WORDS=len(whole))):
+            assert self.count(self.TEXT, **limits) == (whole, False)
+        pieces = word_pieces.learn_vocabulary(self.TEXT, 120)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(word_pieces, "CHARACTERS_AT_ONCE", 10)
+            assert word_pieces.learn_vocabulary(self.TEXT, 120) == pieces
+
+    @pytest.mark.parametrize("at_once", [10, 10**9])
+    def test_the_rarest_are_left_out(self, at_once):
+        found, is_cut = self.count(self.TEXT, MOST_WORDS=20, CHARACTERS_AT_ONCE=at_once)
+        assert is_cut and len(found) == 20
+        frequent = {word: n for word, n in found.items() if n > 1}
+        assert frequent == {"the": 120, "film": 60, "of": 60, "电": 360, "影": 360, "ab": 3}
+        assert found == self.count(self.TEXT, MOST_WORDS=20, CHARACTERS_AT_ONCE=at_once)[0]
+
+    def test_of_equally_frequent_ones_some_are_kept_evenly_spaced(self):
+        once = {f"w{n:03}": 1 for n in range(100)}
+        found = word_pieces._most_frequent(once | {"the": 2}, 11)
+        assert sorted(found) == ["the", *(f"w{n:03}" for n in range(0, 100, 10))]
+
+    def test_while_the_text_is_read(self, monkeypatch):
+        largest, stock = [], word_pieces._most_frequent
+
+        def most_frequent(words, most):
+            largest.append(len(words))
+            return stock(words, most)
+
+        monkeypatch.setattr(word_pieces, "_most_frequent", most_frequent)
+        self.count((f"a{n} b{n}" for n in range(5000)), MOST_WORDS=100)
+        assert len(largest) > 20 and max(largest) <= 302
+
+    def test_a_note_says_so(self, monkeypatch):
+        notes = []
+        word_pieces.learn_vocabulary(self.TEXT, 100, notes)
+        assert notes == []
+        monkeypatch.setattr(word_pieces, "MOST_WORDS", 20)
+        pieces = word_pieces.learn_vocabulary(self.TEXT, 100, notes)
+        assert "the" in pieces
+        (note,) = notes
+        assert note.startswith("the vocabulary is learned from the 20 most frequent words")
+
+
 class TestVocabularyOnce:
     def text(self, lines):
         return Text("x", {"train": lines, "valid": ["a"], "test": ["b"]}, False)
@@ -108,6 +167,20 @@ class TestVocabularyOnce:
         assert first != other_size and first != other_text
         monkeypatch.setattr(word_pieces, "learn_vocabulary", None)  # would raise if called
         assert word_pieces.vocabulary_once(self.text(LINES), 150, tmp_path) == pieces
+
+    def test_of_a_large_text_is_learned_from_a_part(self, tmp_path, monkeypatch):
+        """The notes are those of the vocabulary, also when it comes from the cache."""
+        assert word_pieces.vocabulary_notes(self.text(LINES), 150, tmp_path) == []
+        monkeypatch.setattr(text_module, "LEARNED_FROM", 100)
+        large = self.text(["odd words", "even numbers"] * 10)
+        monkeypatch.setattr(word_pieces, "MOST_WORDS", 1)
+        pieces = word_pieces.vocabulary_once(large, 60, tmp_path)
+        assert not {"v", "##v"} & set(pieces), "of one line in 3, the most frequent word"
+        for _ in range(2):
+            first, second = word_pieces.vocabulary_notes(large, 60, tmp_path)
+            assert first.startswith("the vocabulary is learned from one line in 3")
+            assert second.startswith("the vocabulary is learned from the 1 most frequent words")
+            assert word_pieces.vocabulary_once(large, 60, tmp_path) == pieces
 
     def test_is_learned_from_the_training_split_alone(self, tmp_path):
         words = {"train": "training", "valid": "validation", "test": "examination"}

@@ -1183,3 +1183,37 @@ class TestClassWeights:
 )
 def test_what_fits_on_a_gpu(parts, expected):
     assert checks.fits_on_a_gpu(tf.data.Dataset.from_tensor_slices(parts)) == expected
+
+
+class TestMaxValidationExamples:
+    """Of the 20 of the tiny recipe, in batches of 8."""
+
+    @pytest.mark.parametrize("most", [1, 12, 16])
+    def test_that_a_recipe_does_not_apply_are_refused(self, most, tmp_path):
+        with pytest.raises(OptionsError, match=f"^--max-validation-examples {most}: .* ignores it"):
+            tiny_recipe.main(
+                tiny_recipe.Options(run_dir=tmp_path / "run", max_validation_examples=most)
+            )
+
+    def test_applied_by_the_recipe(self, tmp_path):
+        data = arrays.draw_examples(tiny_recipe.splits(), None, 0, 12)
+        options = tiny_recipe.Options(
+            run_dir=tmp_path / "run", max_validation_examples=12, epochs=1
+        )
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, data=data, extra=[StopAfter(4)])
+        other = dataclasses.replace(options, max_validation_examples=13)
+        with pytest.raises(RunError, match="max_validation_examples|max-validation-examples"):
+            tiny_recipe.main(other, data=data)
+        assert tiny_recipe.main(options, data=data)["epochs"] == 1
+
+    def test_without_validation_data(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_validation_examples=12)
+        with pytest.raises(OptionsError, match="no validation data"):
+            tiny_recipe.main(options, left_out=["validation"])
+
+    def test_of_no_dataset(self):
+        options = tiny_recipe.Options(max_validation_examples=12)
+        with pytest.raises(OptionsError, match="ignores it"):
+            checks.require_fewer(options, (np.zeros((20, 6)), np.zeros(20)))
+        checks.require_fewer(tiny_recipe.Options(), (np.zeros((20, 6)), np.zeros(20)))

@@ -164,6 +164,10 @@ class TestParse:
         with pytest.raises(SystemExit):
             parsed(causal_lm.Options, "--init-from runs/causal_lm/first")
         assert "did you mean --preset?" in capsys.readouterr().err
+        for name in ("--max-eval-samples", "--max_eval_samples"):
+            with pytest.raises(SystemExit):
+                parsed(mnist.Options, f"{name} 100")
+            assert "did you mean --max-validation-examples?" in capsys.readouterr().err
 
     def test_an_alias_says_which_option_it_is(self):
         line = "--learning-rate 0.1 --batch-size=16"
