@@ -125,6 +125,7 @@ def weighted_rows(seed):
     return x, y, numbers.integers(0, 5, 12).astype("float64")
 
 
+@pytest.mark.long
 def test_a_weight_of_an_example_counts_for_each_of_its_values_and_a_penalty_once():
     x, y, weights = weighted_rows(seed=1)
     x = np.concatenate([x, np.ones((12, 3, 1))], axis=-1)
@@ -326,6 +327,7 @@ def uneven_batches(_=None):
     return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
 
 
+@pytest.mark.long
 def test_replicas_with_different_numbers_of_examples():
     found = forked.run(uneven_batches)
     assert_same(found)
@@ -380,6 +382,7 @@ def two_dtypes(count, installed):
     return replicas.fit(count, build, data, **installed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", [{}, {"batches_per_update": 2}])
 def test_weights_of_two_dtypes(installed):
     one, two = two_dtypes(1, installed), forked.run(two_dtypes, 2, installed)
@@ -771,6 +774,7 @@ def several_outputs(_=None):
     return found
 
 
+@pytest.mark.long
 def test_neither_batches_nor_replicas_show_in_the_losses_of_several_outputs():
     lost, masked = forked.run(several_outputs)
     for runs in (lost, masked):
@@ -1698,6 +1702,7 @@ def evaluations_of_weightless_batches(_=None):
     return found
 
 
+@pytest.mark.long
 def test_a_batch_of_padding_alone_counts_in_no_loss_or_metric():
     found = forked.run(evaluations_of_weightless_batches)
     for plain, *padded in (found[:3], found[3:]):

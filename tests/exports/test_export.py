@@ -135,6 +135,7 @@ def test_fills_of_texts_of_different_lengths(masked_lm, tmp_path):
     assert texts.compare(given.model, tmp_path / "out", given.preset) < 1e-5
 
 
+@pytest.mark.long
 def test_classes_of_texts_of_different_lengths(classifier, masked_lm, tmp_path):
     model = classifier().model
     texts.write(model, tmp_path / "out", "", CLASSES)

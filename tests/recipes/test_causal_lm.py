@@ -283,6 +283,7 @@ def test_continuations_begin_where_a_document_begins(
     assert status == 2 and "--max-length 17: the model takes at most 16 tokens" in err
 
 
+@pytest.mark.long
 def test_a_run_continues_where_continuations_fail(tiny_text, tmp_path, monkeypatch, capsys):
     """Its checkpoint is saved after them."""
 

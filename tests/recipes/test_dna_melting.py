@@ -291,6 +291,7 @@ def test_test_molecules_of_training_are_counted(run, tmp_path):
     assert "test_molecules_in_training" not in found
 
 
+@pytest.mark.long
 def test_examples_with_the_largest_errors_first(run, tmp_path):
     folder, results = run
     evaluation.main(evaluation.Options(run_dir=folder, examples=tmp_path / "worst.csv"))

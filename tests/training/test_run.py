@@ -345,6 +345,7 @@ class TestNumbers:
 
 
 class TestCheckpoints:
+    @pytest.mark.long
     def test_damaged_ones_do_not_count(self, stopped, finished, capsys):
         """All are damaged; those that follow must not be pruned in their place."""
         folder = stopped(14, keep_checkpoints=2)
@@ -1059,6 +1060,7 @@ def test_steps_that_the_epochs_do_not_have_are_noted(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_each_run_of_a_process_has_the_same_automatic_names(tmp_path):
     """As a cell of a notebook that is run again: its history has one list per metric."""
 
