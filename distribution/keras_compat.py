@@ -33,7 +33,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import compile_utils, epoch_iterator
-from keras.src.utils import rng_utils
+from keras.src.utils import naming, rng_utils
 from tensorflow.python.data.ops import skip_op
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework import auto_control_deps_utils
@@ -103,30 +103,41 @@ def _replaced(owner, name: str, make: Callable) -> Iterator[None]:
             delattr(owner, name)
 
 
-# The counters of automatic names when `name_as_in_first_run` was first entered.
+# The counters of automatic names when `name_metrics_as_in_first_run` was first entered.
 _first_counts: dict[str, int] | None = None
 
 
 @contextlib.contextmanager
-def name_as_in_first_run() -> Iterator[None]:
-    """Gives the objects that are created within it the names that they have in a first run.
+def name_metrics_as_in_first_run() -> Iterator[None]:
+    """Gives the metrics that are created within it the names that they have in a first run.
 
     Breaks: Keras counts its automatic names in the whole process (`auc`, then `auc_1`), so in a
     notebook a resumed run has other metrics than its history, and `--keep-best val_auc` fails.
-    Does: starts from the counts of the first time. What is created later gets names that none
-    within it has, since a model cannot contain two layers of one name.
+    Does: starts from the counts of the first time. Those of layers go on: a model may have layers
+    of an earlier run, and cannot have two of one name.
     """
     global _first_counts
     before = _name_counts()
     if _first_counts is None:
         _first_counts = before
-    _set_name_counts(_first_counts)
+    names = set(map(naming.to_snake_case, _names_of_subclasses(keras.metrics.Metric)))
+    kept = {name: count for name, count in before.items() if name not in names}
+    first = {name: count for name, count in _first_counts.items() if name in names}
+    _set_name_counts(kept | first)
     try:
         yield
     finally:
         within = _name_counts()
-        names = before.keys() | within.keys()
-        _set_name_counts({name: max(before.get(name, 0), within.get(name, 0)) for name in names})
+        _set_name_counts(
+            {name: max(before.get(name, 0), within.get(name, 0)) for name in before | within}
+        )
+
+
+def _names_of_subclasses(kind: type) -> Iterator[str]:
+    subclasses: list[type] = kind.__subclasses__()
+    for each in subclasses:
+        yield each.__name__
+        yield from _names_of_subclasses(each)
 
 
 def _name_counts() -> dict[str, int]:
@@ -1165,6 +1176,18 @@ def _losses_with_ignored(model: keras.Model) -> list:
         return []
     kwargs = ((e, getattr(e.loss, "_fn_kwargs", {})) for e in compiled._flat_losses)
     return [entry for entry, values in kwargs if values.get("ignore_class") is not None]
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of all metrics of a model and of its layers.
+
+    Lacks: `model.metrics_variables` leaves out those of inner models, and those that an overridden
+    `metrics` does not return, such as Keras's own mean of the loss.
+    """
+    found = list(model._get_own_metrics())
+    for layer in layers_of(model):
+        found += layer._metrics
+    return [variable for metric in found for variable in metric.variables]
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:

@@ -578,7 +578,7 @@ def require_kept(graph: tf.Graph, model: keras.Model, others: list) -> None:
     Raises:
         DistributionError: names the variable, and where to create it.
     """
-    kept = [*model.variables, *model.metrics_variables, *others]
+    kept = [*model.variables, *keras_compat.metric_variables(model), *others]
     kept += [*keras_compat.states_of_layers(model), *keras_compat.global_seed()]
     names = keras_compat.changed_variables(graph, kept)
     if names:

@@ -453,7 +453,10 @@ def watch_fit(
         RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback with state that
             no checkpoint keeps; or it is called again. By `compile()`.
     """
-    fit_stock, compile_stock, was_called = model.fit, model.compile, False
+    # A model that an earlier run has trained has that run's.
+    fit_stock = getattr(model.fit, "stock", model.fit)
+    compile_stock = getattr(model.compile, "stock", model.compile)
+    was_called = False
     all_arguments = "model.fit(train_data, **fit_options), with all that run.prepare() returned"
 
     def compile_again(*args, **kwargs):
@@ -482,6 +485,7 @@ def watch_fit(
                 f"resumes: call {all_arguments}"
             )
         callbacks = kwargs.get("callbacks") or []
+        callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
         if not all(any(each is own for each in callbacks) for own in of_run):
             raise RunError(
                 f"model.fit() lacks callbacks of the run, which save and log: call {all_arguments}"
@@ -512,6 +516,7 @@ def watch_fit(
         finally:
             data.copied_ahead = None
 
+    fit.stock, compile_again.stock = fit_stock, compile_stock  # type: ignore[attr-defined]
     model.fit, model.compile = fit, compile_again
 
 
@@ -630,7 +635,8 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
             f"{type(model).__name__}.train_step() returns {', '.join(names) or 'nothing'}: add "
             "'loss', the number that the run logs, and that ends it where it is not finite"
         )
-    step.require_kept(traced.graph, model, _optimizer_variables(model))
+    optimizers = [*model.optimizer.variables, *_optimizer_variables(model)]
+    step.require_kept(traced.graph, model, optimizers)
 
 
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

@@ -99,7 +99,7 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
     checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_compat.name_as_in_first_run())
+        stack.enter_context(keras_compat.name_metrics_as_in_first_run())
         if options.trained is not None:  # recipes.evaluate
             strategy = tf.distribute.get_strategy()
             stack.enter_context(checks.precision(options.precision))
@@ -546,14 +546,15 @@ class Run:
                 )
             return self._take_weights(model, saves or model, test)
         checks.require_compiled(model, train_data)
-        self._note_own_rate(model)
-        info, plan, options = self.folder.checkpoint, self._plan, self.options
+        info, options = self.folder.checkpoint, self.options
         checks.require_splits(options, validation, test)
         checks.require_fewer(options, validation)
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
         keras_compat.build(model, train_data)
+        self._note_own_rate(model)
+        plan = self._plan
         checks.require_precision(model, options.precision)
         checks.require_kept_variables(model)
         checks.build_own_step(model, train_data)
@@ -636,11 +637,18 @@ class Run:
         """
         if self._recipe_plan.rate_was_read or keras_compat.own_steps(model):
             return
-        planned, own = self._plan.learning_rate, used_learning_rate(model.optimizer)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            return
+        rate = keras_compat.learning_rate_of(optimizer)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return  # which is no single number, and may begin with 0
+        planned, own = self._plan.learning_rate, used_learning_rate(optimizer)
         if math.isclose(own, planned, rel_tol=1e-6):
             return
         asked = self.options.base_learning_rate
-        if asked not in (None, type(self.options).base_learning_rate):
+        is_default = asked is None or asked == type(self.options).base_learning_rate
+        if not is_default and not math.isclose(own, float(asked or 0), rel_tol=1e-6):
             raise OptionsError(
                 f"--base-learning-rate {asked:g}: this recipe ignores it (its optimizer begins "
                 f"with {own:g}); a recipe passes plan.learning_rate to its optimizer or schedule"

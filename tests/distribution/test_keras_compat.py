@@ -403,18 +403,24 @@ def test_workers_that_cannot_share_a_batch_evaluate_each_example_once():
 class TestNames:
     def test_each_time_they_begin_where_they_first_did(self):
         def name():
-            return keras.layers.Dense(1).name
+            return keras.metrics.AUC().name
 
         outside = name()
         found = []
         for _ in range(2):
-            with keras_compat.name_as_in_first_run():
+            with keras_compat.name_metrics_as_in_first_run():
                 found.append([name(), name()])
         assert found[0] == found[1]
-        # No object within it has the name of a later one.
+        # No metric within it has the name of a later one.
         assert name() not in [outside, *found[0]]
 
+    def test_a_layer_of_an_earlier_run_is_used_again(self):
+        with keras_compat.name_metrics_as_in_first_run():
+            kept = keras.layers.Dense(4)
+        with keras_compat.name_metrics_as_in_first_run():
+            keras.Sequential([keras.Input((2,)), kept, keras.layers.Dense(3)])
+
     def test_a_cleared_session(self):
-        with keras_compat.name_as_in_first_run():
+        with keras_compat.name_metrics_as_in_first_run():
             keras.utils.clear_session()
-            assert keras.layers.Dense(1).name == "dense"
+            assert keras.metrics.AUC().name == "auc"

@@ -289,6 +289,58 @@ class TestKept:
         said = refused(tmp_path, DistributionError, parts=parts)
         assert said.startswith("the training changes the variable scale")
 
+    def test_no_scale_of_the_loss_of_a_models_own_step(self, tmp_path):
+        @keras.saving.register_keras_serializable()
+        class Own(keras.Sequential):
+            def train_step(self, data):
+                return super().train_step(data)
+
+        options = dict(run_dir=tmp_path / "run", max_steps=1, precision="mixed_float16")
+        parts = {"build": lambda options: Own(tiny_recipe.build_model(options).layers)}
+        assert tiny_recipe.main(tiny_recipe.Options(**options), **parts)["steps"] == 1
+
+    def test_no_metrics_that_the_model_does_not_name(self, tmp_path):
+        """As `keras.Model.compute_loss` shows it, for the loss; and those of an inner model."""
+
+        @keras.saving.register_keras_serializable()
+        class Inner(keras.Model):
+            def __init__(self, **named):
+                super().__init__(**named)
+                self.mean = keras.metrics.Mean("mean_of_inner")
+
+            def call(self, x):
+                self.mean.update_state(x)
+                return x
+
+        @keras.saving.register_keras_serializable()
+        class Outer(keras.Sequential):
+            def __init__(self, *arguments, **named):
+                super().__init__(*arguments, **named)
+                self.tracker = keras.metrics.Mean("loss")
+
+            metrics = property(lambda self: [self.tracker])
+
+            def compute_loss(self, *arguments, **named):
+                loss = super().compute_loss(*arguments, **named)
+                self.tracker.update_state(loss)
+                return loss
+
+        def arguments(options, rate):
+            return tiny_recipe.compile_arguments(options, rate) | {"metrics": None}
+
+        def build(options):
+            return Outer([Inner(), *tiny_recipe.build_model(options).layers])
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1)
+        found = []
+        tiny_recipe.main(
+            options,
+            build=build,
+            arguments=arguments,
+            fit=lambda model, data, fit_options: found.append(model.fit(data, **fit_options)),
+        )
+        assert found
+
     @pytest.mark.long
     @pytest.mark.parametrize(
         "options",
@@ -837,6 +889,23 @@ class TestFit:
         said = refused(tmp_path, parts={"fit": fit})
         assert said.startswith("model.compile() was called after run.prepare()")
         assert "compile before run.prepare()" in said and len(said.splitlines()) == 1
+
+    def test_a_second_run_of_one_model(self, tmp_path):
+        """Compiled again between the two, as where layers are unfrozen; by a `CallbackList`."""
+        models = []
+
+        def build(options):
+            if not models:
+                models.append(tiny_recipe.build_model(options))
+            return models[0]
+
+        def fit(model, data, fit_options):
+            fit_options["callbacks"] = keras.callbacks.CallbackList(fit_options["callbacks"])
+            model.fit(data, **fit_options)
+
+        for name in ("first", "second"):
+            options = tiny_recipe.Options(run_dir=tmp_path / name, max_steps=1)
+            assert tiny_recipe.main(options, build=build, fit=fit)["steps"] == 1
 
     def test_a_callback_of_steps_that_is_added_later(self, tmp_path):
         def fit(model, data, fit_options):

@@ -1069,18 +1069,13 @@ def test_each_run_of_a_process_has_the_same_automatic_names(tmp_path):
         return tiny_recipe.compile_arguments(options, rate) | {"metrics": unnamed}
 
     def run(**options):
-        names = []
-        results = tiny_recipe.main(
-            tiny_recipe.Options(run_dir=tmp_path / "run", **options),
-            arguments=arguments,
-            inside=lambda run, model: names.extend(each.name for each in model.layers),
-        )
-        return names, list(results["history"])
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", **options)
+        return list(tiny_recipe.main(options, arguments=arguments)["history"])
 
-    layers, metrics = run(epochs=1)
-    assert run(epochs=2, resume="extend") == (layers, metrics)
+    metrics = run(epochs=1)
+    assert run(epochs=2, resume="extend") == metrics
     shutil.rmtree(tmp_path / "run")
-    assert run(epochs=1, keep_best=metrics[-1]) == (layers, metrics)
+    assert run(epochs=1, keep_best=metrics[-1]) == metrics
 
 
 class TestIgnoredDataset:
@@ -1156,6 +1151,18 @@ class TestIgnoredRate:
         assert "not the planned 0.01" in note
         (used,) = [r["learning_rate"] for r in processes.records(tmp_path / "run", "step")]
         assert used == pytest.approx(0.001)
+
+    @pytest.mark.parametrize("kind", ["schedule", "several"])
+    def test_not_of_what_has_no_single_rate(self, kind, train):
+        schedules = keras.optimizers.schedules
+        optimizer = keras.optimizers.SGD(schedules.CosineDecay(0.0, 9, warmup_target=0.5))
+        if kind == "several":
+            parts = [keras.optimizers.SGD(rate) for rate in (0.1, 0.2)]
+            optimizer = keras.optimizers.MultiOptimizer(
+                lambda variable: parts["kernel" in variable.path]
+            )
+        results = train(optimizer, base_learning_rate=0.3)
+        assert (results["learning_rate"], results["notes"]) == (0.3, [])
 
     @pytest.mark.long
     def test_not_one_that_equals_the_plan(self, train):
