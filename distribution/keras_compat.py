@@ -385,7 +385,8 @@ def add_in_place() -> Iterator[None]:
         def assign_add(self, value):
             if self._value is None:
                 return stock(self, value)
-            self._value.assign_add(tf.cast(value, self._value.dtype))
+            with _one_line_of_weights():
+                self._value.assign_add(tf.cast(value, self._value.dtype))
             return None
 
         return assign_add
@@ -398,7 +399,8 @@ def add_in_place() -> Iterator[None]:
                 tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
             )
             if not (is_sum and in_replica):
-                return stock(self, value)
+                with _one_line_of_weights():
+                    return stock(self, value)
             value = tf.cast(tf.convert_to_tensor(value), self._value.dtype)
             self._value.assign_add(value - self._value)
             return value
@@ -407,6 +409,20 @@ def add_in_place() -> Iterator[None]:
 
     with _replaced(Variable, "assign_add", make), _replaced(Variable, "assign", make_assign):
         yield
+
+
+@contextlib.contextmanager
+def _one_line_of_weights() -> Iterator[None]:
+    """Explains that replicas which share one copy of a weight cannot assign to it."""
+    try:
+        yield
+    except ValueError as error:
+        if "aggregation method" not in str(error):
+            raise
+        raise DistributionError(
+            "a layer or the model assigns to a weight in the step, which replicas that share one "
+            "copy of each weight cannot: use --strategy mirrored"
+        ) from error
 
 
 def distribute_data() -> contextlib.AbstractContextManager:

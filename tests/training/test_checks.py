@@ -362,6 +362,12 @@ class TestKept:
         assert re.match("the training changes the variable .*seed_generator_state", said)
 
     @pytest.mark.long
+    def test_a_weight_that_replicas_share_and_assign_to(self, tmp_path):
+        said = forked.run(refused_with_a_counting_layer, str(tmp_path))
+        assert said.startswith("a layer or the model assigns to a weight in the step")
+        assert said.endswith("use --strategy mirrored")
+
+    @pytest.mark.long
     def test_state_in_a_layer_resumes_identically(self, tmp_path):
         def train(folder, extra=()):
             keeping = []
@@ -395,6 +401,27 @@ def trains_with_a_fixed_scale(folder, options):
 
     chosen = tiny_recipe.Options(run_dir=Path(folder) / "run", **{"max_steps": 1} | options)
     return tiny_recipe.main(chosen, arguments=arguments)["steps"]
+
+
+@keras.saving.register_keras_serializable()
+class Counting(keras.layers.Layer):
+    """Counts its calls in a weight."""
+
+    def build(self, input_shape):
+        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x):
+        self.count.assign_add(1.0)
+        return x
+
+
+def refused_with_a_counting_layer(folder):
+    def build(options):
+        layers = tiny_recipe.build_model(options).layers
+        return keras.Sequential([keras.Input((6,)), Counting(), *layers])
+
+    two = dict(strategy="central_storage", replicas=2)
+    return refused(Path(folder), DistributionError, parts={"build": build}, **two)
 
 
 def refused_with_a_drawing_regularizer(folder):
