@@ -908,6 +908,16 @@ class TestPredict:
         with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
             predict.read_columns(half, "one", "two")
 
+    def test_an_accuracy_has_its_standard_error(self, tmp_path, capsys):
+        results = {"notes": [], "run_dir": "r", "steps": 1, "dataset": "d"}
+        results |= {"test": {"accuracy": 0.5, "cross_entropy": 1.0}, "baseline": {"accuracy": 0.4}}
+        options = evaluate.Options(run_dir=tmp_path)
+        for more, shown in (({"test_standard_error": 0.0123}, " ± 0.0123"), ({}, "")):
+            evaluate._print(results | more, options)
+            first, second, third = capsys.readouterr().out.splitlines()[2:]
+            assert first == f"{'accuracy':24} 0.5000{shown}"
+            assert second.endswith(" 1.0000") and third.endswith(" 0.4000")
+
     def test_a_row_with_half_a_pair_loses_no_others(self, monkeypatch, tmp_path, capsys):
         table = write(tmp_path / "pairs.csv", b"one,two\na,\nb,c\n,\n,d\n")
         module = types.SimpleNamespace(
@@ -921,9 +931,9 @@ class TestPredict:
         with pytest.raises(DataError, match="input 1: .*, line 2: one sentence .* 1 more"):
             predict.main(predict.Options(run_dir=tmp_path, csv=tmp_path / "a.csv", **columns))
         assert tables.read_rows(tmp_path / "a.csv") == (
-            ["one", "two", "error", "x"],
-            [["a", "", empty[0], ""], ["b", "c", "", "b+c"], ["", "", "", ""]]
-            + [["", "d", empty[1], ""]],
+            ["one", "two", "x", "error"],
+            [["a", "", "", empty[0]], ["b", "c", "b+c", ""], ["", "", "", ""]]
+            + [["", "d", "", empty[1]]],
         )
         capsys.readouterr()
         with pytest.raises(DataError):
