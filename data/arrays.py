@@ -128,16 +128,19 @@ def draw(count: int, most: int | None, seed: int) -> np.ndarray:
 
 
 def spaced(count: int, most: int | None) -> np.ndarray:
-    """Returns the indices of at most `most` evenly spaced examples, int64.
+    """Returns the sorted indices of at most `most` examples spread over all, int64.
 
-    The same for every seed, so that runs of several seeds are compared on the same examples.
+    One random example of each of `most` equal parts, since a file may be sorted by its labels, or
+    alternate between them. The same for every seed, so that runs of several seeds are compared on
+    the same examples.
 
     Args:
         count: Number of examples.
         most: Number of examples wanted; None for all.
     """
     most = count if most is None else min(count, most)
-    return np.arange(most) * count // max(1, most)
+    starts = np.arange(most + 1) * count // max(1, most)
+    return np.random.default_rng(0).integers(starts[:-1], starts[1:])
 
 
 def draw_examples(
@@ -152,7 +155,7 @@ def draw_examples(
         splits: Examples and labels by split; the test split stays whole.
         most: Number of training examples, drawn at random (see `draw`); None keeps all.
         seed: The run's seed.
-        most_validation: Number of validation examples, evenly spaced; None keeps all.
+        most_validation: Number of validation examples (see `spaced`); None keeps all.
     """
     kept = {}
     if most is not None:

@@ -39,6 +39,24 @@ def read_each(read: Callable, inputs: Iterable) -> list:
     return values
 
 
+def require_some(inputs: Iterable, message: str) -> None:
+    """Refuses the rows of a table if none of them can be answered.
+
+    Args:
+        inputs: Of each row its input, "" for an empty one, or the error of one that cannot be read.
+        message: Of the error, if all rows are empty.
+
+    Raises:
+        InputError: The error of the first row that is not empty.
+        DataError: All are empty.
+    """
+    inputs = [each for each in inputs if each]
+    if not inputs:
+        raise DataError(message)
+    if all(isinstance(each, InputError) for each in inputs):
+        raise inputs[0]
+
+
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message that tells something, to quote in ours."""
     text = re.sub(

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from data import batches, tables
 from data.download import fetch
-from data.errors import DataError, listed
+from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
 from data.installed_docs import hash_of
 from data.live_line import live_line
@@ -275,7 +275,7 @@ def _rows(
 
 def read_molecules(
     path: Path, *, sodium: float = 0.05, strand_concentration: float = STRANDS
-) -> list[Molecule | str]:
+) -> list[Molecule | str | InputError]:
     """Reads a table of molecules whose temperatures need not be known.
 
     Args:
@@ -285,24 +285,27 @@ def read_molecules(
         strand_concentration: mol/l of all strands, where the table has none.
 
     Returns:
-        The molecule of each row; "" for an empty row, which keeps its place.
+        The molecule of each row; "" for an empty row, which keeps its place, and an error for one
+        that is not a molecule.
 
     Raises:
-        DataError: the file is missing or not what it should be.
+        DataError: the file is missing or not what it should be, or has no molecule.
     """
     read = ("sequence", "structure", "sodium", "strand_concentration")
     wanted = [names for names in COLUMNS if names[0] in read]
     usual = {"sodium": str(sodium), "strand_concentration": str(strand_concentration)}
-    molecules: list[Molecule | str] = []
+    molecules: list[Molecule | str | InputError] = []
     rows = _rows(path, wanted, keeps_empty_rows=True)
     for where, row in live_line(rows, f"reading {path.name}"):
         if not any(row.values()):
             molecules.append("")
             continue
         row |= {name: value for name, value in usual.items() if not row[name]}
-        molecules.append(molecule_of(row, where))
-    if not any(molecules):
-        raise DataError(f"{path}: no row with a sequence")
+        try:
+            molecules.append(molecule_of(row, where))
+        except DataError as error:
+            molecules.append(InputError(str(error), len(molecules)))
+    require_some(molecules, f"{path}: no row with a sequence")
     return molecules
 
 

@@ -196,7 +196,7 @@ class Rows:
         return Rows(self.tokens[:count], self.ends, self.together, self.context)
 
     def spaced(self, count: int | None) -> "Rows":
-        """Returns `count` evenly spaced rows, or all."""
+        """Returns `count` rows spread over all of them, or all."""
         if count is None:
             return self
         kept = self.tokens[arrays.spaced(len(self), count)]

@@ -213,15 +213,22 @@ def read_rows(path: str | Path) -> tuple[list[str], list[list[Any]]]:
 
     Returns:
         The names; and the values of each row: texts, or of JSON and Parquet what an object has,
-        None where it lacks a field.
+        None where it lacks a field; texts of a column of Parquet that has values that Python lacks.
 
     Raises:
-        DataError: The file cannot be read, is not UTF-8, or has a value that is not an object.
+        DataError: The file cannot be read, is not UTF-8, has a value that is not an object, or a
+            column of lists or objects that have values that Python lacks.
     """
     path = files.expand(path)
+    if is_parquet(path.name):
+        with _parquet(path) as file:
+            table = file.read()
+            names = table.column_names  # may repeat one
+            columns = [_values(path, name, table.column(n)) for n, name in enumerate(names)]
+            return names, [list(row) for row in zip(*columns, strict=True)]
     if has_objects(path.name):
         objects: list[dict] = []
-        for where, row in read_objects(path, header_of(path)):
+        for where, row in read_objects(path, ()):
             if not isinstance(row, dict):
                 raise DataError(f"{where}: expected an object, found {row!r:.40}")
             objects.append(row)
@@ -230,6 +237,22 @@ def read_rows(path: str | Path) -> tuple[list[str], list[list[Any]]]:
     with _rows(path) as reader:
         names = [name.strip() for name in next(reader, [])]
         return names, [row for row in reader if len(row) == len(names)]
+
+
+def _values(path: Path, name: str, column) -> list[Any]:
+    """Returns the values of a column of Parquet, or Arrow's texts of all if Python lacks one."""
+    import pyarrow
+
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        pass
+    try:
+        texts = column.cast(pyarrow.string()).cast(pyarrow.binary()).to_pylist()
+    except pyarrow.ArrowNotImplementedError as error:
+        raise DataError(f"{path}: {name} has no values for a CSV ({error})") from error
+    # A text may be said to be UTF-8, and not be it.
+    return [None if each is None else each.decode("utf-8", "backslashreplace") for each in texts]
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -132,14 +133,14 @@ class Text:
     def to_learn_from(self) -> tuple[Iterable[str], str | None]:
         """Returns the training lines for a vocabulary, and a note if they are a part of the text.
 
-        These are all, or evenly spaced lines of about `LEARNED_FROM` characters, since a trainer
-        holds each distinct word.
+        These are all, or lines spread over the text, of about `LEARNED_FROM` characters, since a
+        trainer holds each distinct word.
         """
         lines, characters = self.splits["train"], self._read_once[1]
         every = -(-characters // LEARNED_FROM)
         if every <= 1:
             return lines, None
-        return itertools.islice(lines, 0, None, every), (
+        return _one_of_each(lines, every), (
             f"the vocabulary is learned from one line in {every}: the training text has "
             f"{characters:,} characters, more than {LEARNED_FROM:,}"
         )
@@ -164,6 +165,13 @@ class Text:
                     characters += len(line)
                     repeated += waiting.pop(hash(" ".join(line.split())), 0)
         return digest.hexdigest(), characters, repeated, count
+
+
+def _one_of_each(lines: Iterable[str], every: int) -> Iterator[str]:
+    """Yields a random line of each `every` lines: kinds of lines, such as turns, may alternate."""
+    draw, left = random.Random(0), iter(lines)
+    while group := list(itertools.islice(left, every)):
+        yield draw.choice(group)
 
 
 # Plain http as well, for machines that reject the certificate: the hash is checked anyway.

@@ -35,7 +35,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import Predictions
 from data import arrays, melting
-from data.errors import read_each
+from data.errors import InputError, read_each
 from models import fine_tuning
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -623,7 +623,7 @@ def predict(
 
 def read_table(
     path: Path, *, sodium: float = 0.05, strand_concentration: float = melting.STRANDS
-) -> list[melting.Molecule | str]:
+) -> list[melting.Molecule | str | InputError]:
     """Reads inputs of `predict()` from a table like those to train on; `tm` may be missing.
 
     Columns that are not read are named on standard error.

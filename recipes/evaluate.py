@@ -152,7 +152,9 @@ def _print(results: dict, options: Options) -> None:
         return
     for title, numbers in (("", results["test"]), ("baseline: ", results["baseline"])):
         for name, value in numbers.items():
-            print(f"{title + name:24} {value:.4f}")
+            has_error = not title and name == "accuracy" and "test_standard_error" in results
+            error = f" ± {results['test_standard_error']:.4f}" if has_error else ""
+            print(f"{title + name:24} {value:.4f}{error}")
     for name in ("test_by_class", "test_by_dataset"):
         if results.get(name):
             print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), results[name])}")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from data import files, glue, live_line, tables
-from data.errors import DataError, InputError, listed
+from data.errors import DataError, InputError, listed, require_some
 from distribution.errors import DistributionError
 from training.answer_table import AnswerTable, problems_of_csv
 from training.command_line import TakesMore, command_line, value_arguments
@@ -164,7 +164,7 @@ def main(options: Options, **more) -> list[list[dict]]:
         inputs = list(read_table(files.expand(options.file), **(options.more | more)))
     elif options.file is not None:
         inputs = read_inputs(options.file)
-    asked = [text for text in inputs if text]
+    asked = [text for text in inputs if text and not isinstance(text, InputError)]
     # Of all inputs: in some texts it is a part of the text.
     typed = options.text_column is None
     if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
@@ -174,7 +174,7 @@ def main(options: Options, **more) -> list[list[dict]]:
     with _answer_table(options, inputs, has_rows) or contextlib.nullcontext() as table:
         for number, text in enumerate(inputs, start=1):
             # An empty line or field has no answer, and keeps its place.
-            answer = next(found) if text else []
+            answer = text if isinstance(text, InputError) else next(found) if text else []
             if isinstance(answer, InputError):
                 if options.file is None:
                     raise answer
@@ -184,7 +184,8 @@ def main(options: Options, **more) -> list[list[dict]]:
             if table is not None:
                 table.add(answer)
             elif not options.json:
-                _print(_as_text(text), answer)
+                shown = f"input {number}" if isinstance(text, InputError) else _as_text(text)
+                _print(shown, answer)
     next(found, None)  # removes the live line
     if options.csv is not None:
         print(f"wrote {options.csv}, {len(answers):,} rows")
@@ -257,8 +258,10 @@ def read_inputs(path: Path) -> tuple[str, ...]:
 
 def read_columns(
     path: Path, column: str, second: str | None = None
-) -> tuple[str | tuple[str, ...], ...]:
+) -> tuple[str | tuple[str, ...] | InputError, ...]:
     """Returns the fields of a table's column, or pairs of those of two columns.
+
+    One empty sentence of a pair is an error of its row, in its place.
 
     Args:
         path: as in `tables.read_table`.
@@ -266,18 +269,20 @@ def read_columns(
         second: the column of the second sentences, or None.
 
     Raises:
-        DataError: it cannot be read, lacks the column, or has no row with an input; or one sentence
-            of a pair is empty.
+        DataError: it cannot be read, lacks the column, or has no row with an input.
     """
     wanted = [(column,)] if second is None else [(column,), (second,)]
-    inputs: list[str | tuple[str, ...]] = []
+    inputs: list[str | tuple[str, ...] | InputError] = []
     # An empty field keeps its place.
     for where, fields in tables.read_table(files.expand(path), *wanted, keeps_empty_rows=True):
-        if any(fields) and not all(fields):
-            raise DataError(f"{where}: one sentence of the pair is empty")
-        inputs.append("" if not all(fields) else fields[0] if second is None else tuple(fields))
-    if not any(inputs):
-        raise DataError(f"--file {path}: no row with an input")
+        if all(fields):
+            inputs.append(fields[0] if second is None else tuple(fields))
+        elif any(fields):
+            about = f"{where}: one sentence of the pair is empty"
+            inputs.append(InputError(about, len(inputs)))
+        else:
+            inputs.append("")
+    require_some(inputs, f"--file {path}: no row with an input")
     return tuple(inputs)
 
 

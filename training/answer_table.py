@@ -14,7 +14,8 @@ class AnswerTable:
     """Writes the rows of a table with columns for the answers to each; for `with`.
 
     Whole rows are written at a time, so a process that is killed leaves a table. The columns of the
-    answers follow those of the rows, in the order in which answers first have them.
+    answers follow those of the rows, in the order in which answers first have them; `error` is the
+    last one.
 
     Args:
         path: of the CSV; one that exists is replaced.
@@ -57,7 +58,7 @@ class AnswerTable:
         if self._written == len(self._values):
             return
         new = [name for values in self._values[self._written :] for name in values]
-        columns = list(dict.fromkeys([*self._columns, *new]))
+        columns = sorted(dict.fromkeys([*self._columns, *new]), key=lambda name: name == "error")
         if self._written and columns == self._columns:
             _append(self.path, self._lines(self._written))
         else:

@@ -142,7 +142,7 @@ class SharedOptions(ProgramOptions):
     )
     max_validation_examples: int | None = _data(
         None,
-        "Use only N examples of the validation split, evenly spaced; the test split stays whole.",
+        "Use only N examples spread over the validation split; the test split stays whole.",
         within=COUNT,
     )
     cache_dir: Path | None = _data(

@@ -1,9 +1,13 @@
 import datetime
+import importlib
 import json
+import shlex
 
 import pytest
 
 from benchmarks import results
+from training.command_line import parse
+from training.options import to_json
 
 
 @pytest.fixture
@@ -128,3 +132,12 @@ def test_a_folder_is_named_without_its_place_and_with_the_limit_of_examples(
         results.main([folder])
     rows = [line.split(" | ")[1] for line in readme.read_text().splitlines() if "`mnist`" in line]
     assert rows == ["digits, MiniLM", "digits, hf://a/b", "digits, 1,000 examples, MiniLM"]
+
+
+def test_kept_commands_are_those_of_their_runs():
+    """So a repeated run replaces its row."""
+    for key, entry in json.loads(results.KEPT.read_text()).items():
+        _, _, module, *arguments = shlex.split(entry["command"])
+        options = parse(importlib.import_module(module).Options, module, arguments=arguments)
+        assert entry["command"] == results.command_of(module, to_json(options))
+        assert key == results.key_of(entry)

@@ -232,6 +232,11 @@ def test_the_training_split_alone_is_cut():
 
 def test_validation_examples_are_evenly_spaced():
     """Of a sorted file some of each class; the other splits stay whole."""
+    kept = arrays.spaced(11, 4)
+    assert [
+        lowest <= index <= highest
+        for (lowest, highest), index in zip([(0, 1), (2, 4), (5, 7), (8, 10)], kept, strict=True)
+    ] == [True] * 4
     splits = {name: (PIXELS, LABELS) for name in ("train", "valid", "test")}
     found = arrays.draw_examples(splits, None, 0, 4)
     assert {name: len(x) for name, (x, _) in found.items()} == {
@@ -239,13 +244,19 @@ def test_validation_examples_are_evenly_spaced():
         "valid": 4,
         "test": 11,
     }
-    np.testing.assert_array_equal(found["valid"][0], PIXELS[[0, 2, 5, 8]])
-    np.testing.assert_array_equal(found["valid"][1], LABELS[[0, 2, 5, 8]])
+    np.testing.assert_array_equal(found["valid"][0], PIXELS[kept])
+    np.testing.assert_array_equal(found["valid"][1], LABELS[kept])
     texts = {"train": ([], LABELS[:0]), "valid": ([*"abcdefghijk"], LABELS)}
-    assert arrays.draw_examples(texts, None, 0, 4)["valid"][0] == ["a", "c", "f", "i"]
+    assert arrays.draw_examples(texts, None, 0, 4)["valid"][0] == ["abcdefghijk"[i] for i in kept]
     for most in (11, 99, None):
         assert arrays.spaced(11, most).tolist() == list(range(11))
     assert arrays.spaced(0, 5).tolist() == []
+
+
+def test_validation_examples_of_alternating_rows_have_both_classes():
+    kept = arrays.spaced(1000, 500)
+    assert kept.tolist() == sorted(set(kept)) == arrays.spaced(1000, 500).tolist()
+    assert 200 < sum(kept % 2) < 300
 
 
 def test_a_change_gets_the_examples_and_the_epoch():

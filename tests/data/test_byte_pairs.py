@@ -1,3 +1,4 @@
+import dataclasses
 import random
 import subprocess
 import sys
@@ -78,14 +79,21 @@ def test_merges_of_a_large_text_are_learned_from_evenly_spaced_lines(tmp_path, m
     assert text.to_learn_from() == (lines, None)
     monkeypatch.setattr(text_module, "LEARNED_FROM", 200)
     kept, note = text.to_learn_from()
-    assert list(kept) == lines[::3]
+    kept = list(kept)
+    assert kept == list(text.to_learn_from()[0])
+    assert len(kept) == 20 and {*kept} == {*lines}, "they repeat every three lines"
     assert note == (
         "the vocabulary is learned from one line in 3: the training text has 540 characters, "
         "more than 200"
     )
     merges = byte_pairs.merges_once(text, 400, tmp_path)
-    assert merges == byte_pairs.learn_merges(lines[::3], 400)
-    assert not {"c d", "e f"} & set(merges)
+    assert merges == byte_pairs.learn_merges(kept, 400)
+    assert {"a b", "c d", "e f"} <= set(merges)
+    numbers = map(str, range(10_000))
+    spread = dataclasses.replace(text, splits={**text.splits, "train": [*numbers]})
+    every = -(-38_890 // 200)
+    for group, number in enumerate(spread.to_learn_from()[0]):
+        assert int(number) // every == group
 
 
 def test_a_file_of_merges(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn import linear_model
 
 from data import melting
-from data.errors import DataError
+from data.errors import DataError, InputError
 from data.melting import END, INTERNAL, LOOP, PAIR, Molecule
 
 
@@ -442,10 +442,10 @@ class TestSplits:
             Molecule("GACGAAAGTC", "(((....)))", 0.3, 3e-6),
             "",
         ]
-        with pytest.raises(DataError, match="x.csv, line 3: 'GACX'"):
-            melting.read_molecules(
-                table(tmp_path / "x.csv", [rows[0], rows[0] | {"sequence": "GACX"}])
-            )
+        wrong = rows[0] | {"sequence": "GACX"}
+        first, error = melting.read_molecules(table(tmp_path / "x.csv", [rows[0], wrong]))
+        assert first == melting.plain_duplex("ACGTT", 0.05, melting.STRANDS)
+        assert isinstance(error, InputError) and "x.csv, line 3: 'GACX'" in str(error)
         with pytest.raises(DataError, match="x.csv, line 2: '' with '[(][)]'"):
             melting.read_molecules(table(tmp_path / "x.csv", [rows[2] | {"structure": "()"}]))
         with pytest.raises(DataError, match="x.csv: no row with a sequence"):

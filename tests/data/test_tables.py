@@ -239,6 +239,34 @@ def test_a_column_of_parquet_is_only_read_where_it_is_wanted(tmp_path, values):
         list(read_table(path, ["when"], ["text"]))
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (NANOSECONDS, ["1970-01-01 00:00:00.000000001"]),
+        ((latin("a", "caf\xe9"),), ["a", "caf\\xe9"]),
+    ],
+)
+def test_whole_rows_of_parquet_have_texts_where_python_lacks_values(tmp_path, values, texts):
+    path = write_columns(tmp_path / "a.parquet", n=([1, 2],), when=values)
+    header, rows = read_rows(path)
+    assert header == ["n", "when"] and [row[0] for row in rows] == [1, 2]
+    assert [row[1] for row in rows][: len(texts)] == texts
+
+
+def test_whole_rows_of_parquet_with_lists_that_python_lacks(tmp_path):
+    times = pyarrow.array([[1], [2]], pyarrow.list_(pyarrow.timestamp("ns")))
+    path = write_columns(tmp_path / "a.parquet", text=(["a", "b"],), when=(times,))
+    with pytest.raises(DataError, match=r"a.parquet: when has no values for a CSV \(Unsupp"):
+        read_rows(path)
+
+
+def test_whole_rows_of_parquet_with_a_column_twice(tmp_path):
+    path = tmp_path / "a.parquet"
+    arrays = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array([None], pyarrow.int64())]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, names=["x", "x", "n"]), path)
+    assert read_rows(path) == (["x", "x", "n"], [["a", "b", None]])
+
+
 def test_a_column_of_parquet_that_stands_there_twice_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     arrays = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array([1])]

@@ -801,6 +801,16 @@ class TestPredict:
         header, found = tables.read_rows(tmp_path / "a.csv")
         assert header[:3] == ["id", "sequence", "°C"] and [row[:2] for row in found] == rows[1:]
         assert [bool(row[2]) for row in found] == [True, False, True]
+        # A row that is not a molecule loses no others.
+        wrong = tmp_path / "wrong.csv"
+        tables.write_csv(wrong, [*rows, ["c", "GAXC"]])
+        status, _, errors = command_line(
+            predict, folder, "--file", wrong, "--csv", tmp_path / "b.csv"
+        )
+        assert status == 2 and "wrong.csv, input 4: " in errors and "line 5: 'GAXC'" in errors
+        header, others = tables.read_rows(tmp_path / "b.csv")
+        assert [row[: len(row) - 1] for row in others[:3]] == found
+        assert "line 5: 'GAXC'" in others[3][header.index("error")]
         # Its table must have an input for each row.
         module = importlib.import_module("recipes.dna_melting")
 
@@ -897,6 +907,38 @@ class TestPredict:
         half = write(tmp_path / "b.csv", b"one,two\na film,\n")
         with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
             predict.read_columns(half, "one", "two")
+
+    def test_an_accuracy_has_its_standard_error(self, tmp_path, capsys):
+        results = {"notes": [], "run_dir": "r", "steps": 1, "dataset": "d"}
+        results |= {"test": {"accuracy": 0.5, "cross_entropy": 1.0}, "baseline": {"accuracy": 0.4}}
+        options = evaluate.Options(run_dir=tmp_path)
+        for more, shown in (({"test_standard_error": 0.0123}, " ± 0.0123"), ({}, "")):
+            evaluate._print(results | more, options)
+            first, second, third = capsys.readouterr().out.splitlines()[2:]
+            assert first == f"{'accuracy':24} 0.5000{shown}"
+            assert second.endswith(" 1.0000") and third.endswith(" 0.4000")
+
+    def test_a_row_with_half_a_pair_loses_no_others(self, monkeypatch, tmp_path, capsys):
+        table = write(tmp_path / "pairs.csv", b"one,two\na,\nb,c\n,\n,d\n")
+        module = types.SimpleNamespace(
+            predict=lambda run, inputs: [[{"x": "+".join(pair)}] for pair in inputs],
+            __name__="mine",
+        )
+        run = types.SimpleNamespace(module=module, metadata={"pairs": True})
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        columns = dict(file=table, text_column="one", second_text_column="two")
+        empty = [f"{table}, line {line}: one sentence of the pair is empty" for line in (2, 5)]
+        with pytest.raises(DataError, match="input 1: .*, line 2: one sentence .* 1 more"):
+            predict.main(predict.Options(run_dir=tmp_path, csv=tmp_path / "a.csv", **columns))
+        assert tables.read_rows(tmp_path / "a.csv") == (
+            ["one", "two", "x", "error"],
+            [["a", "", "", empty[0]], ["b", "c", "b+c", ""], ["", "", "", ""]]
+            + [["", "d", "", empty[1]]],
+        )
+        capsys.readouterr()
+        with pytest.raises(DataError):
+            predict.main(predict.Options(run_dir=tmp_path, **columns))
+        assert capsys.readouterr().out.startswith(f"input 1\n  {empty[0]}\nb ||| c\n  b+c\n")
 
     @pytest.mark.long
     def test_temperatures_of_molecules(self, runs, command_line):

@@ -71,6 +71,20 @@ def test_a_column_that_comes_later(tmp_path):
     assert os.listdir(tmp_path) == ["a.csv"]
 
 
+def test_errors_are_the_last_column(tmp_path):
+    path = tmp_path / "a.csv"
+    with AnswerTable(path, ["in"], [["a"], ["b"], ["c"]], 1) as table:
+        table.add([{"error": "too long"}])
+        table.add([{"x": 2, "y": 3}])
+        table.add([{"error": "empty"}])
+    assert read(path)[0] == ["in", "x", "y", "error"]
+    assert read(path)[1:] == [
+        ["a", "", "", "too long"],
+        ["b", "2", "3", ""],
+        ["c", "", "", "empty"],
+    ]
+
+
 def test_what_was_answered_before_an_error_is_kept(tmp_path):
     path = tmp_path / "a.csv"
     with (
