@@ -210,7 +210,7 @@ def test_smoothed_labels_bound_the_probabilities(tmp_path):
     """Without them a model of these sentences is certain."""
     rows = [f"a {'good' if n % 2 else 'bad'} film {n},{n % 2}" for n in range(96)]
     (tmp_path / "films.csv").write_text("\n".join(["sentence,label", *rows]))
-    options = TINY | dict(dataset=str(tmp_path / "films.csv"), base_learning_rate=0.02, epochs=8)
+    options = TINY | dict(dataset=str(tmp_path / "films.csv"), base_learning_rate=0.02, epochs=24)
     options |= dict(dropout=0.0, token_dropout=0.0)
     run_dir = tmp_path / "run"
     results = text_classification.main(
@@ -248,11 +248,16 @@ def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
     notes = text_classification.main(text_classification.Options(**options))["notes"]
     # Of 12 tokens ten are text.
     assert [note for note in notes if "[UNK]" in note] == [
-        "30% of the training tokens are [UNK]: words of more than 100 bytes, or a vocabulary that "
+        f"30% of the {split} tokens are [UNK]: words of more than 100 bytes, or a vocabulary that "
         "does not fit the text"
+        for split in ("training", "test")
     ]
-    (cut,) = [note for note in notes if "is cut" in note]
-    assert re.fullmatch(r"(\d+) of \1 training sentences have 12 tokens or more: .* is cut", cut)
+    for split, cut in zip(
+        ("training", "test"), [note for note in notes if "is cut" in note], strict=True
+    ):
+        assert re.fullmatch(
+            rf"(\d+) of \1 {split} sentences have 12 tokens or more: .* is cut", cut
+        )
     options |= dict(sequence_length=64, run_dir=tmp_path / "longer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
     assert not [note for note in notes if "is cut" in note or "TF-IDF" in note]
