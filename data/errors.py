@@ -59,9 +59,8 @@ def require_some(inputs: Iterable, message: str) -> None:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message that tells something, to quote in ours."""
-    text = re.sub(
-        r"^\{\{function_node \S+\}\}", "", str(error)
-    )  # where in its graph TensorFlow failed
+    # TensorFlow's begins with where in its graph it failed.
+    text = re.sub(r"^\{\{function_node \S+\}\}", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     node = next((n for n, line in enumerate(lines) if line.startswith("[[{{node")), 0)
     if node:  # TensorFlow's: what was wrong, behind where in the code

@@ -647,8 +647,9 @@ class Run:
         if math.isclose(own, planned, rel_tol=1e-6):
             return
         asked = self.options.base_learning_rate
-        is_default = asked is None or asked == type(self.options).base_learning_rate
-        if not is_default and not math.isclose(own, float(asked or 0), rel_tol=1e-6):
+        if asked == type(self.options).base_learning_rate:  # the default
+            asked = None
+        if asked is not None and not math.isclose(own, asked, rel_tol=1e-6):
             raise OptionsError(
                 f"--base-learning-rate {asked:g}: this recipe ignores it (its optimizer begins "
                 f"with {own:g}); a recipe passes plan.learning_rate to its optimizer or schedule"

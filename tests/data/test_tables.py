@@ -280,7 +280,7 @@ def test_a_column_of_parquet_that_stands_there_twice_is_refused(tmp_path):
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
 def test_a_number_that_is_none_is_a_gap(tmp_path, ending):
-    """What pandas makes of null in a column of numbers."""
+    """As pandas writes null in a column of numbers."""
     rows = [{"text": "a", "tm": 1.5}, {"text": float("nan"), "tm": float("nan")}]
     path = tmp_path / f"a.{ending}"
     if ending == "parquet":

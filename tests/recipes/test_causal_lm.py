@@ -352,6 +352,21 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     assert json.loads(out)["test"] == pytest.approx(results["test"])
 
 
+def tuned_on_pairs(folder, **options):
+    """Returns the results of a run in `folder` of its preset `tiny_instruct` on `pairs.jsonl`."""
+    options |= dict(strategy="none", epochs=40, global_batch_size=8, base_learning_rate=0.02)
+    return causal_lm.main(
+        causal_lm.Options(
+            preset=str(folder / "tiny_instruct"),
+            dataset=str(folder / "pairs.jsonl"),
+            jit="off",
+            quiet=True,
+            run_dir=folder / "run",
+            **options,
+        )
+    )
+
+
 @pytest.mark.long
 def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     """The answer ends with its turn, whose token ends no text; it is not printed."""
@@ -366,20 +381,7 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
         messages = [{"role": role, "content": content} for role, content in turns]
         lines.append(json.dumps({"messages": messages}))
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    options = causal_lm.Options(
-        preset=str(tmp_path / "tiny_instruct"),
-        dataset=str(tmp_path / "pairs.jsonl"),
-        strategy="none",
-        sequence_length=96,
-        epochs=40,
-        max_steps=200,
-        global_batch_size=8,
-        base_learning_rate=0.02,
-        jit="off",
-        quiet=True,
-        run_dir=tmp_path / "run",
-    )
-    results = causal_lm.main(options)
+    results = tuned_on_pairs(tmp_path, sequence_length=96, max_steps=200)
     assert results["test"]["accuracy"] > 0.95
     assert any("template: the turns of chatml" in line for line in results["notes"])
     inputs = ("1234 is", "77 is", "--temperature", 0)
@@ -403,20 +405,7 @@ def test_ids_may_leave_gaps(tmp_path, command_line):
     chat_presets.make_task("Llama3", gap=3).save_to_preset(str(tmp_path / "tiny_instruct"))
     lines = [json.dumps({"prompt": f"{n}", "response": "two"}) for n in range(60)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    options = causal_lm.Options(
-        preset=str(tmp_path / "tiny_instruct"),
-        dataset=str(tmp_path / "pairs.jsonl"),
-        strategy="none",
-        sequence_length=48,
-        epochs=40,
-        max_steps=40,
-        global_batch_size=8,
-        base_learning_rate=0.02,
-        jit="off",
-        quiet=True,
-        run_dir=tmp_path / "run",
-    )
-    results = causal_lm.main(options)
+    results = tuned_on_pairs(tmp_path, sequence_length=48, max_steps=40)
     assert results["test"]["accuracy"] == 1.0
     status, out, err = command_line(predict, tmp_path / "run", "1234", "--temperature", 0)
     assert (status, err, out) == (0, "", "1234\n  two\n")

@@ -759,7 +759,7 @@ class TestData:
 
     @pytest.mark.parametrize("split", ["validation", "test"])
     def test_a_split_that_is_read_once(self, split):
-        """Each evaluation would go on with other batches."""
+        """Each evaluation would read other batches."""
         batches = ((np.zeros((4, 6)), np.zeros(4)) for _ in range(3))
         data = {"validation": None, "test": None, split: batches}
         with pytest.raises(RunError, match=rf"^run.prepare\({split}=...\) got a generator, which"):
