@@ -115,6 +115,29 @@ def test_the_manifests_mean_what_the_page_says():
     assert str(options.run_dir).startswith(mount["mountPath"])
 
 
+@pytest.mark.ray
+def test_the_images_are_those_of_the_manifests():
+    dockerfile = (DOCS / "Dockerfile").read_text(encoding="utf-8")
+    (tfjob_pod,) = find_all(manifest("tfjob.yaml"), "image")
+    assert f"--target recipes -t {tfjob_pod} -\n" in dockerfile
+    (ray_pod,) = set(find_all(manifest("rayjob.yaml"), "image"))
+    assert f"--target ray -t {ray_pod} -\n" in dockerfile
+    (version,) = find_all(manifest("rayjob.yaml"), "rayVersion")
+    assert f'"ray[default]=={version}"' in dockerfile
+    lock = (DOCS.parent / "requirements-ray.lock").read_text(encoding="utf-8")
+    assert f"\nray=={version} " in lock
+
+
+def find_all(node, name: str) -> list:
+    """Returns the values of a name anywhere in a manifest."""
+    if isinstance(node, list):
+        return [value for item in node for value in find_all(item, name)]
+    if not isinstance(node, dict):
+        return []
+    below = [value for item in node.values() for value in find_all(item, name)]
+    return [node[name], *below] if name in node else below
+
+
 @pytest.mark.parametrize("status", [0, 1, 75])
 @pytest.mark.parametrize("script", ["slurm.sh", "slurm_ray.sh"])
 def test_a_slurm_job_that_saved_is_queued_again(script, status, tmp_path):
