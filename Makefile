@@ -9,12 +9,13 @@ CHECK_PYTHON := $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 i
 # tests/conftest.py: how many processes, and which files first.
 IN_PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help bert_mlm causal_lm mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results lock clean
+.PHONY: help bert_mlm causal_lm seq2seq mnist dna_melting text_classification test lint types format check-long check-upstream check-tests test-export test-ray test-gpu mutation soak soak-ray fuzz bench bench-gpu results lock clean
 
 help:
 	@echo "make bert_mlm [ARGS=...]     fill in masked words: train, test and save a BERT"
 	@echo "make mnist [ARGS=...]        classify small images"
 	@echo "make causal_lm [ARGS=...]    continue text: train, test and save a Llama"
+	@echo "make seq2seq [ARGS=...]      write a text from another: train, test and save a BART"
 	@echo "make dna_melting [ARGS=...]  melting temperatures of DNA duplexes and hairpins"
 	@echo "make text_classification [ARGS=...]  classify sentences"
 	@echo "make test                    lint and the test suite"
@@ -44,7 +45,7 @@ help:
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-bert_mlm causal_lm mnist dna_melting text_classification: .venv/installed
+bert_mlm causal_lm seq2seq mnist dna_melting text_classification: .venv/installed
 	@$(BIN)/python -m recipes.$@ $(ARGS)
 
 lint: .venv/installed

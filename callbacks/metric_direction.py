@@ -5,7 +5,7 @@ import keras
 from distribution import keras_compat
 
 MAX = {"acc", "accuracy", "auc", "f1", "precision", "recall", "sensitivity", "specificity"}
-MAX |= {"r2", "iou", "dice", "matthews", "pearson", "spearman"}
+MAX |= {"r2", "iou", "dice", "matthews", "pearson", "spearman", "bleu", "match"}
 MIN = {"loss", "error", "entropy", "crossentropy", "perplexity", "divergence", "huber", "hinge"}
 MIN |= {"rmse", "mse", "mae", "mape", "msle", "poisson", "logcosh"}
 

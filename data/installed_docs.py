@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data import files
+from data.splits import hash_of, split_of
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
@@ -97,13 +98,7 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
     splits: dict[str, list[list[str]]] = {"train": [], "valid": [], "test": []}
     seen = set()
     print("reading the docstrings of the installed packages", file=sys.stderr, flush=True)
-    modules = []  # (package, name, path)
-    for package, root in roots.items():
-        paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-        for name, path in sorted(paths.items()):
-            if SKIPPED_FOLDERS.intersection(name.split("/")) or GENERATED_NAME.fullmatch(path.name):
-                continue
-            modules.append((package, name, path))
+    modules = modules_of(roots)
     prose_of_modules = read_modules([path for _, _, path in modules])
     for (package, name, _), paragraphs in zip(modules, prose_of_modules, strict=True):
         for paragraph in paragraphs:
@@ -115,6 +110,25 @@ def extract_prose(roots: dict[str, Path]) -> dict[str, list[list[str]]]:
     return splits
 
 
+def modules_of(roots: dict[str, Path]) -> list[tuple[str, str, Path]]:
+    """Returns the modules that people wrote, in the order of packages and paths.
+
+    Args:
+        roots: Folders by package name.
+
+    Returns:
+        The package of each, its path below the package's folder, and its path.
+    """
+    modules = []
+    for package, root in roots.items():
+        paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+        for name, path in sorted(paths.items()):
+            if SKIPPED_FOLDERS.intersection(name.split("/")) or GENERATED_NAME.fullmatch(path.name):
+                continue
+            modules.append((package, name, path))
+    return modules
+
+
 def read_modules(paths: Sequence[Path]) -> list[list[str]]:
     """Returns the prose of each module's docstrings, as a list of paragraphs.
 
@@ -124,7 +138,7 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
     Args:
         paths: Python files.
     """
-    processes = min(os.cpu_count() or 1, len(paths) // MODULES_PER_PROCESS)
+    processes = min(_cores(), len(paths) // MODULES_PER_PROCESS)
     if processes < 2 or not sys.executable:
         return [
             [paragraph for docstring in _docstrings(path) for paragraph in prose(docstring)]
@@ -148,15 +162,11 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
     return [parts[number % processes][number // processes] for number in range(len(paths))]
 
 
-def hash_of(text: str) -> int:
-    """Returns a 64-bit hash that is the same on every machine (unlike `hash`)."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def split_of(text: str) -> str:
-    """Returns "train", "valid" or "test" for 90, 5 and 5 percent of texts, by hash."""
-    percent = hash_of(text) % 100
-    return "train" if percent < 90 else "valid" if percent < 95 else "test"
+def _cores() -> int:
+    """Returns the number of cores that this process may use; exact only on Linux."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -207,7 +217,7 @@ def prose(docstring: str) -> Iterator[str]:
         if sum(bool(CODE.match(line.strip())) for line in block) * 3 > len(block):
             continue
         for paragraph in _paragraphs(block):
-            text = _plain(paragraph)
+            text = plain(paragraph)
             if _reads_as_english(text):
                 yield text
 
@@ -265,7 +275,7 @@ def _paragraphs(block: list[str]) -> Iterator[str]:
     yield " ".join(paragraph)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Removes markup: roles, links, backticks, asterisks."""
     text = re.sub(r":[a-z:]+:`~?([^`<]*)[^`]*`", r"\1", text)
     text = re.sub(r"!?\[([^\[\]]*)\]\([^()]*\)", r"\1", text)

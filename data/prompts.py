@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import files, installed_docs, sequences, tables, word_pieces
+from data import files, sequences, tables, word_pieces
 from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
-from data.splits import EXAMPLE, SPLITS, as_one_file, fold
+from data.splits import EXAMPLE, SPLITS, as_one_file, fold, split_of
 from data.templates import Prompt, Template
 from data.text import TEXT, Text
 
@@ -197,7 +197,7 @@ def load_prompts(
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
-    split_of: dict[int, str] = {}  # by the hash of what decides about it
+    splits_drawn: dict[int, str] = {}  # by the hash of what decides about it
     unread: dict[str, None] = {}  # names of fields, in the order of the files
     for split, found in paths.items():
         for pair in itertools.chain.from_iterable(_read(path, unread, columns) for path in found):
@@ -206,8 +206,8 @@ def load_prompts(
                 continue
             if split == "" or (split == "train" and missing):
                 # In other case or spacing a prompt is where its first form is.
-                drawn = installed_docs.split_of(_beginning(pair[0]))
-                drawn = split_of.setdefault(hash(fold(_beginning(pair[0]))), drawn)
+                drawn = split_of(_beginning(pair[0]))
+                drawn = splits_drawn.setdefault(hash(fold(_beginning(pair[0]))), drawn)
                 is_cut = split == "" or drawn in missing
                 splits[drawn if is_cut else split].append(pair)
             else:
@@ -238,6 +238,22 @@ def load_prompts(
         fields = [repr(name[:40]) for name in unread]
         notes.append(f"fields that are not read: {listed(fields)}")
     return Prompts(dataset, splits, "; ".join(notes) or None)
+
+
+def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
+    """Returns the pairs of a file that have a response.
+
+    Args:
+        path: As a file of `load_prompts`.
+        columns: The names of the prompt and the response.
+
+    Raises:
+        DataError: It cannot be read, a row is not what it should be, or none has a response.
+    """
+    pairs = [pair for pair in _read(files.expand(path), {}, columns) if pair[1].strip()]
+    if not pairs:
+        raise DataError(f"{path}: no prompt with a response")
+    return pairs
 
 
 def _beginning(prompt: Prompt) -> str:

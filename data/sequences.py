@@ -200,7 +200,13 @@ def as_tensor(sequences: np.ndarray) -> tf.Tensor:
     return tf.constant(sequences)
 
 
-def cut_note(sequences: np.ndarray, pad: int, what: str, split: str = "training") -> str | None:
+def cut_note(
+    sequences: np.ndarray,
+    pad: int,
+    what: str,
+    split: str = "training",
+    option: str = "--sequence-length",
+) -> str | None:
     """Returns a line about texts that fill their sequences, if these are more than a few.
 
     Args:
@@ -208,6 +214,7 @@ def cut_note(sequences: np.ndarray, pad: int, what: str, split: str = "training"
         pad: The id of padding.
         what: Name of the texts, for instance "sentences".
         split: Name of the split.
+        option: The one that sets the length.
     """
     length = sequences.shape[1]
     full = int((np.asarray(sequences[:, -1]) != pad).sum())
@@ -215,7 +222,7 @@ def cut_note(sequences: np.ndarray, pad: int, what: str, split: str = "training"
         return None
     return (
         f"{full:,} of {len(sequences):,} {split} {what} have {length} tokens or more: what is "
-        f"beyond --sequence-length {length} is cut"
+        f"beyond {option} {length} is cut"
     )
 
 

@@ -1,5 +1,6 @@
 """The splits of a dataset, by the names that every module uses, and the shards of their files."""
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -17,6 +18,17 @@ EXAMPLE = "train-00000-of-00002.jsonl"
 def fold(text: str) -> str:
     """Returns a text with case, white space and composed characters normalised."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
+def hash_of(text: str) -> int:
+    """Returns a 64-bit hash that is the same on every machine (unlike `hash`)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def split_of(text: str) -> str:
+    """Returns "train", "valid" or "test" for 90, 5 and 5 percent of texts, by hash."""
+    percent = hash_of(text) % 100
+    return "train" if percent < 90 else "valid" if percent < 95 else "test"
 
 
 def as_one_file(paths: Sequence[Path], dataset: str) -> list[Path] | None:

@@ -45,7 +45,7 @@ def run(function: Callable, *arguments, workers: int = 1, cpus: int = 2, seconds
     with tempfile.TemporaryDirectory(prefix="forked-") as folder:
         processes, ours = [], []
         try:
-            for index, environ in enumerate(_environments(workers)):
+            for index, environ in enumerate(environments(workers)):
                 pipe, theirs = FORKS.Pipe()
                 output = os.path.join(folder, f"{index}.txt")
                 process = FORKS.Process(
@@ -98,7 +98,8 @@ def _outputs(folder: str) -> str:
     return "".join(texts)
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
+def environments(workers: int) -> list[dict[str, str]]:
+    """Returns the TF_CONFIG of each worker of a cluster on this machine; of one worker none."""
     if workers == 1:
         return [{}]
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]

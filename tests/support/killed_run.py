@@ -4,14 +4,15 @@
 
 `kill.at` is one of "step" (after step `kill.step`, before anything is logged or saved of it),
 "before", "halfway", "rename", "replace" (between the two renames that replace a checkpoint) or
-"after" (of the save number `kill.save`, counted in this process), "downloading" or "tokenising"
-(slowed down to a minute), "evaluating" (after the second batch of evaluation number
-`kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default. `kill.slow` lets the
-chief write for so many seconds, and each worker note the checkpoints that it leaves behind in
-checkpoints-N.txt beside the run. Other keys are options of the recipe.
+"after" (of the save number `kill.save`, counted in this process), "full" (of that save: the disk is
+full), "downloading" or "tokenising" (slowed down to a minute), "evaluating" (after the second batch
+of evaluation number `kill.evaluation`), or missing: not killed. `kill.signal` is KILL by default.
+`kill.slow` lets the chief write for so many seconds, and each worker note the checkpoints that it
+leaves behind in checkpoints-N.txt beside the run. Other keys are options of the recipe.
 """
 
 import atexit
+import errno
 import glob
 import json
 import os
@@ -168,10 +169,15 @@ def _at_a_save(at: str, number: int, shoot) -> None:
         due = saves == number
         if due and at == "before":
             shoot()
+        if due and at == "full":
+            self.model.save_weights = full
         stock_save(self, *args, **kwargs)
         if due and at == "after":
             shoot()
         due = False
+
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sha256_of(path):  # the files are written, nothing is synced or named yet
         if due and at == "halfway":

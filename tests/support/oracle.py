@@ -102,9 +102,9 @@ CROSS_ENTROPY = tf.nn.sparse_softmax_cross_entropy_with_logits
 def bert(options, strategy):
     source = text.load_text(options.dataset, options.cache_dir)
     tokenizer = bert_model.make_tokenizer(options, None, source, options.cache_dir)
-    share = bert_mlm.initial_share(options, None)
+    share = options.initial_probability(None)
     rows, masking = bert_mlm.make_sequences(
-        options, source, tokenizer, options.cache_dir, initial_share=share
+        options, source, tokenizer, options.cache_dir, initial_probability=share
     )
     dataset = masked_lm.training_data(
         rows["train"], masking, steps=options.max_steps, **batches(options)

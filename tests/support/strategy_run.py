@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import recipes  # noqa: E402, F401 (picks the backend)
-from tests.support import causal_presets, tiny_presets  # noqa: E402
+from tests.support import causal_presets, seq2seq_presets, tiny_presets  # noqa: E402
 
 COMMON = dict(
     epochs=2,
@@ -89,10 +89,14 @@ PROGRAMS = {
     )
 }
 PROGRAMS["masked_normalised"] = ("tests.programs.masked_tokens", TINY_PROGRAM | {"normalise": True})
+TINY_ANSWERS = TINY_BERT | dict(
+    vocabulary_size=300, sequence_length=24, response_length=8, answered_examples=3
+)
 # Fine-tune the preset FOLDER/../presets/<preset>. The custom loop does not support these.
 SIZES = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim")
 SENTENCES = {name: TINY_SENTENCES[name] for name in TINY_SENTENCES if name not in SIZES}
 CONTINUED = {name: TINY_CAUSAL[name] for name in TINY_CAUSAL if name not in SIZES}
+ANSWERS = {name: TINY_ANSWERS[name] for name in TINY_ANSWERS if name not in SIZES}
 RATES, ADAPTERS = dict(layer_decay=0.5, ema=0.9), dict(lora_rank=2, ema=0.9)
 TUNED = SENTENCES | dict(preset="classifier_DistilBert", validate_every=6)
 CAUSAL_TUNED = CONTINUED | dict(preset="causal_GPT2", validate_every=6)
@@ -119,6 +123,9 @@ FAMILIES = {
             CONTINUED | FEW_STEPS | dict(precision=causal_presets.PRECISION.get(family, "float64")),
         )
         for family in causal_presets.FAMILIES
+    },
+    **{
+        f"seq2seq_{family}": ("seq2seq", ANSWERS | FEW_STEPS) for family in seq2seq_presets.FAMILIES
     },
 }
 for name, (_, values) in FAMILIES.items():
@@ -190,8 +197,20 @@ def write_sentences(folder: Path, train: int = 101, other: int = 37) -> None:
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_pairs(path: Path, count: int = 130) -> None:
+    """Writes prompts and responses as JSONL: a sum in words, and its last digit."""
+    digits = "zero one two three four five six seven eight nine".split()
+    lines = []
+    for number in range(count):
+        one, other = number % 10, number // 10 % 10
+        prompt = f"the sum of {digits[one]} and {digits[other]} is {number}"
+        lines.append(json.dumps({"prompt": prompt, "response": digits[(one + other) % 10]}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write_data(folder: Path) -> None:
     """Writes the datasets of all runs."""
+    write_pairs(folder / "pairs.jsonl")
     write_text(folder / "text.txt")
     write_images(folder / "images")
     write_molecules(folder / "molecules.csv")
@@ -204,6 +223,8 @@ def write_preset(name: str, folder: Path) -> None:
     path = folder / "presets" / name
     if kind == "classifier":
         tiny_presets.save(family, "TextClassifier", path, sequence_length=16)
+    elif kind == "seq2seq":
+        seq2seq_presets.make_task(family, dropout=0.1).save_to_preset(str(path))
     else:
         task = causal_presets.make_task(family, **causal_presets.dropout_of(family))
         task.save_to_preset(str(path))
@@ -217,6 +238,7 @@ def data_options(module: str, folder: Path) -> dict:
         "mnist": "images",
         "dna_melting": "molecules.csv",
         "text_classification": "sentences",
+        "seq2seq": "pairs.jsonl",
     }
     return {"dataset": str(folder / names[module])}
 

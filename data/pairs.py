@@ -1,0 +1,124 @@
+"""Prompts and responses as the inputs of an encoder and a decoder, encoded once."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from data import sequences, word_pieces
+from data.errors import DataError
+from data.live_line import live_line
+from data.prompts import Prompts
+
+TextPair = tuple[str, str]
+AT_ONCE = 1000  # pairs
+LABELS, WEIGHTS = "labels", "weights"
+
+
+def of_texts(data: Prompts) -> dict[str, list[TextPair]]:
+    """Returns the pairs by split, whose prompts are texts.
+
+    Raises:
+        DataError: a prompt is the turns of a chat.
+    """
+    found: dict[str, list[TextPair]] = {}
+    for split, pairs in data.splits.items():
+        texts = [(prompt, response) for prompt, response in pairs if isinstance(prompt, str)]
+        if len(texts) < len(pairs):
+            raise DataError(
+                f"{data.name}: has chats or system messages; an encoder reads one text "
+                "(recipes.causal_lm trains on chats)"
+            )
+        found[split] = texts
+    return found
+
+
+def encode(pairs: Sequence[TextPair], preprocessor, prefix: str = "") -> dict[str, np.ndarray]:
+    """Encodes pairs as the model's own preprocessor does.
+
+    Args:
+        pairs: prompts and responses, both texts.
+        preprocessor: a `keras_nlp.models.Seq2SeqLMPreprocessor`.
+        prefix: what to write before each prompt.
+
+    Returns:
+        `encoder_token_ids` and `encoder_padding_mask` of shape (pairs, prompt length);
+        `decoder_token_ids`, `decoder_padding_mask`, `labels` (the next token of each) and `weights`
+        (0 where that is padding) of shape (pairs, response length). Integers of 32 bits; masks and
+        weights are 0 or 1, uint8.
+    """
+    parts: dict[str, list[np.ndarray]] = {}
+    with live_line(what="tokenising", total=len(pairs)) as bar:
+        for start in range(0, len(pairs), AT_ONCE):
+            some = pairs[start : start + AT_ONCE]
+            inputs, labels, weights = preprocessor(
+                {
+                    "encoder_text": [prefix + prompt for prompt, _ in some],
+                    "decoder_text": [response for _, response in some],
+                }
+            )
+            for name, part in (inputs | {LABELS: labels, WEIGHTS: weights}).items():
+                kind = np.uint8 if name == WEIGHTS or name.endswith("mask") else np.int32
+                parts.setdefault(name, []).append(np.asarray(part).astype(kind))
+            bar.update(len(some))
+    return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def encode_once(
+    splits: dict[str, list[TextPair]], preprocessor, cache_dir: Path, prefix: str = ""
+) -> dict[str, dict[str, np.ndarray]]:
+    """Encodes each split as `encode`, or takes it from the cache, from its folder `sequences`."""
+    lengths = preprocessor.encoder_sequence_length, preprocessor.decoder_sequence_length
+    rules = type(preprocessor).__name__, *lengths, word_pieces.rules_of(preprocessor.tokenizer)
+
+    def of_split(pairs: list[TextPair]) -> dict[str, np.ndarray]:
+        made_from = (sequences.sha256_of(pairs), "pairs 1", prefix, rules)
+        return sequences.arrays_once(
+            cache_dir, made_from, lambda: encode(pairs, preprocessor, prefix)
+        )
+
+    return {split: of_split(pairs) for split, pairs in splits.items()}
+
+
+def make_batch(encoded: dict[str, np.ndarray]) -> Callable:
+    """Returns a function from indices to batches, for `data.batches`.
+
+    Args:
+        encoded: a split that `encode` returned.
+
+    Returns:
+        A function of indices, int64 of shape (batch,), and the epoch, to the model's inputs,
+        labels and sample weights.
+    """
+    kept, floatx = (
+        {name: tf.constant(rows) for name, rows in encoded.items()},
+        keras.config.floatx(),
+    )
+
+    def batch_of(indices, epoch):
+        batch = {name: tf.gather(rows, indices) for name, rows in kept.items()}
+        labels, weights = batch.pop(LABELS), tf.cast(batch.pop(WEIGHTS), floatx)
+        return {name: tf.cast(part, tf.int32) for name, part in batch.items()}, labels, weights
+
+    return batch_of
+
+
+def predicted(encoded: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the tokens of a split that are predicted, integers of shape (tokens,)."""
+    return encoded[LABELS][encoded[WEIGHTS] == 1]
+
+
+def cut_notes(encoded: dict[str, np.ndarray], split: str) -> list[str | None]:
+    """Returns lines about prompts and responses that fill their sequences, if many do.
+
+    Args:
+        encoded: a split that `encode` returned.
+        split: its name.
+    """
+    prompts, responses = encoded["encoder_padding_mask"], encoded["decoder_padding_mask"]
+    return [
+        sequences.cut_note(prompts, 0, "prompts", split),
+        sequences.cut_note(responses, 0, "responses", split, "--response-length"),
+    ]

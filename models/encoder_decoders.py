@@ -1,0 +1,161 @@
+"""Encoder-decoder models of KerasNLP (BART, T5, T5Gemma): new ones, presets, generation."""
+
+from collections.abc import Sequence
+
+import keras
+import keras_nlp
+
+from data import byte_pairs, word_pieces
+from data.errors import DataError
+from distribution import keras_compat
+from models import decoders, presets
+
+# The special tokens that BART's tokenizer requires.
+BART_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+# Families that take more than two texts, and what.
+REFUSED = {
+    "BLIP2Seq2SeqLM": "each text needs an image",
+    "EdRecSeq2SeqLM": "KerasNLP has no preprocessor for it",
+    "MoonshineAudioToText": "it transcribes audio",
+    "T5Gemma2Seq2SeqLM": "it takes images beside the text",
+}
+# Families whose masks overflow in float16, so that all outputs are NaN.
+NOT_IN_FLOAT16 = ("T5Seq2SeqLM", "T5GemmaSeq2SeqLM")
+# Families whose usual learning rate is higher than that of the others.
+RATES = {"T5Seq2SeqLM": 3e-4}
+
+
+def make_preprocessor(merges: Sequence[str], prompt_length: int, response_length: int):
+    """Makes the preprocessor of a new BART, with its tokenizer.
+
+    Args:
+        merges: see `data.byte_pairs`.
+        prompt_length: tokens of a prompt, special ones included.
+        response_length: tokens of a response, special ones included.
+    """
+    vocabulary = byte_pairs.vocabulary_of(merges, BART_TOKENS)
+    tokenizer = keras_nlp.models.BartTokenizer(vocabulary=vocabulary, merges=list(merges))
+    preprocessor = keras_nlp.models.BartSeq2SeqLMPreprocessor(
+        tokenizer,
+        encoder_sequence_length=prompt_length,
+        decoder_sequence_length=response_length,
+    )
+    return _keep_lengths(preprocessor)
+
+
+def _keep_lengths(preprocessor):
+    """Adds the lengths to a preprocessor's saved configuration, where KerasHub 0.32 omits them.
+
+    A model that is loaded without them packs 1,024 tokens, for which it may have no positions.
+    """
+    stock = preprocessor.get_config
+    preprocessor.get_config = lambda: (
+        stock()
+        | {
+            "encoder_sequence_length": preprocessor.encoder_sequence_length,
+            "decoder_sequence_length": preprocessor.decoder_sequence_length,
+        }
+    )
+    return preprocessor
+
+
+def new_task(options, vocabulary_size: int) -> keras_nlp.models.Seq2SeqLM:
+    """Makes a BART with random weights and without its preprocessor.
+
+    Args:
+        options: with `num_layers` (of the encoder, and of the decoder), `num_heads`, `hidden_dim`,
+            `dropout` (None for 0.1), `sequence_length` and `response_length`.
+        vocabulary_size: number of tokens.
+    """
+    backbone = keras_nlp.models.BartBackbone(
+        vocabulary_size=vocabulary_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        hidden_dim=options.hidden_dim,
+        intermediate_dim=4 * options.hidden_dim,
+        dropout=0.1 if options.dropout is None else options.dropout,
+        max_sequence_length=max(options.sequence_length, options.response_length),
+    )
+    decoders.draw_kernels(backbone)
+    return keras_nlp.models.BartSeq2SeqLM(backbone=backbone)
+
+
+def load_preprocessor(preset: str, prompt_length: int, response_length: int):
+    """Loads a preset's preprocessor, with its tokenizer.
+
+    Args:
+        preset: a name, a handle, or a folder.
+        prompt_length: tokens of a prompt, special ones included.
+        response_length: tokens of a response, special ones included.
+
+    Raises:
+        DataError: the preset cannot be loaded, is of another task, takes more than texts, or fails
+            in this precision.
+    """
+    models = keras_nlp.models
+    presets.require_task(models.Seq2SeqLM, preset)
+    preprocessor = presets.load(
+        models.Seq2SeqLMPreprocessor,
+        preset,
+        encoder_sequence_length=prompt_length,
+        decoder_sequence_length=response_length,
+    )
+    task = type(preprocessor).__name__.removesuffix("Preprocessor")
+    if task in REFUSED:
+        raise DataError(f"preset {preset}: {task} cannot be fine-tuned here: {REFUSED[task]}")
+    policy = keras.config.dtype_policy()
+    if task in NOT_IN_FLOAT16 and policy.compute_dtype == "float16":
+        raise DataError(
+            f"preset {preset}: KerasNLP's {task.removesuffix('Seq2SeqLM')} fails in {policy.name}; "
+            "pass --precision mixed_bfloat16 or float32"
+        )
+    return _keep_lengths(preprocessor)
+
+
+def load_task(preset: str, dropout: float | None, longest: int) -> keras_nlp.models.Seq2SeqLM:
+    """Loads an encoder-decoder of any family under the current dtype policy.
+
+    Args:
+        preset: a name, a handle, or a folder.
+        dropout: the backbone's; None keeps the preset's.
+        longest: tokens of the longest prompts or responses.
+
+    Raises:
+        DataError: the preset cannot be loaded, or has fewer positions.
+    """
+    return presets.load_task(
+        keras_nlp.models.Seq2SeqLM, preset, backbone_dropout=dropout, sequence_length=longest
+    )
+
+
+def generate(
+    task: keras_nlp.models.Seq2SeqLM, preprocessor, prompts: Sequence[str], sampler
+) -> list[str]:
+    """Answers prompts by the model's own `generate()`, with its cache, all in one batch.
+
+    Args:
+        task: an encoder-decoder.
+        preprocessor: its preprocessor, with the lengths of prompts and responses.
+        prompts: texts; long ones are cut as in training.
+        sampler: a `decoders.Sampler`, how tokens are drawn.
+
+    Returns:
+        The answers, without special tokens.
+    """
+    tokenizer = preprocessor.tokenizer
+    sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
+    decoders.draw_by(task, sampler)
+    texts = {"encoder_text": list(prompts), "decoder_text": [""] * len(prompts)}
+    inputs = preprocessor.generate_preprocess(texts)
+    # As in training: T5Gemma's generate_preprocess() leaves out the token that ends a prompt.
+    encoded, _, _ = preprocessor(texts)
+    inputs |= {name: encoded[name] for name in inputs if name.startswith("encoder")}
+    attached, task.preprocessor = task.preprocessor, None
+    try:
+        with keras_compat.integers_of_32_bits():
+            outputs = keras_nlp.models.CausalLM.generate(
+                task, inputs, stop_token_ids=sorted(decoders.stop_tokens(tokenizer))
+            )
+    finally:
+        task.preprocessor = attached
+    return [str(text) for text in preprocessor.generate_postprocess(outputs)]

@@ -1,0 +1,406 @@
+"""Answer a text with another one: summarise, translate, correct, with BART, T5 or T5Gemma.
+
+    python -m recipes.seq2seq
+    python -m recipes.seq2seq --dataset pairs.csv --prompt-column article --response-column summary
+    python -m recipes.seq2seq --preset bart_base_en --dataset pairs.jsonl
+    python -m recipes.predict runs/seq2seq/first "cumsum(x, axis=None)"
+
+Trains a small BART from scratch, with a byte-level BPE vocabulary learned from the text, or
+fine-tunes a preset of any family that has a `keras_nlp.models.Seq2SeqLM`: its encoder reads the
+prompt, its decoder predicts the response token by token. Without --dataset: the signatures of the
+installed packages' functions, and the first sentences of their docstrings. Reports cross-entropy
+and accuracy per token of the responses; of answers that the model writes itself, which are always
+the likeliest tokens, how many equal the response, and BLEU. `model/` is a preset:
+`keras_nlp.models.Seq2SeqLM.from_preset("RUN/model").generate("cumsum(x, axis=None)")`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import keras
+import keras_nlp
+import numpy as np
+import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
+
+from callbacks.predictions import evaluated_weights
+from callbacks.steps import StepCallback
+from callbacks.tensorboard import escape
+from data import arrays, batches, byte_pairs, pairs, prompts, summaries, word_pieces
+from data import baselines as counted
+from data.live_line import live_line
+from models import decoders, encoder_decoders, fine_tuning, presets
+from training.command_line import command_line
+from training.errors import OptionsError
+from training.loaded_run import LoadedRun
+from training.options import HIDDEN, FineTuningOptions, option
+from training.run import start_run
+from training.schedules import WarmUp
+
+AT_ONCE = 64  # answers
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options(FineTuningOptions):
+    """Options of `recipes.seq2seq`."""
+
+    EXAMPLE_INPUT: ClassVar[str] = "cumsum(x, axis=None, dtype=None)"
+
+    dataset: str = option(
+        "auto",
+        "A JSONL, JSON, CSV, TSV or Parquet file, or a folder of them, with prompt and response; "
+        "installed-docs, or auto.",
+    )
+    prompt_column: str | None = option(
+        None, "Column of the prompts (default: prompt, instruction or question)."
+    )
+    response_column: str | None = option(
+        None, "Column of the responses (default: response, completion, output or answer)."
+    )
+    prefix: str | None = option(
+        None, "Text before each prompt, such as 'summarize: ' for T5 (default: none)."
+    )
+    preset: str = option(
+        "scratch",
+        "scratch, a preset of Kaggle or Hugging Face (hf://...), or a preset's folder; of any "
+        "family with a Seq2SeqLM.",
+    )
+    vocabulary: Path | None = option(
+        None, "Merges of a byte-level BPE, as GPT-2's merges.txt (default: learned from the text)."
+    )
+    vocabulary_size: int = option(
+        4096,
+        "Tokens of the vocabulary, bytes and special tokens included; a small text gives fewer.",
+        within="[264, 1e6]",
+        overridden_by=("vocabulary", "preset"),
+    )
+    num_layers: int = option(2, "Layers of the encoder, and of the decoder, of a new model.")
+    num_heads: int = 4
+    hidden_dim: int = 128
+    dropout: float | None = option(
+        None, "Dropout (default: 0.1 from scratch, otherwise the preset's own).", within="[0, 1)"
+    )
+    freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
+    lora_rank: int | None = option(
+        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+    )
+    sequence_length: int = option(64, "Tokens of a prompt; the rest is cut.", within="[4, 1e5]")
+    response_length: int = option(
+        32, "Tokens of a response; the rest is cut.", within="[4, 1e5]", group="data"
+    )
+    answered_examples: int = option(
+        200,
+        "Test prompts to answer for exact_match and bleu, evenly spaced.",
+        within="[0, 1e9]",
+        resume="free",
+    )
+    base_learning_rate: float | None = option(
+        None,
+        "Peak learning rate for one replica (default: 1e-3 from scratch, 5e-5 from a preset, of T5 "
+        "3e-4, or 2e-4 with adapters).",
+    )
+    epochs: int = 10
+
+    def problems(self) -> list[str]:
+        """Returns a line for each pair of options that do not work together."""
+        problems = super().problems() + presets.problems_of_presets(self)
+        if self.freeze_backbone:
+            problems.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
+        if self.lora_rank is not None and self.preset == "scratch":
+            problems.append("--lora-rank: needs a trained model: pass --preset")
+        if self.preset == "auto":
+            problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
+        return problems
+
+
+def build_model(
+    options: Options, vocabulary_size: int, preset: str | None = None
+) -> keras_nlp.models.Seq2SeqLM:
+    """Builds the model inside the strategy's scope, without its preprocessor.
+
+    Args:
+        options: sizes and dropout.
+        vocabulary_size: number of tokens.
+        preset: a name or folder to take architecture and weights from; None for a new BART.
+
+    Returns:
+        A model from token ids and padding masks of prompts and responses to the logits of the
+        responses' next tokens, of shape (batch, response length, tokens).
+    """
+    if preset is None:
+        return encoder_decoders.new_task(options, vocabulary_size)
+    longest = max(options.sequence_length, options.response_length)
+    return encoder_decoders.load_task(preset, options.dropout, longest)
+
+
+def main(options: Options) -> dict:
+    """Trains, tests and saves; returns what `results.json` holds."""
+    with start_run("seq2seq", options) as run:
+        if run.finished:
+            return run.results
+        # Prompts and responses; a tokenizer; tokens by split.
+        data = load_pairs(options, run)
+        run.note(data.note)
+        asked = run.fact("preset") or options.preset
+        preset = None if asked == "scratch" else asked
+        preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
+        tokenizer = preprocessor.tokenizer
+        splits = limited(options, pairs.of_texts(data))
+        encoded = pairs.encode_once(splits, preprocessor, run.cache_dir, options.prefix or "")
+        for split, title in (("train", "training"), ("test", "test")):
+            run.note(*pairs.cut_notes(encoded[split], title))
+        run.note(data.repeated_note() if run.has_own_dataset else None)
+        rates = encoder_decoders.RATES
+        base_learning_rate = 1e-3
+        if preset is not None:
+            task_name = type(preprocessor).__name__.removesuffix("Preprocessor")
+            base_learning_rate = rates.get(task_name, 5e-5) if options.lora_rank is None else 2e-4
+        plan = run.plan(
+            examples=len(splits["train"]),
+            base_learning_rate=base_learning_rate,
+            tokens_per_example=tokens_per_example(encoded["train"]),
+            about={
+                "text": f"{data.name}: {len(splits['train']):,} training prompts",
+                "model": preset or "BART from scratch",
+            },
+            dataset=data.name,
+            text_sha256=data.sha256,
+            preset=preset or "scratch",
+            vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
+        )
+        train_data = batches.training_batches(
+            len(splits["train"]),
+            seed=options.seed,
+            make_batch=pairs.make_batch(encoded["train"]),
+            **plan.batches,
+        )
+        valid_data, test_data = (
+            batches.evaluation_batches(
+                len(splits[split]), plan.global_batch_size, pairs.make_batch(encoded[split])
+            )
+            for split in ("valid", "test")
+        )
+        baseline = baselines(encoded, word_pieces.number_of_ids(tokenizer))
+        # Model, schedule and loss, under the strategy.
+        with run.strategy.scope():
+            model = build_model(options, tokenizer.vocabulary_size(), preset)
+            if run.trained is None:
+                presets.require_vocabulary(model, tokenizer, asked)
+                fine_tuning.freeze(model, options)
+            warmup = plan.warmup_steps(options.warmup_steps)
+            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            model.compile(
+                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                weighted_metrics=[
+                    keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
+                    keras.metrics.SparseCategoricalAccuracy("accuracy"),
+                ],
+            )
+            if run.trained is None:
+                fine_tuning.attach(model, options)
+        # Training and test; TensorBoard shows the answers to some prompts.
+        answers = Answers(run.tensorboard, model, preprocessor, splits["valid"][:4], options.prefix)
+        fit_options = run.prepare(
+            model,
+            train_data,
+            validation=valid_data,
+            test=test_data,
+            extra=[answers],
+            perplexity_of="cross_entropy",
+        )
+        model.fit(train_data, **fit_options)
+        test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
+        test = {name: test[name] for name in ("cross_entropy", "accuracy")}
+        shown = arrays.spaced(len(splits["test"]), options.answered_examples)
+        answered = answer(model, preprocessor, [splits["test"][index] for index in shown], options)
+        if answered:
+            test |= compare(answered)
+            baseline["copied_bleu"] = bleu((response, prompt) for prompt, response, _ in answered)
+        return run.finish(
+            model,
+            test=test,
+            baseline=baseline,
+            preprocessor=preprocessor,
+            example_input=min((prompt for prompt, _ in splits["valid"]), key=len),
+            # Called for `recipes.evaluate --examples` alone.
+            examples_table=lambda: worst_first(
+                answer(model, preprocessor, splits["test"], options)
+            ),
+            answered_examples=len(answered),
+        )
+
+
+def load_pairs(options: Options, run) -> prompts.Prompts:
+    """Loads the dataset: the user's prompts and responses, or those of the installed packages."""
+    columns = prompts.Columns.of(options.prompt_column, options.response_column)
+    if run.dataset in ("auto", summaries.NAME):
+        data = summaries.load_summaries(run.cache_dir)
+        if run.test_file is not None:
+            test = prompts.read_pairs(run.test_file, columns)
+            data = dataclasses.replace(data, splits=data.splits | {"test": test})
+        return data
+    return prompts.load_prompts(run.dataset, test_file=run.test_file, columns=columns)
+
+
+def make_preprocessor(
+    options: Options, preset: str | None, data: prompts.Prompts, cache_dir: Path
+) -> keras_nlp.models.Seq2SeqLMPreprocessor:
+    """Loads a preset's preprocessor and tokenizer, or makes those of a new BART."""
+    lengths = options.sequence_length, options.response_length
+    if preset is not None:
+        return encoder_decoders.load_preprocessor(preset, *lengths)
+    if options.vocabulary is not None:
+        merges = byte_pairs.read_merges(options.vocabulary)
+    else:
+        size = options.vocabulary_size - len(encoder_decoders.BART_TOKENS)
+        merges = byte_pairs.merges_once(data.as_text(), size, cache_dir)
+    return encoder_decoders.make_preprocessor(merges, *lengths)
+
+
+def limited(
+    options: Options, splits: dict[str, list[pairs.TextPair]]
+) -> dict[str, list[pairs.TextPair]]:
+    """Returns at most as many pairs for training and validation as the options say."""
+    drawn = arrays.draw(len(splits["train"]), options.max_examples, options.seed)
+    spaced = arrays.spaced(len(splits["valid"]), options.max_validation_examples)
+    return splits | {
+        "train": [splits["train"][index] for index in drawn],
+        "valid": [splits["valid"][index] for index in spaced],
+    }
+
+
+def tokens_per_example(encoded: dict[str, np.ndarray]) -> float:
+    """Returns the mean number of tokens of a prompt and its response, without padding."""
+    masks = encoded["encoder_padding_mask"], encoded["decoder_padding_mask"]
+    return float(sum(mask.sum(axis=1, dtype=np.int64).mean() for mask in masks))
+
+
+def baselines(encoded: dict[str, dict[str, np.ndarray]], tokens: int) -> dict[str, float]:
+    """Computes the baselines of the responses' tokens: unigrams, and the most frequent one."""
+    train, test = (
+        np.bincount(pairs.predicted(encoded[split]), minlength=tokens)
+        for split in ("train", "test")
+    )
+    return {
+        "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
+        "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
+    }
+
+
+def answer(
+    model: keras_nlp.models.Seq2SeqLM,
+    preprocessor,
+    asked: Sequence[pairs.TextPair],
+    options: Options,
+) -> list[tuple[str, str, str]]:
+    """Returns prompts, their responses, and the model's answers, the likeliest tokens."""
+    found: list[str] = []
+    sampler = decoders.Sampler(temperature=0)
+    with (
+        evaluated_weights(model),
+        live_line(what="answering test prompts", total=len(asked)) as bar,
+    ):
+        for start in range(0, len(asked), AT_ONCE):
+            some = [(options.prefix or "") + prompt for prompt, _ in asked[start : start + AT_ONCE]]
+            found += encoder_decoders.generate(model, preprocessor, some, sampler)
+            bar.update(len(some))
+    return [(*pair, text) for pair, text in zip(asked, found, strict=True)]
+
+
+def compare(answered: Sequence[tuple[str, str, str]]) -> dict[str, float]:
+    """Returns the share of answers that equal the response, spaces aside, and BLEU.
+
+    Args:
+        answered: prompts, responses and answers.
+    """
+    equal = [response.split() == text.split() for _, response, text in answered]
+    return {
+        "exact_match": float(np.mean(equal)),
+        "bleu": bleu((response, text) for _, response, text in answered),
+    }
+
+
+def bleu(texts) -> float:
+    """Returns BLEU (Papineni et al., 2002) of pairs of a reference and a text, in [0, 1].
+
+    By words, in groups of up to four, as SacreBLEU's default counts them.
+    """
+    references, written = zip(*texts, strict=True)
+    if not "".join(written).strip():  # KerasHub's would divide by their length
+        return 0.0
+    metric = keras_nlp.metrics.Bleu()
+    metric.update_state([[reference] for reference in references], list(written))
+    return float(metric.result())
+
+
+def worst_first(answered: Sequence[tuple[str, str, str]]) -> list[list]:
+    """Returns the rows of `recipes.evaluate --examples`, a header first: other answers first."""
+    others: list[list] = []
+    equal: list[list] = []
+    for prompt, response, text in answered:
+        is_equal = response.split() == text.split()
+        (equal if is_equal else others).append([prompt, response, text, is_equal])
+    return [["prompt", "response", "answer", "is_equal"], *others, *equal]
+
+
+class Answers(StepCallback):
+    """Writes the answers to some validation prompts to TensorBoard, each epoch."""
+
+    def __init__(self, tensorboard, task, preprocessor, shown: Sequence, prefix: str | None):
+        super().__init__()
+        self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
+        self.shown, self.prefix = shown, prefix or ""
+        self.sampler = decoders.Sampler(temperature=0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Answers and writes."""
+        if self.tensorboard.folder is None:
+            return
+        asked = [self.prefix + prompt for prompt, _ in self.shown]
+        with evaluated_weights(self.model):
+            found = encoder_decoders.generate(self.task, self.preprocessor, asked, self.sampler)
+        with self.tensorboard.writing(self.step):
+            for number, ((prompt, response), text) in enumerate(
+                zip(self.shown, found, strict=True), start=1
+            ):
+                line = f"**{escape(prompt)}** {escape(text)} *({escape(response)})*"
+                tf.summary.text(f"answers/prompt_{number}", line)
+
+
+def predict(
+    run: LoadedRun,
+    inputs: Sequence[str],
+    *,
+    temperature: float = 0.0,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> list[list[dict]]:
+    """Answers prompts, all in one batch; the answer to one does not depend on the others.
+
+    Args:
+        run: a finished run of this recipe.
+        inputs: prompts; long ones are cut as in training.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample among the K most likely tokens; 0 for all.
+        top_p: sample among the most likely tokens whose probabilities add up to P.
+        seed: seed of the sampling.
+
+    Raises:
+        OptionsError: a value is out of range.
+    """
+    problems = decoders.sampling_problems(temperature, top_k, top_p)
+    if problems:
+        raise OptionsError("\n".join(problems))
+    sampler = decoders.Sampler(temperature, top_k or None, top_p, seed)
+    task = run.load_model("float32")
+    asked = [(run.options.prefix or "") + text for text in inputs]
+    answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler)
+    return [[{"text": text}] for text in answers]
+
+
+if __name__ == "__main__":
+    command_line(Options, main)

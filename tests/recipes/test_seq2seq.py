@@ -1,0 +1,278 @@
+"""Tests `recipes.seq2seq`: training, answers, evaluation, and what it refuses."""
+
+import csv
+import dataclasses
+import json
+
+import keras
+import keras_nlp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data import batches, pairs, prompts, summaries
+from data.errors import DataError
+from models import encoder_decoders
+from recipes import evaluate, export, predict, seq2seq
+from tests.support import plain_keras, seq2seq_presets, strategy_run
+from training import checks
+from training.errors import OptionsError
+from training.loaded_run import load_run
+
+WORDS = "zero one two three four five six seven eight nine".split()
+TINY = strategy_run.TINY_ANSWERS | dict(strategy="none", precision="float32", max_steps=4)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    strategy_run.write_pairs(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """The options and the results of a tiny run."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = seq2seq.Options(
+        **TINY, dataset=str(data), run_dir=folder / "run", cache_dir=folder / "cache"
+    )
+    return options, seq2seq.main(options)
+
+
+def test_a_run_reports_tokens_and_answers(run):
+    _, results = run
+    assert set(results["test"]) == {
+        *("cross_entropy", "accuracy", "perplexity", "exact_match", "bleu")
+    }
+    assert set(results["baseline"]) == {
+        *("unigram_cross_entropy", "most_frequent_accuracy", "copied_bleu")
+    }
+    assert results["answered_examples"] == 3 and results["steps"] == 4
+    assert results["test"]["cross_entropy"] < 6  # 300 tokens by chance: 5.7
+
+
+def test_a_run_is_evaluated_and_answers(run, tmp_path):
+    options, results = run
+    found = evaluate.main(
+        evaluate.Options(
+            run_dir=options.run_dir,
+            cache_dir=options.cache_dir,
+            examples=tmp_path / "examples.csv",
+        )
+    )
+    assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+    with open(tmp_path / "examples.csv", encoding="utf-8-sig") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["prompt", "response", "answer", "is_equal"] and len(rows) > 3  # all
+    rows = rows[:3]
+    asked = [row[0] for row in rows]
+    answers = predict.main(predict.Options(run_dir=options.run_dir, inputs=tuple(asked)))
+    assert [answer[0]["text"] for answer in answers] == [row[2] for row in rows]
+    # The answer to a prompt does not depend on the others, also where tokens are drawn.
+    trained = load_run(options.run_dir)
+    drawn = seq2seq.predict(trained, asked, temperature=2.0, seed=1)
+    assert seq2seq.predict(trained, asked[1:2], temperature=2.0, seed=1) == drawn[1:2]
+    assert seq2seq.predict(trained, asked, temperature=2.0, seed=2) != drawn
+
+
+def test_the_saved_model_answers_without_this_package(run):
+    options, _ = run
+    asked = ["the sum of one and two is 21"]
+    (answer,) = seq2seq.predict(load_run(options.run_dir), asked)
+    task = keras_nlp.models.Seq2SeqLM.from_preset(str(options.run_dir / "model"), dtype="float32")
+    task.compile(sampler="greedy", jit_compile=False)
+    assert list(task.generate(asked)) == [answer[0]["text"]]
+
+
+@pytest.mark.long
+def test_it_is_exported_as_a_saved_model_alone(run, tmp_path):
+    options, _ = run
+    asked = dict(run_dir=options.run_dir, folder=tmp_path / "out")
+    export.main(export.Options(**asked, to="saved_model"))
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    inputs = loaded.signatures["serving_default"].structured_input_signature[1]
+    assert set(inputs) == {
+        f"{part}_{name}"
+        for part in ("encoder", "decoder")
+        for name in ("token_ids", "padding_mask")
+    }
+    with pytest.raises(OptionsError, match="KerasHub does not write BartSeq2SeqLM"):
+        export.main(export.Options(**asked, to="huggingface"))
+
+
+@pytest.mark.long
+def test_a_prefix_comes_before_each_prompt(run, data):
+    options, _ = run
+    whole = dataclasses.replace(options, prefix="add: ", run_dir=options.run_dir.parent / "prefix")
+    seq2seq.main(whole)
+    trained = load_run(whole.run_dir)
+    asked = "the sum of one and two is 21"
+    (answer,) = seq2seq.predict(trained, [asked])
+    task = trained.load_model("float32")
+    sampler = seq2seq.decoders.Sampler(temperature=0)
+    texts = [f"add: {asked}", asked]
+    ours, plain = encoder_decoders.generate(task, task.preprocessor, texts, sampler)
+    assert answer == [{"text": ours}]
+    mask = pairs.encode([(asked, "")], task.preprocessor, "add: ")["encoder_padding_mask"]
+    assert mask.sum() > pairs.encode([(asked, "")], task.preprocessor)["encoder_padding_mask"].sum()
+
+
+@pytest.mark.long
+def test_without_a_dataset_it_learns_what_functions_do(run, tmp_path, monkeypatch):
+    options, _ = run
+    known = {
+        split: [(f"f{n}(x)", f"Returns {n} of x.") for n in range(9)]
+        for split in ("train", "valid", "test")
+    }
+    monkeypatch.setattr(
+        summaries, "load_summaries", lambda cache_dir: prompts.Prompts(summaries.NAME, known)
+    )
+    options = dataclasses.replace(options, dataset="auto", run_dir=tmp_path / "run", max_steps=1)
+    results = seq2seq.main(options)
+    assert results["dataset"] == "installed-docs"
+    (tmp_path / "own.csv").write_text("prompt,response\nf(x),Returns x.\n")
+    asked = dict(test_file=tmp_path / "own.csv", cache_dir=options.cache_dir)
+    found = evaluate.main(evaluate.Options(run_dir=options.run_dir, **asked))
+    assert found["answered_examples"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        (dict(preset="bart_base_en", num_layers=3), "--num-layers: leave it out"),
+        (dict(freeze_backbone=True, preset="x"), "--freeze-backbone: leaves nothing to train"),
+        (dict(lora_rank=2), "--lora-rank: needs a trained model"),
+        (dict(preset="auto"), "--preset auto: pass scratch"),
+    ],
+)
+def test_options_that_do_not_work_together(changes, problem):
+    assert any(problem in line for line in seq2seq.Options(**changes).problems())
+
+
+def test_values_of_sampling_are_checked(run):
+    options, _ = run
+    with pytest.raises(OptionsError, match=r"--temperature -1: .*\n--top-p 0: "):
+        seq2seq.predict(load_run(options.run_dir), ["a"], temperature=-1, top_p=0)
+
+
+def test_a_preset_of_another_task_is_refused(tmp_path):
+    from tests.support import causal_presets
+
+    causal_presets.make_task("GPT2").save_to_preset(str(tmp_path / "preset"))
+    with pytest.raises(DataError, match="GPT2 has no Seq2SeqLM in KerasNLP.*Bart"):
+        encoder_decoders.load_preprocessor(str(tmp_path / "preset"), 8, 8)
+
+
+def test_t5_needs_a_wider_float16(tmp_path):
+    seq2seq_presets.make_task("T5").save_to_preset(str(tmp_path / "preset"))
+    with checks.precision("mixed_float16"), pytest.raises(DataError, match="T5 fails in mixed_fl"):
+        encoder_decoders.load_preprocessor(str(tmp_path / "preset"), 8, 8)
+
+
+def test_bleu_is_that_of_the_words():
+    assert seq2seq.bleu([("the mean of all tokens", "the mean of all tokens")]) == 1
+    # Five words against six: 4 of 4 groups of two words and more, and exp(1 - 6 / 5).
+    found = seq2seq.bleu([("the mean of all the tokens", "the mean of all the")])
+    assert found == pytest.approx(np.exp(1 - 6 / 5), rel=1e-6)
+    assert seq2seq.bleu([("the mean", ""), ("of all", " ")]) == 0
+
+
+LENGTHS = dict(sequence_length=24, response_length=8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", seq2seq_presets.FAMILIES)
+def test_a_family_trains_as_in_plain_kerasnlp(family, data, tmp_path):
+    """The same examples by KerasNLP's own `fit()`; then its own `generate()`."""
+    preset = str(tmp_path / "preset")
+    seq2seq_presets.make_task(family).save_to_preset(preset)
+    common = plain_keras.COMMON | dict(epochs=20, global_batch_size=4, precision="float64")
+    options = seq2seq.Options(
+        **common | LENGTHS, dataset=str(data), preset=preset, run_dir=tmp_path / "run"
+    )
+    seq2seq.main(options)
+    models = keras_nlp.models
+    with checks.precision("float64"):
+        task = models.Seq2SeqLM.from_preset(preset, dtype="float64")
+        task.preprocessor.encoder_sequence_length = options.sequence_length
+        task.preprocessor.decoder_sequence_length = options.response_length
+        first = task.get_weights()
+        plain_keras.compile_plainly(task)
+        known = prompts.load_prompts(str(data)).splits["train"]
+        for indices in batches.training_batches(len(known), 4, 0, lambda i, e: i).take(
+            plain_keras.STEPS
+        ):
+            some = [known[index] for index in indices]
+            x, y, weights = task.preprocessor(
+                {"encoder_text": [p for p, _ in some], "decoder_text": [r for _, r in some]}
+            )
+            weights = np.asarray(weights, float)
+            weights *= (
+                weights.size / weights.sum()
+            )  # the loss of a run is that of what is predicted
+            named = dict(sample_weight=weights, batch_size=len(some), shuffle=False, verbose=0)
+            keras.Model.fit(task, x, y, **named)
+    ours, theirs = load_run(options.run_dir).load_model("float64").get_weights(), task.get_weights()
+    moved, apart = (
+        np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(ours, others, strict=True)))
+        for others in (first, theirs)
+    )
+    print(f"{family}: {apart / moved:.1e} of the distance moved")
+    assert moved > 0.1 and apart < 1e-5 * moved
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", seq2seq_presets.FAMILIES)
+def test_the_likeliest_tokens_are_those_of_a_whole_pass(family):
+    """With the cache each token is the likeliest one after those before, as in training."""
+    task = seq2seq_presets.make_task(family)
+    preprocessor, end = task.preprocessor, task.preprocessor.tokenizer.end_token_id
+    asked = ["the loss of a step", "what is the capital of France? Paris is."]
+    sampler = seq2seq.decoders.Sampler(temperature=0)
+    answers = encoder_decoders.generate(task, preprocessor, asked, sampler)
+    texts = {"encoder_text": asked, "decoder_text": ["", ""]}
+    inputs, _, _ = preprocessor(texts)
+    begun = preprocessor.generate_preprocess(texts)
+    ids, mask = (np.array(begun[f"decoder_{name}"]) for name in ("token_ids", "padding_mask"))
+    is_token = np.isin(np.arange(task.backbone.vocabulary_size), sampler.ids)
+    for row in range(2):
+        for place in range(int(mask[row].sum()), ids.shape[1]):
+            inputs["decoder_token_ids"] = ids
+            known = np.arange(ids.shape[1]) < place
+            inputs["decoder_padding_mask"] = np.broadcast_to(known, ids.shape)
+            tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+            logits = np.array(task(tensors))[row, place - 1]
+            ids[row, place] = np.argmax(np.where(is_token, logits, -np.inf))
+            mask[row, place] = True
+            if ids[row, place] == end:
+                break
+    expected = preprocessor.generate_postprocess(
+        {"decoder_token_ids": ids, "decoder_padding_mask": mask.astype(bool)}
+    )
+    assert answers == [str(text) for text in expected]
+
+
+@pytest.mark.long
+def test_it_learns_to_answer(tmp_path):
+    """Digits of words: each prompt of the test is new."""
+    rows = [
+        {"prompt": f"{a} {b} {c}", "response": f"{c} {b} {a}"}
+        for a in WORDS
+        for b in WORDS
+        for c in WORDS
+    ]
+    (tmp_path / "turned.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = seq2seq.Options(
+        dataset=str(tmp_path / "turned.jsonl"),
+        vocabulary_size=300,
+        hidden_dim=64,
+        num_layers=1,
+        sequence_length=20,
+        response_length=20,
+        epochs=40,
+        strategy="none",
+        quiet=True,
+        run_dir=tmp_path / "run",
+    )
+    assert seq2seq.main(options)["test"]["exact_match"] > 0.9
