@@ -61,7 +61,9 @@ class Goal:
         pieces = (folder / "vocabulary.txt").read_text().splitlines()
         tokenizer = keras_nlp.models.BertTokenizer(vocabulary=pieces, lowercase=True)
         train, valid = (np.load(folder / f"{split}.npy") for split in ("train", "valid"))
-        masking = masked_lm.Masking.of(tokenizer, 0.15, valid.shape[1], 0)
+        masking = masked_lm.Masking.of(
+            tokenizer, probability=0.15, sequence_length=valid.shape[1], seed=0
+        )
         unigram = masked_lm.baselines(train, valid, masking)["unigram_cross_entropy"]
         self.wanted = unigram - BELOW_UNIGRAM
         data = masked_lm.evaluation_data(valid[:EVALUATED], masking, batch_size=32, split="valid")

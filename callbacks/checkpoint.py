@@ -27,7 +27,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
@@ -37,13 +37,12 @@ from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from callbacks.terminal_log import RESULT
 from data import files
+from data.files import STATE, WEIGHTS
 from distribution import keras_compat
 from distribution.metric_states import MetricStates
 from distribution.step import flat_results
 
 log = logging.getLogger("recipes")
-
-WEIGHTS, STATE = "model.weights.h5", "state.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +190,9 @@ class Checkpoint(StepCallback):
         every: steps between two checkpoints.
         keep: number of checkpoints to keep; older ones are removed.
         is_chief: only the chief writes; all workers read the metrics together.
-        asked_to_stop: returns, equally on all workers, whether the run should stop.
+        asked_to_stop: returns whether this process was asked to stop the run.
+        on_any_worker: returns of each of several flags whether a worker has it, equally on all of
+            them.
         check_loss: raises if the weights of this step must not be saved; called before the run
             stops after a step whose loss nothing has read.
         stateful_callbacks: callbacks whose `get_state()` is saved, by name.
@@ -215,6 +216,7 @@ class Checkpoint(StepCallback):
         keep: int = 5,
         is_chief: bool = True,
         asked_to_stop: Callable[[], bool] = lambda: False,
+        on_any_worker: Callable[..., Sequence[bool]] = lambda *flags: flags,
         check_loss: Callable[[], None] = lambda: None,
         stateful_callbacks: dict[str, StepCallback] | None = None,
         best: str | None = None,
@@ -228,7 +230,8 @@ class Checkpoint(StepCallback):
         self.every = every
         self.keep = keep
         self.is_chief = is_chief
-        self.asked_to_stop, self.check_loss = asked_to_stop, check_loss
+        self.asked_to_stop, self.on_any_worker = asked_to_stop, on_any_worker
+        self.check_loss = check_loss
         self.stateful_callbacks = stateful_callbacks or {}
         self.best, self.best_mode = best, best_mode
         self.patience = patience
@@ -241,9 +244,8 @@ class Checkpoint(StepCallback):
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
-            # None in checkpoints from before it was kept: `best` then says which step it was.
-            self.best_step = restored.state.get("best_step")
-            self._direction = restored.state.get("best_direction")
+            self.best_step = restored.state["best_step"]
+            self._direction = restored.state["best_direction"]
         self.weights_step: int | None = None
         self.notes: list[str] = []
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
@@ -283,13 +285,23 @@ class Checkpoint(StepCallback):
 
     def on_step_end(self, step, logs):
         """Saves if it is due; the last step of an epoch is saved after the validation."""
+        was_asked = self._agree_to_stop(self.asked_to_stop())
         self._note_the_end_of_an_epoch()
-        if self.asked_to_stop():
+        if was_asked:
             self.check_loss()
             raise Stopped
         self._keep_best_of_the_step()
         if self.is_due(self.every) and self._epoch_metrics is None:
             self.save()
+
+    def _agree_to_stop(self, asked: bool = False) -> bool:
+        """Returns whether any worker was asked to stop; ends `fit()` where a callback of one did.
+
+        A callback that reads its own clock may end it on one worker alone.
+        """
+        asked, ended = self.on_any_worker(asked, bool(self.model.stop_training))
+        self.model.stop_training = ended
+        return asked
 
     def _note_the_end_of_an_epoch(self) -> None:
         ends = self.step >= self.last_step_of_epoch() or self.model.stop_training
@@ -307,6 +319,7 @@ class Checkpoint(StepCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves the end of the epoch, and the best one."""
+        self._agree_to_stop()
         self.epochs_done = epoch + 1
         better = False
         if self.best in logs:
@@ -330,7 +343,10 @@ class Checkpoint(StepCallback):
         if self.patience and self.epochs_done - self.best_epoch >= self.patience:
             log.info(
                 "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
-                *(self.epochs_done, self.best, self.best_value, self.best_epoch),
+                self.epochs_done,
+                self.best,
+                self.best_value,
+                self.best_epoch,
             )
             self.model.stop_training = True
 
@@ -353,19 +369,26 @@ class Checkpoint(StepCallback):
             "%-14s of %sepoch %d, the best of %d (%s %.4f)",
             "weights",
             f"step {self.best_step} in " if within else "",
-            *(self.best_epoch, self.epochs_done, self.best, self.best_value),
+            self.best_epoch,
+            self.epochs_done,
+            self.best,
+            self.best_value,
         )
 
     def _best_checkpoint(self) -> Path | None:
-        """Returns the best checkpoint, or another one of its step; None if both are damaged."""
+        """Returns the best checkpoint, or another one of its step; None if both are damaged.
+
+        A worker that cannot read one keeps all others from it, too.
+        """
         best = self.folder.parent / "best"
         damage = files.damage(best, (WEIGHTS, STATE))
-        if damage is None and self.best_step not in (None, read(best).step):
+        if damage is None and self.best_step != read(best).step:
             damage = f"of step {read(best).step}, not {self.best_step}"
-        if damage is None:
+        if not any(self.on_any_worker(damage is not None)):
             return best
+        damage = damage or "on another worker"
         other = self.folder / f"step-{self.best_step or 0:08d}"
-        if files.damage(other, (WEIGHTS, STATE)) is None:
+        if not any(self.on_any_worker(files.damage(other, (WEIGHTS, STATE)) is not None)):
             log.warning("%s is damaged (%s): %s is used", best, damage, other)
             return other
         self.notes.append(f"{best} is damaged ({damage}): the last weights are kept")
@@ -466,7 +489,7 @@ class Restore(StepCallback):
             return
         MetricStates.of(self.model).write(info.state["metrics"])
         done = info.steps_into_epoch
-        ended = info.state.get("stop_training", False)
+        ended = info.state["stop_training"]
         if ended or info.step >= self.last_step_of_epoch():
             # Only the validation is left; Keras then has no metrics to log.
             results = flat_results(self.model.get_metrics_result())

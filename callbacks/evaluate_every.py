@@ -23,7 +23,9 @@ class EvaluateEvery(StepCallback):
         split: "validation" or "test".
         every: steps between two evaluations; None for no evaluation.
         callbacks: callbacks of `evaluate()`; one of them raises `Stopped` to stop the run.
-        then: called with the step and the metrics by name, on all workers.
+
+    Attributes:
+        then: called with the step and the metrics by name, on all workers; None for nothing.
     """
 
     def __init__(
@@ -33,7 +35,6 @@ class EvaluateEvery(StepCallback):
         split: str,
         every: int | None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        then: Callable[[int, dict[str, float]], None] | None = None,
     ):
         super().__init__()
         self.records = records
@@ -41,7 +42,7 @@ class EvaluateEvery(StepCallback):
         self.split = split
         self.every = every
         self.callbacks = callbacks
-        self.then = then
+        self.then: Callable[[int, dict[str, float]], None] | None = None
         self._owed = False
 
     def get_state(self) -> dict:

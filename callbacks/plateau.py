@@ -108,7 +108,11 @@ class ReduceOnPlateau(StepCallback):
         self._schedule.factor.assign(factor)
         log.info(
             "epoch %d: %s not better than %.4f in %d epoch(s): learning rate x %.3g",
-            *(epoch + 1, self.metric, self.best, self.patience, factor),
+            epoch + 1,
+            self.metric,
+            self.best,
+            self.patience,
+            factor,
         )
 
     def _factor(self) -> float:

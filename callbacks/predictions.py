@@ -58,14 +58,8 @@ class Predictions(StepCallback):
 
         These are the current ones, or their average (`models.fine_tuning`).
         """
-        # `predict()` splits the examples over the workers and then expects all of them. Calling the
-        # model reads this worker's copy of the weights, under any strategy, and traces nothing.
-        model = call = self.predictor or self.model
-        if model.compute_dtype != model.variable_dtype:
-            # KerasHub's head adds its float32 bias to half precision, which only works in a graph.
-            call = tf.function(model)
         with evaluated_weights(self.model):
-            return outputs_in_parts(call, self.inputs)
+            return outputs_of(self.predictor or self.model, self.inputs)
 
 
 def evaluated_weights(model: keras.Model | None) -> contextlib.AbstractContextManager:
@@ -77,13 +71,19 @@ def evaluated_weights(model: keras.Model | None) -> contextlib.AbstractContextMa
     return getattr(model, "evaluated_weights", contextlib.nullcontext)()
 
 
-def outputs_in_parts(model, inputs) -> np.ndarray:
+def outputs_of(model: keras.Model, inputs) -> np.ndarray:
     """Returns a model's outputs for all examples, computed for some of them at a time.
 
     Args:
-        model: a model, or a function of its inputs and `training`.
+        model: the model.
         inputs: an array or a dict of arrays, of shape (n, ...), n at least 1.
     """
+    # `predict()` splits the examples over the workers and then expects all of them. Calling the
+    # model reads this worker's copy of the weights, under any strategy, and traces nothing.
+    call = model
+    if model.compute_dtype != model.variable_dtype:
+        # KerasHub's head adds its float32 bias to half precision, which only works in a graph.
+        call = tf.function(model)
     rows = BATCH
     if isinstance(inputs, dict) and "token_ids" in inputs:
         rows = min(BATCH, max(1, TOKENS // inputs["token_ids"].shape[1]))
@@ -93,7 +93,7 @@ def outputs_in_parts(model, inputs) -> np.ndarray:
         batch = keras.tree.map_structure(
             lambda array, part=part: keras.ops.convert_to_tensor(array[part]), inputs
         )
-        parts.append(keras.ops.convert_to_numpy(model(batch, training=False)))
+        parts.append(keras.ops.convert_to_numpy(call(batch, training=False)))
     return np.concatenate(parts)
 
 

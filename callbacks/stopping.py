@@ -16,6 +16,9 @@ from data.errors import DataError
 
 log = logging.getLogger("recipes")
 
+WEIGHTS_REMEDY = "a lower --base-learning-rate or --clip-norm 1 may help"
+METRIC_REMEDY = "val_loss is finite: the metric itself is not a number (a division by zero?)"
+
 
 class StopAtStep(StepCallback):
     """Ends `fit()` after the run's last step, which `--max-steps` may move into mid-epoch.
@@ -120,7 +123,8 @@ class StopOnBadLoss(StepCallback):
         log.warning(
             "step %d: the loss overflowed in half precision; the step was skipped, the loss scale "
             "is now %g, and the epoch's metrics begin again",
-            *(step, self._scale),
+            step,
+            self._scale,
         )
         self.model.reset_metrics()
 
@@ -132,12 +136,13 @@ class StopOnBadLoss(StepCallback):
         self.check()
         for name, value in logs.items():
             if name.startswith("val_") and not math.isfinite(float(value)):
-                self._raise(name, value, self.step)
+                # The weights are well where the loss of the same evaluation is finite.
+                of_metric = math.isfinite(float(logs.get("val_loss", math.nan)))
+                self._raise(name, value, self.step, METRIC_REMEDY if of_metric else WEIGHTS_REMEDY)
 
-    def _raise(self, name: str, value, step: int) -> None:
+    def _raise(self, name: str, value, step: int, remedy: str = WEIGHTS_REMEDY) -> None:
         rate = used_learning_rate(self.model.optimizer, self.step - step)
         raise BadLoss(
             f"{name} is {float(value)} at step {step} (learning rate {rate:.3g}); the last "
-            f"good checkpoint: {newest_path(self.checkpoints) or 'none'}; a lower "
-            "--base-learning-rate or --clip-norm 1 may help"
+            f"good checkpoint: {newest_path(self.checkpoints) or 'none'}; {remedy}"
         )

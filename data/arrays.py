@@ -107,8 +107,6 @@ def evaluation_data(
         ValueError: As `training_data`.
     """
     count = _count(x, y, sample_weight)
-    if sample_weight is None:
-        sample_weight = np.ones(count)
     make_batch = _gather(x, y, sample_weight, lengths=lengths)
     return batches.evaluation_batches(count, batch_size, make_batch, lengths=lengths)
 

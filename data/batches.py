@@ -153,8 +153,9 @@ def training_batches(
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
-        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`; it
-        raises a `DataError` for a batch that the replicas cannot share equally.
+        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`,
+        whose attribute `batch_size` counts its examples; it raises a `DataError` for a batch that
+        the replicas cannot share equally.
 
     Raises:
         ValueError: There are fewer examples than an epoch needs, or `lengths` of other examples, or
@@ -288,7 +289,9 @@ def _in_batches(first: int, end: int | None, batch_size: int, batch_at: Callable
         dataset = tf.data.Dataset.range(first, np.iinfo(np.int64).max if end is None else end)
         dataset = dataset.batch(batch_size, drop_remainder=True)
         dataset = dataset.map(own_batch, num_parallel_calls=PARALLEL_BATCHES, deterministic=True)
-        return dataset.prefetch(PREFETCHED_BATCHES).with_options(_options())
+        dataset = dataset.prefetch(PREFETCHED_BATCHES).with_options(_options())
+        dataset.batch_size = own  # a tf.numpy_function in `batch_at` hides it from TensorFlow
+        return dataset
 
     dataset = part_of_worker(0, 1)
     dataset.part_of_worker = part_of_worker

@@ -57,7 +57,7 @@ def require_some(inputs: Iterable, message: str) -> None:
         raise inputs[0]
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message that tells something, to quote in ours."""
     # TensorFlow's begins with where in its graph it failed.
     text = re.sub(r"^\{\{function_node \S+\}\}", "", str(error))
@@ -66,6 +66,16 @@ def first_line(error: Exception) -> str:
     if node:  # TensorFlow's: what was wrong, behind where in the code
         return lines[node - 1][:200]
     return (lines or [type(error).__name__])[0][:200]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an error means that the machine, or a device, has too little memory.
+
+    Whoever explains any error of a library leaves this one to the command line, which says what to
+    change.
+    """
+    # The second is TensorFlow's, which few programs import.
+    return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import glob
 import gzip
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ log = logging.getLogger("recipes")
 
 CONVERT = "convert it, for instance with: iconv -f {} -t UTF-8"
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
+WEIGHTS, STATE = "model.weights.h5", "state.json"  # of a checkpoint
 METADATA = "recipe.json"  # stored with a run's model, covered by its checksums
 SPLITS_WORDS = "splits_words"  # in it: whether its tokenizer does
 # Options of runs whose checkpoints do not hold the model that is tested: part of its weights, or
@@ -64,6 +66,14 @@ def json_value(value):
         TypeError: it is neither.
     """
     return value.tolist() if hasattr(value, "tolist") else float(value)
+
+
+def json_object(path: Path) -> dict:
+    """Returns the object of a JSON file; an empty one if there is none, or it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def how_to_convert(beginning: bytes) -> str:

@@ -30,9 +30,8 @@ class Masking:
         continuations: ids of the pieces that continue a word, to choose whole words; None to
             choose pieces.
         inputs: the names of the model's inputs.
-        first_probability: that share in the first step of training, from which it changes linearly
-            to `probability`; None for no change.
-        evaluation_seed: seed of the masks of validation and test.
+        initial_probability: that share in the first step of training, from which it changes
+            linearly to `probability`; None for no change.
     """
 
     special: SpecialTokens
@@ -42,20 +41,19 @@ class Masking:
     seed: int
     continuations: tuple[int, ...] | None = None
     inputs: tuple[str, ...] = ("token_ids", "segment_ids", "padding_mask", "mask_positions")
-    first_probability: float | None = None
-    evaluation_seed: int = EVALUATION_SEED
+    initial_probability: float | None = None
 
     @classmethod
     def of(
         cls,
         tokenizer,
+        *,
         probability: float,
         sequence_length: int,
         seed: int,
         whole_words: bool = False,
         inputs: tuple[str, ...] | None = None,
-        first_probability: float | None = None,
-        evaluation_seed: int = EVALUATION_SEED,
+        initial_probability: float | None = None,
     ) -> "Masking":
         """Returns a masking with slots for the predictions of a full sequence.
 
@@ -66,10 +64,9 @@ class Masking:
             seed: the run's seed.
             whole_words: whether to choose whole words.
             inputs: the names of the model's inputs; None for BERT's.
-            first_probability: `probability` in the first step of training; None for no change.
-            evaluation_seed: seed of the masks of validation and test.
+            initial_probability: `probability` in the first step of training; None for no change.
         """
-        most = max(probability, first_probability or 0.0)
+        most = max(probability, initial_probability or 0.0)
         return cls(
             special=SpecialTokens.of(tokenizer),
             vocabulary_size=tokenizer.vocabulary_size(),
@@ -78,19 +75,18 @@ class Masking:
             seed=seed,
             continuations=continuations(tokenizer) if whole_words else None,
             inputs=inputs or cls.inputs,
-            first_probability=first_probability,
-            evaluation_seed=evaluation_seed,
+            initial_probability=initial_probability,
         )
 
     @property
     def mean_predictions(self) -> float:
         """Returns the slots of an example that are filled on average, over the whole training."""
-        first, last = self.first_probability or self.probability, self.probability
+        first, last = self.initial_probability or self.probability, self.probability
         return self.max_predictions * (first + last) / 2 / max(first, last)
 
     def describe(self) -> str:
         """Returns a line of the plan."""
-        first, last = self.first_probability or self.probability, self.probability
+        first, last = self.initial_probability or self.probability, self.probability
         if first == last:
             return f"{last:.0%} of the tokens"
         return f"{first:.0%} of the tokens in the first step, {last:.0%} in the last"
@@ -128,7 +124,7 @@ def mask_batch(
         of shape (batch, max_predictions); labels are int32 and weights float32 of that shape.
     """
     length = token_ids.shape[1]
-    run_seed = masking.seed if split == "train" else masking.evaluation_seed
+    run_seed = masking.seed if split == "train" else EVALUATION_SEED
     seed = functools.partial(batches.stream_seed, run_seed)
     place = tf.range(length, dtype=tf.int64)[None, :]
     example = indices[:, None]
@@ -249,7 +245,7 @@ def training_data(
         batches_per_epoch: batches of an epoch, see `batches.training_batches`.
         first_batch: number of the batch to start at, for a resumed run.
         steps: of the whole run; the share of predicted tokens changes, from that of
-            `masking.first_probability` in the first one, until the last one.
+            `masking.initial_probability` in the first one, until the last one.
         batches_per_step: batches that one step accumulates.
 
     Returns:
@@ -259,10 +255,10 @@ def training_data(
 
     def make_batch(indices, epoch, position):
         probability = None
-        if masking.first_probability is not None:
+        if masking.initial_probability is not None:
             step = tf.cast(position // (batch_size * batches_per_step), tf.float64)
             rest = 1.0 - tf.minimum(step / max(1, steps - 1), 1.0)
-            change = masking.first_probability - masking.probability
+            change = masking.initial_probability - masking.probability
             probability = masking.probability + change * rest
         token_ids = tf.cast(tf.gather(table, indices), tf.int32)
         return mask_batch(token_ids, indices, epoch, masking, "train", probability)
@@ -285,7 +281,7 @@ def evaluation_data(
 
     Args:
         sequences: int32 token ids of shape (sequences, length).
-        masking: how to mask; its `evaluation_seed` draws the masks.
+        masking: how to mask; `EVALUATION_SEED` draws the masks.
         batch_size: sequences of a global batch; the last one is padded with sequences of weight
             zero.
         split: "valid" or "test": each has different masks.

@@ -24,9 +24,8 @@ from data import batches, tables
 from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
-from data.installed_docs import hash_of
 from data.live_line import live_line
-from data.splits import SPLITS
+from data.splits import SPLITS, hash_of
 from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
@@ -101,8 +100,10 @@ class Molecule:
     dh: float = math.nan
 
     def __str__(self) -> str:
-        strands = f", {self.strand_concentration:g} mol/l strands" * self.is_duplex
-        return f"{self.sequence}:{self.structure}, {self.sodium:g} mol/l sodium{strands}"
+        shown = f"{self.sequence}:{self.structure}, {self.sodium:g} mol/l sodium"
+        if self.is_duplex:
+            shown += f", {self.strand_concentration:g} mol/l strands"
+        return shown
 
     @property
     def is_duplex(self) -> bool:
@@ -456,8 +457,11 @@ def columns(molecule: Molecule, shown: str = "") -> list[tuple[str, str, int]]:
     strange = sorted(set(sequence) - set("ACGT+"))
     if strange:
         found = " ".join(letter if letter.isalnum() else repr(letter) for letter in strange)
-        hint = "; RNA is not supported" * (strange == ["U"])
-        hint += "; two strands are joined by +" * bool({"&", " ", "/", "-"} & set(strange))
+        hint = ""
+        if strange == ["U"]:
+            hint = "; RNA is not supported"
+        elif {"&", " ", "/", "-"} & set(strange):
+            hint = "; two strands are joined by +"
         raise DataError(f"{shown}: expected bases A, C, G, T, found {found}{hint}")
     nicks, same = (re.sub("[^+]", ".", text) for text in (sequence, structure))
     if nicks != same or set(structure) - set("().+"):

@@ -19,7 +19,7 @@ from data import batches, class_folders, files, glue, installed_docs, sequences,
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
-from data.splits import EXAMPLE, SPLITS, fold
+from data.splits import EXAMPLE, SPLITS, fold, hash_of
 from data.tables import read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
@@ -294,17 +294,11 @@ def _load_folder(
         instead = paths["valid"][0].name if paths["valid"] else "part of training"
         notes.append(f"{paths['test'][0].name} has no labels: {instead} is the test split")
         paths["test"], paths["valid"] = paths["valid"], []
-    cut = tuple(split for split in ("test", "valid") if not paths[split])
-    for split in cut:
-        kind = {"test": "test", "valid": "validation"}[split]
-        notes.append(f"a tenth of the training sentences is the {kind} split")
     for split in ("valid", "test"):
         if paths[split]:
             rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
-    if cut:
-        made, more = _split(name, rows["train"], held_out=cut, by_class=labels == "classes")
-        rows, notes = rows | made, notes + more
-    return rows, notes, columns, labels
+    rows, more = _with_all_splits(name, rows, by_class=labels == "classes")
+    return rows, notes + more, columns, labels
 
 
 def _load_class_folders(
@@ -324,14 +318,21 @@ def _load_class_folders(
     unlabelled = [path for path in paths["train"] if path.name == class_folders.UNLABELLED]
     if unlabelled:
         notes.append(f"{unlabelled[0]} has no labels: left out")
-    cut = tuple(split for split in ("test", "valid") if split not in paths)
-    for split in cut:
-        kind = {"test": "test", "valid": "validation"}[split]
-        notes.append(f"a tenth of the training sentences is the {kind} split")
-    if cut:
-        made, more = _split(name, rows["train"], held_out=cut)
-        rows, notes = rows | made, notes + more
-    return rows, notes
+    rows, more = _with_all_splits(name, rows)
+    return rows, notes + more
+
+
+def _with_all_splits(
+    name: str, rows: dict[str, list[Row]], by_class: bool = True
+) -> tuple[dict[str, list[Row]], list[str]]:
+    """Returns the rows with the splits that they lack, cut from those of training, and notes."""
+    missing = tuple(split for split in ("test", "valid") if split not in rows)
+    if not missing:
+        return rows, []
+    titles = {"test": "test", "valid": "validation"}
+    notes = [f"a tenth of the training sentences is the {titles[split]} split" for split in missing]
+    made, more = _split(name, rows["train"], held_out=missing, by_class=by_class)
+    return rows | made, notes + more
 
 
 def _read_training(
@@ -641,7 +642,7 @@ def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
         sentences: Different ones, more than `held_out`.
         held_out: Number of splits that get `HELD_OUT` of them each, and at least one sentence.
     """
-    place = {each: installed_docs.hash_of(each) / 2**64 for each in sentences}
+    place = {each: hash_of(each) / 2**64 for each in sentences}
     numbers = {each: min(int(place[each] / HELD_OUT), held_out) for each in sentences}
     if len(set(numbers.values())) <= held_out:  # a split would lack this small class: by rank
         count = max(1, round(HELD_OUT * len(sentences)))
@@ -745,6 +746,18 @@ def _preprocess(preprocessor, parts: tuple[Sequence[str], ...]) -> dict:
     return preprocessor(texts if len(texts) > 1 else texts[0], None)
 
 
+def _preprocess_one(preprocessor, parts: tuple[Sequence[str], ...]) -> dict:
+    """Does as `_preprocess`, for a preprocessor that takes no pairs.
+
+    Raises:
+        DataError: there are pairs.
+    """
+    if len(parts) > 1:
+        family = type(preprocessor).__name__.removesuffix("Preprocessor")
+        raise DataError(f"{family} takes no pairs of sentences: leave one column out")
+    return _preprocess(preprocessor, parts)
+
+
 def _in_parts(preprocessor) -> Callable:
     """Returns a function that does as `_preprocess`, several times as fast.
 
@@ -753,6 +766,8 @@ def _in_parts(preprocessor) -> Callable:
     tensors, which examines each token.
     """
     tokenizer, names = preprocessor.tokenizer, tuple(_preprocess(preprocessor, (("",),)))
+    if not isinstance(preprocessor.packer, keras_nlp.layers.MultiSegmentPacker):  # ESM's proteins
+        return functools.partial(_preprocess_one, preprocessor)
     is_by_word = isinstance(tokenizer, keras_nlp.tokenizers.WordPieceTokenizer)
     ids_of_words = word_pieces.IdsByWord(tokenizer)
 

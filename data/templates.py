@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 
@@ -74,6 +73,11 @@ CHATS = {
 }
 
 
+def last_text(prompt: Prompt) -> str:
+    """Returns a prompt that is a text, or what the last turn of a chat says."""
+    return prompt if isinstance(prompt, str) else prompt[-1][1]
+
+
 def problem_of(template: str) -> str | None:
     """Returns the problem of a `--template`, or None if it is valid."""
     if template in ("auto", "chat"):
@@ -135,11 +139,7 @@ def choose(template: str, preset: str | None, tokenizer) -> tuple[str, str | Non
 
 def _of_the_run(preset: str) -> str | None:
     """Returns the template that the model of a run was trained with, or None."""
-    try:
-        text = (files.expand(preset) / files.METADATA).read_text(encoding="utf-8")
-        template = json.loads(text).get("template")
-    except (OSError, ValueError, AttributeError):
-        return None
+    template = files.json_object(files.expand(preset) / files.METADATA).get("template")
     if not isinstance(template, str) or template in ("auto", "chat"):
         return None
     return template if template in CHATS or problem_of(template) is None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
 from data.live_line import live_line
-from data.splits import EXAMPLE, SPLITS, as_one_file
+from data.splits import EXAMPLE, SPLITS, as_one_file, split_of
 
 TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
 HINT = "; --text-column names another"
@@ -67,7 +67,7 @@ class Lines:
                 if "\0" in line:
                     raise DataError(f"{where}: not UTF-8 text")
                 words = " ".join(line.split())  # indented, it is the same text
-                taken = self.split is None or installed_docs.split_of(words) == self.split
+                taken = self.split is None or split_of(words) == self.split
                 if words and taken:
                     yield line
 
@@ -129,6 +129,10 @@ class Text:
             f"{repeated:,} of {count:,} test lines of more than {LONGEST_HEADING} words are "
             "training lines too (spaces ignored)"
         )
+
+    def as_text(self) -> "Text":
+        """Returns itself, like the other kinds of data what a vocabulary is learned from."""
+        return self
 
     def to_learn_from(self) -> tuple[Iterable[str], str | None]:
         """Returns the training lines for a vocabulary, and a note if they are a part of the text.

@@ -14,6 +14,12 @@ Strategy = Literal[
 ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.%\w]+\]):([0-9]{1,5})")
 # A step of SLURM has 16 ports on each node: its first task the first one, and so on.
 SLURM_PORTS = range(20000, 32000, 16)
+# Variables of the environment: the operations that a process runs at a time; what the launchers
+# set for their processes, the second where workers come and go, the third where they are started
+# again: the run in their folder is then this launch's.
+INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
+LAUNCHED, PLANNED_WORKERS = "KERAS_RECIPES_LAUNCHED", "KERAS_RECIPES_PLANNED_WORKERS"
+RESTARTED = "KERAS_RECIPES_RESTARTED"
 EXPECTED = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 
 

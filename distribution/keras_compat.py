@@ -39,7 +39,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from distribution import attention
+from distribution import attention, kinds
 from distribution.errors import DistributionError
 
 # Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
@@ -60,8 +60,8 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     Create the model within it too. It may be entered again, also for another strategy.
     """
-    parameter_server = tf.distribute.ParameterServerStrategy
-    shared_weights = (tf.distribute.experimental.CentralStorageStrategy, parameter_server)
+    name = kinds.name_of(strategy)
+    shares_weights = name in kinds.SHARED_WEIGHTS
     patches = [
         use_what_is_built,
         count_from_mid_epoch,
@@ -73,12 +73,11 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         normalise_unmasked_together,
         keep_penalties_apart,
     ]
-    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if isinstance(strategy, (*mirrored, parameter_server)):
+    if name in ("mirrored", "multi_worker", "parameter_server"):
         patches += [distribute_data]
-    elif not isinstance(strategy, shared_weights):
+    elif not shares_weights:
         patches += [copy_batches_ahead]
-    if isinstance(strategy, shared_weights):
+    if shares_weights:
         patches += [share_states, add_in_place]
     else:
         patches += [update_together]
@@ -432,8 +431,9 @@ def distribute_data() -> contextlib.AbstractContextManager:
     each global batch on every worker, copies the arrays and the mapped files that the pipeline
     reads into memory, on one worker too, and which ParameterServerStrategy refuses
     (keras-team/keras#18624). Does: where a dataset has `part_of_worker(index, workers, replicas)`,
-    which returns the part of one worker, this worker uses it; beside parameter servers the
-    coordinator iterates over the dataset itself.
+    which returns the part of one worker, this worker uses it (and its attribute `batch_size` where
+    TensorFlow does not know the size); beside parameter servers the coordinator iterates over the
+    dataset itself.
     """
 
     def make(stock):
@@ -452,7 +452,7 @@ class _OwnPart:
         self.strategy = strategy
 
     def experimental_distribute_dataset(self, dataset):
-        if isinstance(self.strategy, tf.distribute.ParameterServerStrategy):
+        if kinds.name_of(self.strategy) == "parameter_server":
             return dataset
         if not hasattr(dataset, "part_of_worker"):
             policies = tf.data.experimental.AutoShardPolicy
@@ -467,7 +467,7 @@ class _OwnPart:
             workers = context.num_input_pipelines
             replicas = context.num_replicas_in_sync // workers
             part = dataset.part_of_worker(context.input_pipeline_id, workers, replicas)
-            batch_size = keras.tree.flatten(part.element_spec)[0].shape[0]
+            batch_size = keras.tree.flatten(part.element_spec)[0].shape[0] or part.batch_size
             return part.rebatch(batch_size // replicas) if replicas > 1 else part
 
         return self.strategy.distribute_datasets_from_function(make)
@@ -865,6 +865,23 @@ def update_together() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def patch_generation_for(length: int) -> Iterator[None]:
+    """Makes `generate()` of KerasHub's families continue a text as a forward pass of it would.
+
+    Args:
+        length: of the rows, in tokens: prompts and what is generated.
+    """
+    with (
+        integers_of_32_bits(),
+        slide_windows_while_generating(),
+        read_prompts_once(),
+        rotate_by_length(length),
+        rotate_by_place(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def integers_of_32_bits() -> Iterator[None]:
     """Makes `keras.ops.arange()` of Python integers int32 where floatx is float64, too.
 
@@ -904,6 +921,105 @@ def slide_windows_while_generating() -> Iterator[None]:
     with (
         _replaced(qwen_attention.QwenAttention, "_compute_attention", make),
         _replaced(qwen_moe_attention.QwenMoeAttention, "_compute_attention", make),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def read_prompts_once() -> Iterator[None]:
+    """Makes KerasHub's Qwen 3.5 and Qwen 3.5 MoE generate with the states of their linear layers.
+
+    Breaks: `generate()` reads the whole rows, then the tokens from the end of the shortest prompt
+    on again. Keys are replaced, but these layers carry a state along a row, which then has tokens
+    twice; and it fades at each padding, since their rule ignores its mask (no thread known). Does:
+    reads that end but once, and lets padding change nothing. Generate within it.
+    """
+    import keras_hub
+    from keras_hub.src.models.qwen3_5 import qwen3_5_gated_delta_net as linear
+
+    def make_rule(stock):
+        def _chunk_gated_delta_rule(*arguments, g, beta, padding_mask=None, **named):
+            if padding_mask is not None:
+                is_text = tf.cast(padding_mask, tf.bool)[:, :, None]
+                g, beta = (tf.where(is_text, part, tf.zeros_like(part)) for part in (g, beta))
+            return stock(*arguments, g=g, beta=beta, padding_mask=padding_mask, **named)
+
+        return _chunk_gated_delta_rule
+
+    def make(stock):
+        def _build_cache(self, token_ids, padding_mask, **named):
+            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), axis=1)
+            is_read_later = tf.range(tf.shape(token_ids)[1]) >= tf.reduce_min(lengths) - 1
+            padding_mask = tf.where(is_read_later, tf.zeros_like(padding_mask), padding_mask)
+            return stock(self, token_ids, padding_mask, **named)
+
+        return _build_cache
+
+    kinds = (keras_hub.models.Qwen3_5CausalLM, keras_hub.models.Qwen3_5MoeCausalLM)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(linear, "_chunk_gated_delta_rule", make_rule))
+        for kind in kinds:
+            stack.enter_context(_replaced(kind, "_build_cache", make))
+        yield
+
+
+def rotate_by_length(length: int) -> contextlib.AbstractContextManager:
+    """Makes KerasHub's Phi-3 rotate all places of a generated text by the same factors.
+
+    Breaks: scaling of the type "su" has other factors beyond the length of the pretraining.
+    `generate()` reads prompts in rows as long as the text may become, but each new token by its own
+    place: queries and keys are rotated by different factors (no thread known). Does: chooses by
+    the length of the rows, as in training. Generate within it.
+
+    Args:
+        length: of the rows, in tokens.
+    """
+    from keras_hub.src.models.phi3.phi3_rotary_embedding import Phi3SuScaledRotaryEmbedding
+
+    def make(stock):
+        def _compute_cos_sin_embedding(self, inputs, start_index=0, positions=None):
+            if positions is None:
+                positions = self._compute_positions(inputs, start_index)
+            return stock(self, inputs, length - keras.ops.shape(inputs)[1], positions)
+
+        return _compute_cos_sin_embedding
+
+    return _replaced(Phi3SuScaledRotaryEmbedding, "_compute_cos_sin_embedding", make)
+
+
+@contextlib.contextmanager
+def rotate_by_place() -> Iterator[None]:
+    """Makes KerasHub's GPT-NeoX rotate the query of a generated token by its place.
+
+    Breaks: it is rotated as the first one of a text (keras-hub#2870, open). Does: rotates it
+    further, by where its row begins in the cache. Generate within it.
+    """
+    from keras_hub.src.models.gpt_neo_x.gpt_neo_x_attention import GPTNeoXAttention
+
+    begin = None
+
+    def make_call(stock):
+        def call(self, *arguments, cache_update_index=None, **named):
+            nonlocal begin
+            begin = cache_update_index
+            return stock(self, *arguments, cache_update_index=cache_update_index, **named)
+
+        return call
+
+    def make(stock):
+        def _compute_attention(self, query, *arguments, **named):
+            if begin is not None:
+                rotated, rest = query[..., : self.rotary_dim], query[..., self.rotary_dim :]
+                places = tf.fill([keras.ops.shape(query)[1]], begin)
+                rotated = self.rotary_embedding_layer(rotated, positions=places)
+                query = tf.concat([rotated, rest], axis=-1)
+            return stock(self, query, *arguments, **named)
+
+        return _compute_attention
+
+    with (
+        _replaced(GPTNeoXAttention, "call", make_call),
+        _replaced(GPTNeoXAttention, "_compute_attention", make),
     ):
         yield
 
@@ -1053,7 +1169,7 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[in
                 variable.assign_sub(variable * tf.cast(weight_decay, variable.dtype) * rate)
             super().update_step(gradient, variable, rate)
 
-    _change_class(optimizer, ScaledRates)
+    change_class(optimizer, ScaledRates)
     optimizer.weight_decay = None
 
 
@@ -1105,7 +1221,7 @@ def orthogonalize_heads(optimizer: keras.optimizers.Muon, width: int | None = No
                 update *= self.rms_rate * max(rows, columns) ** 0.5
             self.assign_sub(variable, lr * tf.transpose(update, order))
 
-    _change_class(optimizer, MuonOfHeads)
+    change_class(optimizer, MuonOfHeads)
 
 
 def _is_of_heads(variable) -> bool:
@@ -1114,7 +1230,7 @@ def _is_of_heads(variable) -> bool:
     return len(variable.shape) == 3 and variable.name == "kernel" and is_of_attention
 
 
-def _change_class(optimizer, changed: type) -> None:
+def change_class(optimizer: keras.optimizers.Optimizer, changed: type) -> None:
     """Gives an optimizer a subclass of its class, under the name by which Keras saves it."""
     base = type(optimizer)
     changed.__name__, changed.__qualname__ = base.__name__, base.__qualname__
@@ -1511,6 +1627,87 @@ def prepare_metrics(model: keras.Model) -> None:
                 metric._fn = functools.partial(_value_of_metric, metric._fn, metric.name)
 
 
+def own_metrics(model: keras.Model) -> list[tuple[int, keras.metrics.Metric]]:
+    """Returns the metrics of `compile()` whose class is not Keras's, with the place of the output.
+
+    Lacks: no public name for the metrics of names, lists and dicts.
+    """
+    compiled = model._compile_metrics
+    if compiled is None or not compiled.built:
+        return []
+    return [
+        (place, metric)
+        for of_outputs in (compiled._flat_metrics, compiled._flat_weighted_metrics)
+        for place, found in enumerate(of_outputs)
+        for metric in (found.metrics if found else ())
+        if _is_own_class(metric)
+    ]
+
+
+def in_order_of_outputs(model: keras.Model, values) -> list:
+    """Returns labels or outputs in the order of `own_metrics()`.
+
+    Lacks: no public name for the order in which Keras compares them.
+    """
+    return model._compile_metrics._flatten_y(values)
+
+
+def adds_up(metric: keras.metrics.Metric, strategy, y_true, y_pred) -> bool:
+    """Tells whether the sum of a metric's states of two halves of a batch serves for the whole.
+
+    Breaks: each replica has its own state, and a metric reads their sum: one that keeps a maximum
+    is multiplied by the replicas. Does: compares the states, and what results from them; one that
+    draws random numbers cannot be compared, and is trusted.
+
+    Args:
+        metric: built, under the strategy's scope; it keeps its state.
+        strategy: whose replicas have a state each.
+        y_true: labels of an even number of examples.
+        y_pred: outputs.
+    """
+    variables = [variable.value for variable in metric.variables]
+    half, whole = len(y_true) // 2, len(y_true)
+
+    def compare():
+        before = [tf.identity(variable) for variable in variables]
+
+        def put(values):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+        def state(first, last):
+            put(before)
+            metric.update_state(y_true[first:last], y_pred[first:last])
+            return [tf.identity(variable) for variable in variables]
+
+        def result(values):
+            put(values)
+            return [tf.identity(value) for value in keras.tree.flatten(metric.result())]
+
+        one, other = state(0, whole), state(0, whole)
+        parts = [a + b for a, b in zip(state(0, half), state(half, whole), strict=True)]
+        found = one, other, parts, result(one), result(parts)
+        put(before)
+        return found
+
+    plain = tf.autograph.experimental.do_not_convert
+    found = tf.function(plain(lambda: strategy.run(plain(compare))))()
+    of_replica = tf.nest.map_structure(
+        lambda value: np.asarray(strategy.experimental_local_results(value)[0], np.float64), found
+    )
+    one, other, parts, result_of_one, result_of_parts = of_replica
+    are_random = not _close(one, other)
+    return are_random or _close(one, parts) or _close(result_of_one, result_of_parts)
+
+
+def _close(some: list, others: list) -> bool:
+    """Tells whether arrays differ by no more than rounding, also in half precision."""
+    return all(
+        np.allclose(a, b, rtol=0, atol=0.01 * np.max(np.abs(a), initial=0), equal_nan=True)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
 def has_own_metrics(model: keras.Model) -> bool:
     """Tells whether a metric of `compile()` is not one of Keras: it may take a batch as a whole.
 
@@ -1565,14 +1762,28 @@ class _OfExamples(compile_utils.MetricsList):
             weights = tf.broadcast_to(rows, tf.shape(mask))
         for metric in self.metrics:
             if _is_own_class(metric):  # it may ignore the weights
-                labels, outputs = (tf.boolean_mask(each, present) for each in (y_true, y_pred))
-                if mask is not None:  # of the values within an example
-                    backend.set_keras_mask(outputs, tf.boolean_mask(mask, present))
-                metric.update_state(labels, outputs)
+                _add_present(metric, y_true, y_pred, mask, present)
             else:
                 metric.update_state(
                     y_true, y_pred, sample_weight=_weights_of_values(metric, weights, y_true)
                 )
+
+
+def _add_present(metric: keras.metrics.Metric, y_true, y_pred, mask, present: tf.Tensor) -> None:
+    """Updates a metric with the examples that are present; of a replica without any, it is not."""
+
+    def add() -> tf.Tensor:
+        labels, outputs = (tf.boolean_mask(each, present) for each in (y_true, y_pred))
+        if mask is not None:  # of the values within an example
+            backend.set_keras_mask(outputs, tf.boolean_mask(mask, present))
+        metric.update_state(labels, outputs)
+        return tf.constant(True)
+
+    if kinds.name_of(tf.distribute.get_strategy()) in kinds.SHARED_WEIGHTS:
+        add()  # replicas that share a metric's sums update them together
+    else:
+        # The mean over no examples is not a number.
+        tf.cond(tf.reduce_any(present), add, lambda: tf.constant(False))
 
 
 # Metrics of Keras that count values one by one: weights of examples do not fit them.

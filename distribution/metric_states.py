@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distribution import kinds
+
 
 class MetricStates:
     """Reads and writes the variables of a model's metrics.
@@ -33,11 +35,8 @@ class MetricStates:
         self.strategy = model.distribute_strategy
         self.variables = list(model.metrics_variables)
         self.replicas = self.strategy.num_replicas_in_sync
-        # CentralStorageStrategy and ParameterServerStrategy hold one copy for all replicas.
-        self.one_copy = self.replicas == 1 or not isinstance(
-            self.strategy,
-            (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy),
-        )
+        shares_weights = kinds.name_of(self.strategy) in kinds.SHARED_WEIGHTS
+        self.one_copy = self.replicas == 1 or shares_weights
         self.sizes = [int(np.prod(v.shape, dtype=int)) for v in self.variables]
         self._read = tf.function(self._read_all)
         self._write = tf.function(self._write_all)
@@ -54,16 +53,19 @@ class MetricStates:
         return all(len(row) == sum(self.sizes) for row in rows)
 
     def write(self, rows: list[list[float]]) -> None:
-        """Restores rows; for another number of replicas only their sum."""
+        """Restores rows; those of another number of replicas as one sum, on the first replica."""
         values = np.asarray(rows, np.float64)
         if not self.variables:  # a model may list no metrics
             return
-        if self.one_copy or len(values) != self.replicas:
+        if self.one_copy:
             total = np.split(values.sum(0), np.cumsum(self.sizes)[:-1])
             for variable, value in zip(self.variables, total, strict=True):
                 variable.assign(value.reshape(variable.shape).astype(variable.dtype))
-        else:
-            self._write(tf.constant(values))
+            return
+        if len(values) != self.replicas:
+            others = np.zeros((self.replicas - 1, values.shape[1]))
+            values = np.concatenate([values.sum(0, keepdims=True), others])
+        self._write(tf.constant(values))
 
     def _read_all(self):
         def read():

@@ -11,11 +11,12 @@ import logging
 import math
 import os
 import time
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from distribution import keras_compat, kinds
+from distribution.cluster import INTER_OP_THREADS
 from distribution.step import Step
 
 log = logging.getLogger("recipes")
@@ -24,18 +25,15 @@ WINDOW = 20  # steps between two joins
 # A function that waits for another process blocks such a thread: with only one, as TensorFlow has
 # on a single core, it waits forever (TensorFlow's guide to ParameterServerStrategy takes 4).
 MIN_THREADS = 4
-THREADS = "TF_NUM_INTEROP_THREADS"
-
-# Any: mypy cannot see the base class that `specialize` adds.
-Mixin: Any = object
 
 
 def make_strategy() -> tf.distribute.Strategy:
     """Builds the coordinator's strategy; a worker or parameter server serves until it is killed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    chosen = os.environ.get(THREADS, "")
+    chosen = os.environ.get(INTER_OP_THREADS, "")
     count = int(chosen) if chosen.isdecimal() else cores or 1
-    os.environ[THREADS] = str(max(MIN_THREADS, count))  # read when TensorFlow starts its threads
+    # Read when TensorFlow starts its threads.
+    os.environ[INTER_OP_THREADS] = str(max(MIN_THREADS, count))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     kind, index = resolver.task_type, resolver.task_id
     if kind in ("worker", "ps"):
@@ -71,7 +69,7 @@ def use_coordinator(
         steps_done: steps that an earlier part of the run has done.
     """
     strategy = step.strategy
-    if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    if kinds.name_of(strategy) != "parameter_server":
         return
     bound_adam(model.optimizer)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -144,8 +142,9 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
     if math.isinf(factor):
         return
     limits: list[tf.Tensor] = []
+    base = type(optimizer)
 
-    class Bounded(Mixin):
+    class Bounded(base):  # type: ignore[misc,valid-type]
         def update_step(self, gradient, variable, learning_rate):
             limits.append(factor * tf.cast(learning_rate, variable.dtype))
             super().update_step(gradient, variable, learning_rate)
@@ -156,14 +155,4 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
                 value = tf.clip_by_value(value, -limits[-1], limits[-1])
             super().assign_sub(variable, value)
 
-    specialize(optimizer, Bounded)
-
-
-def specialize(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
-    """Changes an optimizer's class to a subclass with `mixin` first.
-
-    The subclass keeps the names of its base, under which Keras saves and loads an optimizer.
-    """
-    base = type(optimizer)
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    optimizer.__class__ = type(base.__name__, (mixin, base), names)
+    keras_compat.change_class(optimizer, Bounded)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from distribution import attention, keras_compat
+from distribution import attention, keras_compat, kinds
 from distribution.errors import DistributionError
 
 # The steps that `install()` has made, by model.
@@ -77,7 +77,7 @@ def install(
             "(--strategy none)"
         )
     _require_optimizer_for(model)
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if kinds.name_of(strategy) == "central_storage":
         for layer in keras_compat.layers_of(model):
             if isinstance(layer, keras.layers.SpectralNormalization):  # assigns to its kernel
                 raise DistributionError(
@@ -149,7 +149,7 @@ def _require_optimizer_for(model: keras.Model) -> None:
             "ema_overwrite_frequency",
             "does not work on several replicas; leave it out: the run ends on the average",
         )
-    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+    if kinds.name_of(strategy) != "central_storage":
         return
     shared = "does not work with central_storage, whose replicas share one copy of each weight"
     require_none("use_ema", f"{shared}; use --strategy mirrored")

@@ -4,18 +4,30 @@ import contextlib
 import errno
 import os
 import subprocess
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from distribution import keras_compat
-from distribution.cluster import cluster_spec, count_workers, slurm_config, slurm_tasks
+from distribution.cluster import (
+    INTER_OP_THREADS,
+    PLANNED_WORKERS,
+    cluster_spec,
+    count_workers,
+    slurm_config,
+    slurm_tasks,
+)
 from distribution.errors import DistributionError
+from distribution.kinds import name_of
 
 # How many operations a process runs at a time, if the user has not said so. More than one end in an
 # order that depends on what else the machine does, and TensorFlow's AddN, which sums the gradients
 # of a tensor that is used several times, begins with an input that no other operation needs any
 # more: the last bit of a sum of three depends on that order. (XLA's programs have none of this.)
-INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
+OPERATIONS_AT_ONCE = "1"
+NVIDIA_SMI_SECONDS = 10
+# Of a number that counts the workers with a flag, of which a sum has several.
+COUNT_BITS = 20
 
 # The strategies of this process by name, and their number of devices.
 _made: dict[str, tf.distribute.Strategy] = {}
@@ -25,12 +37,6 @@ TOO_LATE = (
     "--replicas came too late: TensorFlow already runs with another number of devices in this "
     "process and cannot change that; restart the kernel (or the process)"
 )
-KINDS = {  # a MultiWorkerMirroredStrategy is not a MirroredStrategy
-    "multi_worker": tf.distribute.MultiWorkerMirroredStrategy,
-    "mirrored": tf.distribute.MirroredStrategy,
-    "central_storage": tf.distribute.experimental.CentralStorageStrategy,
-    "parameter_server": tf.distribute.ParameterServerStrategy,
-}
 
 
 def resolve(name: str, replicas: int | None) -> str:
@@ -104,7 +110,8 @@ def make_strategy(name: str, replicas: int | None = None) -> tf.distribute.Strat
     name = resolve(name, replicas)
     # A GPU has the operations in a queue, and a pipeline beside it needs threads.
     if name != "parameter_server" and not tf.config.list_physical_devices("GPU"):
-        os.environ.setdefault(INTER_OP_THREADS, "1")  # read when TensorFlow starts its threads
+        # Read when TensorFlow starts its threads.
+        os.environ.setdefault(INTER_OP_THREADS, OPERATIONS_AT_ONCE)
     if name == "none":
         make_logical_devices(None)
         return tf.distribute.get_strategy()
@@ -210,15 +217,16 @@ def _split(kind: str, count: int) -> None:
             # The first of those that this process sees, by number or UUID.
             first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
             command = [*query, f"--id={first}"]
-            listed = subprocess.run(command, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
+            listed = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_SECONDS
+            )
+            mebibytes = int(listed.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise DistributionError(
                 f"--replicas {count}: nvidia-smi must report the GPU's memory in order to split it:"
                 f" {error}"
             ) from error
-        part = tf.config.LogicalDeviceConfiguration(
-            memory_limit=int(int(listed.stdout) * 0.9 / count)
-        )
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=int(mebibytes * 0.9 / count))
     tf.config.set_logical_device_configuration(device, [part] * count)
 
 
@@ -230,11 +238,6 @@ def gpu_without_strategy(strategy: tf.distribute.Strategy) -> str | None:
     if name_of(strategy) == "none" and tf.config.list_logical_devices("GPU"):
         return "GPU:0"
     return None
-
-
-def name_of(strategy: tf.distribute.Strategy) -> str:
-    """Returns the name of a strategy, a `cluster.Strategy`."""
-    return next((name for name, kind in KINDS.items() if isinstance(strategy, kind)), "none")
 
 
 def workers(strategy: tf.distribute.Strategy) -> int:
@@ -263,7 +266,7 @@ def planned_replicas(strategy: tf.distribute.Strategy) -> int:
     learning rate follow it.
     """
     present = workers(strategy)
-    planned = int(os.environ.get("KERAS_RECIPES_PLANNED_WORKERS") or 0)
+    planned = int(os.environ.get(PLANNED_WORKERS) or 0)
     return replicas(strategy) // present * max(present, planned)
 
 
@@ -300,15 +303,33 @@ class Agreement:
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
 
     def total(self, value: int) -> int:
-        """Sums a value over all workers."""
+        """Sums a value over all workers.
+
+        Raises:
+            DistributionError: the workers have different numbers of devices.
+        """
         if self.workers == 1:
             return value
-        total = self._add_up(tf.constant(value, tf.int64)).numpy()
-        return int(total) // len(self.strategy.extended.worker_devices)
+        devices = self.strategy.extended.worker_devices
+        try:
+            total = self._add_up(tf.constant(value, tf.int64)).numpy()
+        except tf.errors.InternalError as error:
+            if "joining a group with" not in str(error):
+                raise
+            raise DistributionError(
+                f"the workers have different devices (this one: {len(devices)}); pass the same "
+                "--replicas to all of them, or give each the same number of GPUs"
+            ) from error
+        return int(total) // len(devices)
+
+    def on_any_worker(self, *flags: bool) -> list[bool]:
+        """Tells of each flag whether it is set on at least one worker; all by one sum."""
+        total = self.total(sum(int(flag) << COUNT_BITS * n for n, flag in enumerate(flags)))
+        return [(total >> COUNT_BITS * n) % 2**COUNT_BITS > 0 for n in range(len(flags))]
 
     def any_worker(self, flag: bool) -> bool:
         """Tells whether the flag is set on at least one worker."""
-        return self.total(int(flag)) > 0
+        return self.on_any_worker(flag)[0]
 
     def broadcast_from_chief(self, value: int) -> int:
         """Returns the chief's value, on every worker."""
@@ -317,6 +338,11 @@ class Agreement:
     def everyone_has(self, value: int) -> bool:
         """Tells whether all workers have the same value."""
         return not self.any_worker(value != self.broadcast_from_chief(value))
+
+    def everyone_is_near(self, values: Sequence[int], tolerance: int) -> bool:
+        """Tells whether each of a worker's values differs from the chief's by no more than this."""
+        near = [abs(value - self.broadcast_from_chief(value)) <= tolerance for value in values]
+        return not self.any_worker(not all(near))
 
     def barrier(self) -> None:
         """Waits until every worker has called it."""

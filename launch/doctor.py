@@ -19,6 +19,7 @@ import numpy as np
 
 from launch.processes import visible_gpus
 from machine import requirements
+from machine.cores import format_cores
 from machine.late_modules import import_late
 from machine.output import silent_broken_pipe
 from machine.quiet_start import start_quietly
@@ -60,7 +61,7 @@ def report_devices() -> None:
     from machine import device
 
     gpus = tf.config.list_physical_devices("GPU")
-    print(f"devices: {len(gpus)} GPU, {os.cpu_count()} CPU cores: {device.describe()}")
+    print(f"devices: {len(gpus)} GPU, {format_cores('CPU core')}: {device.describe()}")
     unused = device.unused_gpu()
     if unused:
         print(f"warning: {unused}")

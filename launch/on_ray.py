@@ -20,8 +20,10 @@ import subprocess
 import sys
 import time
 
+from distribution.cluster import LAUNCHED, PLANNED_WORKERS, RESTARTED
 from launch import processes as launch
-from launch.processes import SAVED_AND_STOPPED, WRONG_OPTIONS, whole_number
+from launch.processes import WRONG_OPTIONS, whole_number
+from training.errors import SAVED_AND_STOPPED
 
 try:
     import ray
@@ -124,11 +126,14 @@ class RayRun(launch.Requests):
     def run(self) -> int:
         """Trains until the run is over; returns its exit status."""
         failures, status = 0, SAVED_AND_STOPPED
+        is_new = not (self.options.run_dir / "options.json").exists()
         request_resources(bundles=[self.bundle] * self.most)  # for the autoscaler
         while self.reserve():
             before = self.checkpoint()
             status = self.start() or self.supervise(before)  # type: ignore[assignment]
             self.release()
+            if is_new:  # from now on the run in the folder is this launch's
+                self.options.environment[RESTARTED] = "1"
             if self.request or status in (0, SAVED_AND_STOPPED, WRONG_OPTIONS):
                 break
             if status is None:
@@ -368,8 +373,8 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     options.environment = passed_on | {
         "PYTHONUNBUFFERED": "1",
-        "KERAS_RECIPES_LAUNCHED": "1",
-        "KERAS_RECIPES_PLANNED_WORKERS": str(options.workers[1]),
+        LAUNCHED: "1",
+        PLANNED_WORKERS: str(options.workers[1]),
     }
     if not options.gpus_per_worker:
         threads = dict.fromkeys(launch.THREADS, str(options.cpus_per_worker))

@@ -29,12 +29,13 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distribution.cluster import slurm_tasks
+from distribution.cluster import LAUNCHED, RESTARTED, slurm_tasks
 from distribution.errors import DistributionError
+from training.errors import SAVED_AND_STOPPED
 from training.folder_check import make_new_folder, missing_folders, not_a_run, remove_empty
+from training.signals import SAME_REQUEST_SECONDS
 
 WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
-SAVED_AND_STOPPED = 75  # exit status of a recipe that saved and stopped on request
 DELIBERATE = (WRONG_OPTIONS, SAVED_AND_STOPPED)  # the other workers end the same way by themselves
 DEFAULT_BASE_PORT = 22200
 # Below Linux's range for outgoing connections (32768 and up): a free port from that range could be
@@ -43,7 +44,6 @@ FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 OWN_OPTIONS = "--nproc-per-node --ps --hosts --node-rank --base-port --max-restarts".split()
 POLL_SECONDS = 0.1
-SAME_REQUEST_SECONDS = 0.5  # `timeout`, `docker stop` and others may send one request twice
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
 OUTPUT_SECONDS = 5  # for whoever reads the terminal or pipe, where output must not stop the run
@@ -417,7 +417,7 @@ def environment_of(
     environment = {
         "TF_CONFIG": json.dumps(config),
         "PYTHONUNBUFFERED": "1",
-        "KERAS_RECIPES_LAUNCHED": "1",
+        LAUNCHED: "1",
     }
     if task != "worker":  # TensorFlow would claim the memory of every visible GPU
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -540,6 +540,7 @@ class Launch(Requests):
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
+        self.restarted: dict[str, str] = {}  # environment of processes that continue this launch
 
     def run(self) -> int:
         """Starts the processes, restarts them if necessary, and returns the exit status."""
@@ -550,6 +551,7 @@ class Launch(Requests):
                 self.made = make_folder(options)
             else:
                 self.made = missing_folders(options.run_dir)
+            is_new = not (options.run_dir / "options.json").exists()
         except OSError as error:
             say(f"cannot start the processes: {error}")
             return WRONG_OPTIONS
@@ -562,6 +564,8 @@ class Launch(Requests):
             if status in (0, *DELIBERATE) or self.request or restarts == options.max_restarts:
                 break
             restarts += 1
+            if is_new:
+                self.restarted[RESTARTED] = "1"
             say(f"starting all processes again, restart {restarts} of {options.max_restarts}")
         if status == WRONG_OPTIONS:
             self.remove_logs()
@@ -618,7 +622,7 @@ class Launch(Requests):
             index,
             ["-m", options.module, *options.arguments],
             options.run_dir / f"{task}-{index}.log",
-            environment_of(options, cluster, task, index),
+            environment_of(options, cluster, task, index) | self.restarted,
             equal_share(options.cores, options, task, index),
         )
 

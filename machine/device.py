@@ -9,6 +9,8 @@ import subprocess
 
 import tensorflow as tf
 
+from machine.cores import format_cores
+
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 10
 
@@ -20,8 +22,7 @@ def describe() -> str:
     """
     counts = collections.Counter(name for name, _ in gpu_models())
     if not counts:
-        cores = _cores()
-        return f"{_processor()}, {cores} core{'s' if cores > 1 else ''}"
+        return f"{_processor()}, {format_cores()}"
     memory = _gpu_memory()
     models = []
     for name, count in counts.items():
@@ -59,13 +60,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use; exact only on Linux."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _gpu_memory() -> dict[str, str]:

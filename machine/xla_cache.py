@@ -27,6 +27,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from machine.cores import cores
+
 log = logging.getLogger("recipes")
 
 PREFIX = "keras-recipes-programs-"
@@ -83,9 +85,7 @@ def use_own_folder() -> None:
 
 def flags_for_gpus() -> tuple[str, ...]:
     """Returns the flags with which XLA compiles sooner for a GPU."""
-    usable = getattr(os, "sched_getaffinity", None)  # none on macOS
-    cores = len(usable(0)) if usable else os.cpu_count()
-    return (*WITHOUT_TRITON, IN_THREADS, f"{THREADS}{cores}")
+    return (*WITHOUT_TRITON, IN_THREADS, f"{THREADS}{cores()}")
 
 
 def _with_flags_for_gpus(flags: str) -> str:
@@ -156,7 +156,7 @@ def restore(cache_dir: Path, *made_from) -> bool:
     made_from += (tf.__version__, keras.__version__, settings, _processor())
     gpus = device.gpu_models()
     made_from += (gpus, _gpu_software() if gpus else [])
-    key = repr((made_from, len(os.sched_getaffinity(0)))).replace(str(_own), "").encode()
+    key = repr((made_from, cores())).replace(str(_own), "").encode()
     programs = Path(cache_dir) / "programs"
     folder = programs / hashlib.sha256(key).hexdigest()[:24]
     with contextlib.suppress(OSError):  # not writable: nothing is stored

@@ -17,10 +17,11 @@ import tensorflow as tf
 from data import batches, byte_pairs, word_pieces
 from data.errors import DataError, read_each
 from data.next_tokens import Ends
-from data.templates import Prompt, Template
+from data.templates import Prompt, Template, last_text
 from distribution import keras_compat
 from models import presets
 from models.chunked_head import ChunkedHead
+from models.initial_weights import kernels_with_inputs
 
 # The special tokens that a new model's tokenizer requires.
 GPT2_TOKENS = ("<|endoftext|>",)
@@ -106,7 +107,7 @@ def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
             max_sequence_length=options.sequence_length,
             **sizes,
         )
-        _draw_kernels(backbone)
+        draw_kernels(backbone)
         _draw(backbone.token_embedding.embeddings, 0.02)  # as OpenAI's; KerasHub draws with 0.01
         return keras_nlp.models.GPT2CausalLM(backbone=backbone)
     backbone = keras_nlp.models.Llama3Backbone(
@@ -115,11 +116,11 @@ def new_task(options, vocabulary_size: int) -> keras_nlp.models.CausalLM:
         intermediate_dim=8 * math.ceil(options.hidden_dim / 3),
         **sizes,
     )
-    _draw_kernels(backbone)
+    draw_kernels(backbone)
     return keras_nlp.models.Llama3CausalLM(backbone=backbone)
 
 
-def _draw_kernels(backbone) -> None:
+def draw_kernels(backbone) -> None:
     """Draws the kernels of a new model with a variance of one over their inputs.
 
     KerasHub draws all of them with a standard deviation of 0.02, which is small for a model of a
@@ -128,10 +129,8 @@ def _draw_kernels(backbone) -> None:
     docs/notes/causal_lm.md). One initializer draws Llama's query, key, value and output kernels,
     so they begin equal; this function draws each separately.
     """
-    for weight in backbone.trainable_variables:
-        if weight.path.endswith("/kernel"):
-            inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
-            _draw(weight, math.prod(inputs) ** -0.5)
+    for kernel, inputs in kernels_with_inputs(backbone):
+        _draw(kernel, inputs**-0.5)
 
 
 def _draw(weight, stddev: float) -> None:
@@ -148,7 +147,7 @@ def load_preprocessor(preset: str, sequence_length: int):
     """
     presets.require_task(keras_nlp.models.CausalLM, preset)
     kind = keras_nlp.models.CausalLMPreprocessor
-    preprocessor = presets.load_preprocessor(kind, preset, sequence_length)
+    preprocessor = presets.load(kind, preset, sequence_length=sequence_length)
     require_family(preset, type(preprocessor).__name__.removesuffix("Preprocessor"))
     if getattr(preprocessor.tokenizer, "end_token_id", None) is None:
         raise DataError(f"preset {preset}: its tokenizer has no token that ends a text")
@@ -405,6 +404,18 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         return logits - tf.math.log(-tf.math.log(uniform))
 
 
+def sampling_problems(temperature: float, top_k: int, top_p: float) -> list[str]:
+    """Returns a line for each option of a `Sampler` that is out of range; `top_k` 0 is for all."""
+    problems = []
+    if not 0 <= temperature < math.inf:
+        problems.append(f"--temperature {temperature}: must be in [0, inf)")
+    if top_k < 0:
+        problems.append(f"--top-k {top_k}: must be at least 0")
+    if not 0 < top_p <= 1:
+        problems.append(f"--top-p {top_p}: must be in (0, 1]")
+    return problems
+
+
 def stop_tokens(tokenizer) -> set[int]:
     """Returns the tokens that end a text: those at which KerasNLP's `generate()` stops."""
     stop = {int(tokenizer.end_token_id)}
@@ -424,8 +435,30 @@ def prompt_tokens(prompt: Prompt, tokenizer, template: Template | None = None) -
     """
     if template is not None:
         return template.prompt(prompt)
-    text = prompt if isinstance(prompt, str) else prompt[-1][1]
+    text = last_text(prompt)
     return Ends.of(tokenizer).around(list(map(int, tokenizer(text))))[:-1]
+
+
+def draw_by(task: keras_nlp.models.CausalLM, sampler: Sampler) -> None:
+    """Makes the model's own `generate()` draw tokens by a sampler.
+
+    Not by `compile()`, which would replace the optimizer of a model in training.
+
+    Args:
+        task: a causal language model, or an encoder-decoder.
+        sampler: how tokens are drawn.
+    """
+    if task.__dict__.get("sampler") is sampler:
+        return
+    task.sampler, task.generate_function = sampler, None
+    task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+    stock = task.make_generate_function()
+
+    def generate_function(*arguments, **named):
+        # Families that take images return None for them beside a text.
+        return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
+
+    task.generate_function = generate_function
 
 
 def generate(
@@ -460,12 +493,12 @@ def generate(
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
     tokenizer = preprocessor.tokenizer
-    texts = [prompt if isinstance(prompt, str) else prompt[-1][1] for prompt in prompts]
+    texts = list(map(last_text, prompts))
 
     def tokens_of(prompt: Prompt) -> list[int]:
         ids = prompt_tokens(prompt, tokenizer, template)
         if len(ids) >= max_length:
-            text = prompt if isinstance(prompt, str) else prompt[-1][1]
+            text = last_text(prompt)
             raise DataError(
                 f"{len(ids)} tokens leave no room for more within {max_length}: {text[:60]!r}"
             )
@@ -476,17 +509,7 @@ def generate(
     if template is not None:
         stop.add(template.end)
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
-    # Not by compile(), which would replace the optimizer of a model in training.
-    if task.__dict__.get("sampler") is not sampler:
-        task.sampler, task.generate_function = sampler, None
-        task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
-        stock = task.make_generate_function()
-
-        def generate_function(*arguments, **named):
-            # Families that take images return None for them beside a text.
-            return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
-
-        task.generate_function = generate_function
+    draw_by(task, sampler)
     inputs = preprocessor.generate_preprocess(texts, sequence_length=max_length)
     if template is not None:  # its special tokens are not text that a tokenizer could read
         padding = getattr(tokenizer, "pad_token_id", 0)
@@ -496,10 +519,7 @@ def generate(
         inputs["padding_mask"] = tf.cast(is_prompt, inputs["padding_mask"].dtype)
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with (
-            keras_compat.integers_of_32_bits(),
-            keras_compat.slide_windows_while_generating(),
-        ):
+        with keras_compat.patch_generation_for(max_length):
             # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
             outputs = keras_nlp.models.CausalLM.generate(
                 task, inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt

@@ -8,9 +8,8 @@ import keras
 import keras_nlp
 
 from data import files
-from data.errors import DataError, first_line
-
-WEIGHTS = "model.weights.h5"
+from data.errors import DataError, first_line, is_out_of_memory
+from data.files import STATE, WEIGHTS
 
 
 class Source(NamedTuple):
@@ -95,6 +94,8 @@ def load_checkpoint(model: keras.Model, weights: Path) -> None:
     try:
         model.load_weights(weights)
     except Exception as error:  # whatever HDF5, missing names or wrong shapes raise
+        if is_out_of_memory(error):
+            raise
         raise DataError(f"{weights}: cannot be loaded ({first_line(error)})") from error
 
 
@@ -117,7 +118,7 @@ def _weights_in(path: Path) -> Path | None:
     """Returns the weights file of a checkpoint's folder, or the weights file itself; else None."""
     if path.is_file() and path.name.endswith(".weights.h5"):
         return path
-    is_checkpoint = (path / WEIGHTS).is_file() and (path / "state.json").is_file()
+    is_checkpoint = (path / WEIGHTS).is_file() and (path / STATE).is_file()
     return path / WEIGHTS if is_checkpoint else None
 
 

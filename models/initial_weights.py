@@ -6,11 +6,15 @@ each head starts by attending to one relative position: one before, one after, t
 on. All of it is trained.
 """
 
+import math
+from collections.abc import Iterator
+
 import keras
 import keras_nlp
 import numpy as np
 
 from data.live_line import Waiting, live_line
+from distribution import keras_compat
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
 BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
@@ -82,8 +86,7 @@ def init_unigram_bias(model, log_frequency: np.ndarray) -> None:
         model: a `keras_nlp.models.BertMaskedLM` as Keras initialises it.
         log_frequency: logarithms of the pieces' shares, float of shape (vocabulary size,).
     """
-    bias = next(w for w in model.trainable_variables if w.path.endswith("output_bias"))
-    bias.assign(log_frequency)
+    keras_compat.output_bias_of(model.masked_lm_head).assign(log_frequency)
 
 
 def init_naive_bayes(model, evidence: np.ndarray) -> None:
@@ -256,10 +259,15 @@ def init_probe(
     model.output_dense.set_weights([kernel, bias])
 
 
-def _scale_kernels(model) -> None:
+def kernels_with_inputs(model) -> Iterator[tuple[keras.Variable, int]]:
+    """Yields the trained kernels of a Transformer, each with the number of its inputs."""
     for weight in model.trainable_variables:
         if weight.path.endswith("/kernel"):
-            inputs = weight.shape[:2] if "attention_output" in weight.path else weight.shape[:1]
-            weight.assign(
-                keras.ops.convert_to_numpy(weight) / (BERT_STDDEV * np.sqrt(np.prod(inputs)))
-            )
+            # Attention's output reads heads and their columns.
+            axes = 2 if "attention_output" in weight.path else 1
+            yield weight, math.prod(weight.shape[:axes])
+
+
+def _scale_kernels(model) -> None:
+    for kernel, inputs in kernels_with_inputs(model):
+        kernel.assign(keras.ops.convert_to_numpy(kernel) / (BERT_STDDEV * np.sqrt(inputs)))

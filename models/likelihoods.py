@@ -2,8 +2,7 @@
 
 import collections
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras_nlp
 import numpy as np
@@ -13,7 +12,6 @@ from data.errors import DataError
 from data.kneser_ney import KneserNey
 from data.live_line import live_line
 from data.next_tokens import Ends
-from data.sequences import sequences_once
 from data.text import Text
 from data.word_pieces import SpecialTokens
 from models import bert
@@ -40,7 +38,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
         DataError: a text has more tokens.
     """
     special = SpecialTokens.of(tokenizer)
-    encoded = [[special.cls, *ids, special.sep] for ids in _encode(tokenizer, texts, longest)]
+    encoded = [[special.cls, *ids, special.sep] for ids in encode(tokenizer, texts, longest)]
     continues_word = np.zeros(tokenizer.vocabulary_size(), bool)
     continues_word[list(word_pieces.continuations(tokenizer))] = True
 
@@ -99,8 +97,17 @@ def next_token_log_likelihoods(
     return _by_length(encoded, score, lambda length: ROWS // length)
 
 
-def _encode(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """Returns the word pieces of each text, tokenised like training text."""
+def encode(tokenizer, texts: Sequence[str], longest: int = sys.maxsize) -> list[list[int]]:
+    """Returns the word pieces of each text, tokenised like training text.
+
+    Args:
+        tokenizer: of a family with a `MaskedLM`.
+        texts: the texts.
+        longest: largest number of tokens, including [CLS] and [SEP].
+
+    Raises:
+        DataError: a text has more tokens.
+    """
     encoded: list[list[int]] = []
     for ids, lengths in word_pieces.tokenize(texts, tokenizer):
         encoded += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
@@ -135,53 +142,33 @@ def _batches(texts: Sequence[tuple[int, ...]], batch_size) -> Iterator[list[tupl
             yield group[start : start + size]
 
 
-def n_gram_log_likelihoods(
-    text: Text,
-    tokenizer,
-    texts: Sequence[str],
-    cache_dir: Path,
-    *,
-    text_sha256: str,
-    sequence_length: int,
-    text_mode: str = "packed",
-    max_examples: int | None = None,
-    min_line_bytes: int = 0,
-) -> list[float]:
-    """Computes the log-likelihoods of texts by n-grams of a dataset's training split.
+def require_training_text(text: Text, text_sha256: str) -> None:
+    """Rejects a text that is not the one that a run was trained on.
 
     Args:
-        text: the run's dataset.
-        tokenizer: of a family with a `MaskedLM`.
-        texts: each begins a document.
-        cache_dir: the cache of downloads and sequences.
-        text_sha256: the run's checksum of the text, which must match.
-        sequence_length: tokens of a packed sequence.
-        text_mode: "packed" or "lines", as the run's.
-        max_examples: number of sequences, or lines, to count, from the first one; None for all.
-        min_line_bytes: lines of fewer bytes are not counted.
-
-    Returns:
-        Nats.
+        text: the run's dataset, as it is now.
+        text_sha256: the checksum of the text that the run was trained on.
 
     Raises:
         DataError: the text has changed.
     """
     if text.sha256 != text_sha256:
         raise DataError(f"{text.name}: not the text that the run was trained on")
-    part_of_lines = text_mode == "lines" and max_examples is not None
-    rows = sequences_once(
-        text,
-        tokenizer,
-        cache_dir,
-        text_mode="lines" if part_of_lines else "packed",
-        length=sequence_length,
-        min_line_bytes=min_line_bytes,
-    )
-    special = SpecialTokens.of(tokenizer)
-    separator, train = special.sep, rows["train"][:max_examples]
-    if part_of_lines:  # as one row: each line is a document
-        train = np.asarray(train)[~np.isin(train, (special.pad, special.cls))]
-        train = np.concatenate([[separator], train])[np.newaxis]
-    model = KneserNey(train, tokenizer.vocabulary_size(), separator=separator)
-    encoded = _encode(tokenizer, texts, sys.maxsize)
-    return model.log_likelihoods([np.array([separator, *ids]) for ids in encoded]).tolist()
+
+
+def n_gram_log_likelihoods(
+    rows: np.ndarray, vocabulary_size: int, separator: int, begun: Iterable[Sequence[int]]
+) -> list[float]:
+    """Computes the log-likelihoods of texts by n-grams of a training text.
+
+    Args:
+        rows: its token ids, of shape (rows, length).
+        vocabulary_size: number of tokens.
+        separator: the token between two documents.
+        begun: the tokens of each text, with what precedes a document.
+
+    Returns:
+        Nats.
+    """
+    n_grams = KneserNey(rows, vocabulary_size, separator=separator)
+    return n_grams.log_likelihoods([np.array(ids) for ids in begun]).tolist()

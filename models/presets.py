@@ -21,7 +21,7 @@ import numpy as np
 from huggingface_hub import constants
 
 from data import files, word_pieces
-from data.errors import DataError, first_line
+from data.errors import DataError, first_line, is_out_of_memory
 from distribution.keras_compat import convert_llama, convert_without, split_words
 from models import init_from, transformers_format
 
@@ -33,6 +33,7 @@ EXAMPLES = {
     "TextClassifier": "distil_bert_base_en_uncased",
     "MaskedLM": "bert_tiny_en_uncased",
     "CausalLM": "gpt2_base_en",
+    "Seq2SeqLM": "bart_base_en",
 }
 # Encoders that cannot be trained in half precision: RoFormer-v2 counts positions in it.
 NOT_IN_HALF = ("RoformerV2Backbone",)
@@ -41,25 +42,27 @@ HTTPS = 443  # the port
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
-def problems_of_presets(options) -> list[str]:
+def problems_of_presets(options, *more: str) -> list[str]:
     """Lists problems of `--preset`, `--init-from` and sizes beside them, one per line.
 
     Args:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
+        *more: names of further options that a preset has its own values of.
     """
     named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
-    if options.init_from is not None:
+    if getattr(options, "init_from", None) is not None:
         named.append("--init-from")
     if len(named) > 1:
         return ["--init-from and --preset: pass only one of them"]
-    flags = ["--" + name.replace("_", "-") for name in given_sizes(options)]
+    flags = ["--" + name.replace("_", "-") for name in given_sizes(options, *more)]
     return [f"{flag}: leave it out, {source} has its own" for source in named for flag in flags]
 
 
-def given_sizes(options) -> list[str]:
-    """Returns the names among `FROM_SCRATCH` that differ from the recipe's defaults."""
+def given_sizes(options, *more: str) -> list[str]:
+    """Returns the names among `FROM_SCRATCH` and more that differ from the recipe's defaults."""
     default = type(options)()
-    return [name for name in FROM_SCRATCH if getattr(options, name) != getattr(default, name)]
+    names = (*more, *FROM_SCRATCH)
+    return [name for name in names if getattr(options, name) != getattr(default, name)]
 
 
 def choose_preset(
@@ -232,14 +235,14 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
     if other is not None:
         return False, f"a new head: that of {preset} {other}"
     folder = Path(init_from.source_of(preset).preset)
-    stored = _read_json(folder / "task.json")
+    stored = files.json_object(folder / "task.json")
     kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
     if kind is None or not issubclass(kind, keras_nlp.models.TextClassifier):
         return False, None
     if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
-    metadata = _read_json(folder / files.METADATA)
+    metadata = files.json_object(folder / files.METADATA)
     return _fits(preset, classes, count, metadata.get("classes"), metadata.get("scores") is True)
 
 
@@ -310,20 +313,6 @@ def require_positions(backbone, preset: str, sequence_length: int | None) -> Non
         )
 
 
-def load_preprocessor(kind, preset: str, sequence_length: int):
-    """Loads the preprocessor of a task with its tokenizer.
-
-    Args:
-        kind: a general class, for instance `keras_nlp.models.TextClassifierPreprocessor`.
-        preset: a name, a handle, or a folder.
-        sequence_length: tokens of a packed sequence.
-
-    Raises:
-        DataError: the preset has no tokenizer, or one of another task.
-    """
-    return load(kind, preset, sequence_length=sequence_length)
-
-
 def require_task(kind, preset: str) -> None:
     """Rejects a preset of another task, or too large for memory, before anything is loaded.
 
@@ -348,9 +337,9 @@ def require_task(kind, preset: str) -> None:
         problem = transformers_format.missing_weights(preset)
         if problem is not None:
             raise DataError(f"preset {preset}: {problem}")
-        parameters = _read_json(folder / "metadata.json").get("parameter_count")
+        parameters = files.json_object(folder / "metadata.json").get("parameter_count")
         parameters = parameters or transformers_format.parameters_of(preset)
-        task = _read_json(folder / "task.json").get("class_name")
+        task = files.json_object(folder / "task.json").get("class_name")
         stored = getattr(keras_nlp.models, str(task), None)
         # A classifier can use the encoder of a masked LM; a classifier's head cannot fill masks.
         if kind is keras_nlp.models.MaskedLM and stored and not issubclass(stored, kind):
@@ -414,7 +403,7 @@ def _splits_words(folder: Path) -> bool:
     pairs has trained without, as KerasHub's tokenizer does.
     """
     own = folder / files.METADATA
-    return not own.is_file() or bool(_read_json(own).get(files.SPLITS_WORDS))
+    return not own.is_file() or bool(files.json_object(own).get(files.SPLITS_WORDS))
 
 
 def _strip_accents(tokenizer, preset: str) -> None:
@@ -427,13 +416,6 @@ def _strip_accents(tokenizer, preset: str) -> None:
     named = preset in keras_nlp.models.Backbone.presets
     if named and isinstance(tokenizer, uncased) and tokenizer.lowercase:
         tokenizer.strip_accents = True
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def load(kind, preset: str, **changes):
@@ -474,6 +456,8 @@ def load(kind, preset: str, **changes):
     except DataError:
         raise
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
+        if is_out_of_memory(error):
+            raise
         damaged = _damaged_json(Path(preset))
         if damaged is not None:
             raise DataError(
@@ -522,7 +506,7 @@ def _omits_tied_embeddings(folder: Path, line: str) -> bool:
         folder: the preset's.
         line: the error of its weights.
     """
-    stored, name = _read_json(folder / "config.json"), "tie_word_embeddings"
+    stored, name = files.json_object(folder / "config.json"), "tie_word_embeddings"
     kind = getattr(keras_nlp.models, str(stored.get("class_name")), None)
     if kind is None or "token_embedding" not in line or name in str(stored.get("config")):
         return False
@@ -539,9 +523,11 @@ def _no_task(kind, preset: str, family: str) -> str:
     family = family.removesuffix("Backbone")
     shown = ", ".join(families[:8]) + ", ..." * (len(families) > 8)
     example = EXAMPLES.get(task)
+    is_encoder_decoder = hasattr(keras_nlp.models, f"{family}Seq2SeqLM")
     return (
         f"preset {preset}: {family} has no {task} in KerasNLP; families that have one: {shown}"
         + (f"; for instance --preset {example}" if example else "")
+        + ("; recipes.seq2seq trains its Seq2SeqLM" if is_encoder_decoder else "")
     )
 
 

@@ -6,6 +6,7 @@ BERT removes, and does not read word pieces from `tokenizer.json`, the only file
 `transformers` 5 saves.
 """
 
+import functools
 import json
 import math
 import re
@@ -16,7 +17,9 @@ import keras
 import keras_nlp
 import numpy as np
 import safetensors
+from huggingface_hub import errors
 
+from data import files
 from data.errors import DataError, first_line
 
 WEIGHTS = "model.safetensors"
@@ -134,29 +137,50 @@ def _shards(preset: str) -> set[str]:
     Raises:
         DataError: the index of the files is damaged.
     """
-    files = _read_json(preset, INDEX).get("weight_map", {})
-    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+    file_of_weight = _read_json(preset, INDEX).get("weight_map", {})
+    if not isinstance(file_of_weight, dict) or not all(
+        isinstance(name, str) for name in file_of_weight.values()
+    ):
         raise DataError(f"preset {preset}: {INDEX} is damaged; download the model again")
-    return set(files.values()) or {WEIGHTS}
+    return set(file_of_weight.values()) or {WEIGHTS}
 
 
 def file_of(preset: str, name: str) -> Path | None:
-    """Returns a file of a folder or of a handle `hf://owner/model`; None if there is none."""
-    if preset.startswith("hf://"):
-        try:
-            return Path(huggingface_hub.hf_hub_download(preset.removeprefix("hf://"), name))
-        except Exception:  # absent, or whatever its HTTP client raises: KerasHub tells which
+    """Returns a file of a folder or of a handle `hf://owner/model`; None if there is none.
+
+    Raises:
+        DataError: the file of a handle cannot be downloaded, for another reason.
+    """
+    path = _download(preset, name) if preset.startswith("hf://") else Path(preset) / name
+    return path if path is not None and path.is_file() else None
+
+
+@functools.cache  # so that all questions about a handle have one answer
+def _download(handle: str, name: str) -> Path | None:
+    owner_and_model = handle.removeprefix("hf://")
+    try:
+        return Path(huggingface_hub.hf_hub_download(owner_and_model, name))
+    except errors.LocalEntryNotFoundError as failed:
+        cached = huggingface_hub.try_to_load_from_cache(owner_and_model, name)
+        # A path, None, or a mark: an earlier answer was that there is none.
+        is_absent = cached is not None and not isinstance(cached, str)
+        if is_absent or huggingface_hub.is_offline_mode():
             return None
-    path = Path(preset) / name
-    return path if path.is_file() else None
+        error: BaseException = failed.__cause__ or failed
+        remedy = "; if the cache has the whole model, set HF_HUB_OFFLINE=1"
+    except errors.EntryNotFoundError:
+        return None
+    except Exception as failed:  # whatever its HTTP client raises
+        error, remedy = failed, ""
+    raise DataError(
+        f"preset {handle}: {name} cannot be downloaded ({type(error).__name__}: "
+        f"{first_line(error)}){remedy}"
+    ) from error
 
 
 def _read_json(preset: str, name: str) -> dict:
     path = file_of(preset, name)
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path is not None else {}
-    except (OSError, ValueError, TypeError):
-        return {}
+    return {} if path is None else files.json_object(path)
 
 
 def word_piece_tokenizer(preset: str):
@@ -166,9 +190,11 @@ def word_piece_tokenizer(preset: str):
         DataError: it has no vocabulary, or its tokenizer is not like BERT's.
     """
     kind = WORD_PIECE.get(config_of(preset).get("model_type", ""))
+    if kind is None:
+        return None
     settings = _read_json(preset, "tokenizer_config.json")
     name = str(settings.get("tokenizer_class") or "BertTokenizer")
-    if kind is None or "XLMRoberta" in name:  # the latter is SentencePiece
+    if "XLMRoberta" in name:  # SentencePiece
         return None
     if not LIKE_BERT.fullmatch(name):
         raise DataError(f"preset {preset}: its tokenizer is a {name}, which KerasHub does not have")

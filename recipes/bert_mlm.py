@@ -46,6 +46,7 @@ class Options(TextOptions):
     """Options of `recipes.bert_mlm`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "the loss is [MASK] over the batch"
+    EXPORT_TAKES_TEXTS: ClassVar[bool] = True
 
     # On 2 cores compiling took 5 s more, and a step 0.1 s less (`make bench`).
     JIT_MIN_STEPS: ClassVar[int] = 300
@@ -104,6 +105,16 @@ class Options(TextOptions):
         """Returns a line for each pair of options that do not work together."""
         return super().problems() + presets.problems_of_presets(self)
 
+    def initial_probability(self, preset: str | None) -> float:
+        """Returns the share of tokens to predict in the first training step.
+
+        Args:
+            preset: the preset that is trained; None for a new model.
+        """
+        if self.initial_mlm_probability is not None:
+            return self.initial_mlm_probability
+        return self.mlm_probability if preset else max(0.4, self.mlm_probability)
+
 
 def build_model(
     options: Options,
@@ -159,22 +170,12 @@ def main(options: Options) -> dict:
         run.note(*bert.vocabulary_notes(options, preset, text, run.cache_dir))
         if preset is not None:
             presets.require_mask_token(tokenizer, preset, "masked language modelling")
-            if not run.metadata:
+            if run.trained is None:
                 run.note(presets.new_masked_lm_head(preset))
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
-        # None for a run that began when --seed drew these masks too: it keeps them.
-        evaluation_seed = masked_lm.EVALUATION_SEED
-        if run.resumes:
-            evaluation_seed = run.fact("evaluation_seed")
         sequences, masking = make_sequences(
-            options,
-            text,
-            tokenizer,
-            run.cache_dir,
-            inputs,
-            initial_share(options, preset),
-            options.seed if evaluation_seed is None else evaluation_seed,
+            options, text, tokenizer, run.cache_dir, inputs, options.initial_probability(preset)
         )
         # Of an evaluation on other data the model has not seen the training split.
         run.note(text.repeated_note() if run.has_own_dataset else None)
@@ -196,7 +197,6 @@ def main(options: Options) -> dict:
             dataset=text.name,
             text_sha256=text.sha256,
             preset=preset or "scratch",
-            evaluation_seed=evaluation_seed,
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         batch_size = plan.global_batch_size
@@ -245,14 +245,8 @@ def main(options: Options) -> dict:
             test=test_data,
             extra=[samples],
             perplexity_of="cross_entropy",
-            operations_per_example=(
-                bert.training_operations(
-                    network.backbone,
-                    tokens,
-                    masking.mean_predictions * tokens / options.sequence_length,
-                )
-                if hasattr(network.backbone, "num_heads")  # else it has no attention
-                else None
+            operations_per_example=operations_per_example(
+                network, tokens, masking, options.sequence_length
             ),
             saves=network,
         )
@@ -266,11 +260,24 @@ def main(options: Options) -> dict:
         )
 
 
-def initial_share(options: Options, preset: str | None) -> float:
-    """Returns the share of tokens to predict in the first training step."""
-    if options.initial_mlm_probability is not None:
-        return options.initial_mlm_probability
-    return options.mlm_probability if preset else max(0.4, options.mlm_probability)
+def operations_per_example(
+    network: keras_nlp.models.MaskedLM, tokens: float, masking: masked_lm.Masking, length: int
+) -> int | None:
+    """Counts the floating-point operations of training on one example.
+
+    Args:
+        network: the stock model.
+        tokens: of an example without padding, on average.
+        masking: how it is masked.
+        length: tokens of a full sequence.
+
+    Returns:
+        See `bert.training_operations()`; None for a family without attention.
+    """
+    if not hasattr(network.backbone, "num_heads"):
+        return None
+    predictions = masking.mean_predictions * tokens / length
+    return bert.training_operations(network.backbone, tokens, predictions)
 
 
 def make_preprocessor(options: Options, preset: str | None, tokenizer):
@@ -334,17 +341,27 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
     Raises:
         DataError: the run's dataset cannot be loaded, or has changed.
     """
-    dataset = run.resolved["dataset"]
-    return likelihoods.n_gram_log_likelihoods(
-        load_text(dataset, cache_dir, text_column=run.options.text_column),
-        run.load_model().preprocessor.tokenizer,
-        texts,
+    options = run.options
+    text = load_text(run.resolved["dataset"], cache_dir, text_column=options.text_column)
+    likelihoods.require_training_text(text, run.resolved["text_sha256"])
+    tokenizer = run.load_model().preprocessor.tokenizer
+    part_of_lines = options.text_mode == "lines" and options.max_examples is not None
+    sequences = sequences_once(
+        text,
+        tokenizer,
         cache_dir,
-        text_sha256=run.resolved["text_sha256"],
-        sequence_length=run.options.sequence_length,
-        text_mode=run.options.text_mode,
-        max_examples=run.options.max_examples,
-        min_line_bytes=run.options.min_line_bytes,
+        text_mode="lines" if part_of_lines else "packed",
+        length=options.sequence_length,
+        min_line_bytes=options.min_line_bytes,
+    )
+    special = word_pieces.SpecialTokens.of(tokenizer)
+    train = sequences["train"][: options.max_examples]
+    if part_of_lines:  # as one row: each line is a document
+        train = np.asarray(train)[~np.isin(train, (special.pad, special.cls))]
+        train = np.concatenate([[special.sep], train])[np.newaxis]
+    begun = [[special.sep, *ids] for ids in likelihoods.encode(tokenizer, texts)]
+    return likelihoods.n_gram_log_likelihoods(
+        train, tokenizer.vocabulary_size(), special.sep, begun
     )
 
 
@@ -377,8 +394,7 @@ def make_sequences(
     tokenizer,
     cache_dir: Path,
     inputs: tuple[str, ...] | None = None,
-    initial_share: float | None = None,
-    evaluation_seed: int = masked_lm.EVALUATION_SEED,
+    initial_probability: float | None = None,
 ):
     """Returns the token ids of all splits, and how they are masked.
 
@@ -388,8 +404,8 @@ def make_sequences(
         tokenizer: of KerasNLP.
         cache_dir: folder in which sequences are cached.
         inputs: names of the model's inputs; None for BERT's.
-        initial_share: share of tokens to predict in the first step; None for the same in all.
-        evaluation_seed: seed of the masks of validation and test.
+        initial_probability: share of tokens to predict in the first step; None for the same in
+            all.
 
     Returns:
         Sequences by split, int of shape (sequences, length), and a `masked_lm.Masking`.
@@ -408,13 +424,12 @@ def make_sequences(
         sequences["valid"] = sequences["valid"][kept]
     masking = masked_lm.Masking.of(
         tokenizer,
-        options.mlm_probability,
-        options.sequence_length,
-        options.seed,
-        options.whole_word_masking,
-        inputs,
-        initial_share,
-        evaluation_seed,
+        probability=options.mlm_probability,
+        sequence_length=options.sequence_length,
+        seed=options.seed,
+        whole_words=options.whole_word_masking,
+        inputs=inputs,
+        initial_probability=initial_probability,
     )
     masked_lm.require_predictions(sequences, masking)
     return sequences, masking

@@ -150,15 +150,8 @@ class Options(FineTuningOptions):
         if self.text_column is not None:
             named = [name for name in ("prompt_column", "response_column") if getattr(self, name)]
             problems += [f"--text-column and {flag(name)}: pass only one of them" for name in named]
-        if self.preset != "scratch":
-            names = ("num_layers", "num_heads", "hidden_dim", "vocabulary_size", "vocabulary")
-            default = type(self)()
-            for name in ("architecture", *names):
-                if getattr(self, name) != getattr(default, name):
-                    problems.append(
-                        f"{flag(name)}: leave it out, the preset {self.preset} has its own"
-                    )
-        elif self.optimizer == "auto" and self.layer_decay != 1.0:
+        problems += presets.problems_of_presets(self, "architecture")
+        if self.preset == "scratch" and self.optimizer == "auto" and self.layer_decay != 1.0:
             problems.append(
                 "--layer-decay: a new model trains with Muon, which has one learning rate; pass "
                 "--optimizer adamw"
@@ -219,7 +212,7 @@ def main(options: Options) -> dict:
             )
         if isinstance(data, prompts.Prompts) and options.context == "row":
             raise OptionsError("--context row: prompts do not follow one another; leave it out")
-        if isinstance(data, Text) and options.template != "auto" and not run.metadata:
+        if isinstance(data, Text) and options.template != "auto" and run.trained is None:
             raise OptionsError(
                 f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV "
                 "or Parquet file with prompt and response, or a folder of them"
@@ -230,14 +223,14 @@ def main(options: Options) -> dict:
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         template = None  # of text
-        if run.metadata:
+        if run.trained is not None:
             template = run.metadata["template"]
         elif isinstance(data, prompts.Prompts):
             template, chosen = templates.choose(options.template, preset, tokenizer)
             run.note(chosen)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            if not run.metadata:
+            if run.trained is None:
                 presets.require_vocabulary(task, tokenizer, asked)
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
@@ -301,7 +294,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            if not run.metadata:
+            if run.trained is None:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
         shown = beginnings(options, data, tokenizer, template)
@@ -347,8 +340,7 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
         merges = byte_pairs.read_merges(options.vocabulary)
     else:
         size = options.vocabulary_size - decoders.special_tokens(options.architecture)
-        text = data.as_text() if isinstance(data, prompts.Prompts) else data
-        merges = byte_pairs.merges_once(text, size, cache_dir)
+        merges = byte_pairs.merges_once(data.as_text(), size, cache_dir)
     return decoders.make_preprocessor(options.architecture, merges, options.sequence_length)
 
 
@@ -356,8 +348,7 @@ def vocabulary_note(options: Options, preset: str | None, data) -> str | None:
     """Returns a note if the vocabulary of a new model is learned from a part of the text."""
     if preset is not None or options.vocabulary is not None:
         return None
-    text = data.as_text() if isinstance(data, prompts.Prompts) else data
-    return text.to_learn_from()[1]
+    return data.as_text().to_learn_from()[1]
 
 
 def make_rows(
@@ -548,8 +539,7 @@ class Continuations(StepCallback):
             return
         with self.tensorboard.writing(self.step):
             for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
-                said = begun if isinstance(begun, str) else begun[-1][1]
-                line = f"**{escape(said)}** {escape(text)}"
+                line = f"**{escape(templates.last_text(begun))}** {escape(text)}"
                 tf.summary.text(f"continuations/text_{number}", line)
 
 
@@ -580,14 +570,11 @@ def predict(
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = [
-        f"--max-length {max_length}: must be 0 or at least 2" * (max_length < 0 or max_length == 1),
-        f"--temperature {temperature}: must be in [0, inf)" * (not 0 <= temperature < np.inf),
-        f"--top-k {top_k}: must be at least 0" * (top_k < 0),
-        f"--top-p {top_p}: must be in (0, 1]" * (not 0 < top_p <= 1),
-    ]
-    if any(problems):
-        raise OptionsError("\n".join(filter(None, problems)))
+    problems = decoders.sampling_problems(temperature, top_k, top_p)
+    if max_length < 0 or max_length == 1:
+        problems.insert(0, f"--max-length {max_length}: must be 0 or at least 2")
+    if problems:
+        raise OptionsError("\n".join(problems))
     task = run.load_model("float32")
     template = run.metadata["template"]
     asked = inputs if template is None else read_each(prompts.of_input, inputs)
@@ -630,16 +617,14 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         contiguous=run.options.context == "row",
         text_column=run.options.text_column,
     )
-    if text.sha256 != run.resolved["text_sha256"]:
-        raise DataError(f"{dataset}: not the text that the run was trained on")
+    likelihoods.require_training_text(text, run.resolved["text_sha256"])
     tokenizer = run.load_model().preprocessor.tokenizer
     rows = make_rows(run.options, text, tokenizer, True, cache_dir)["train"]
     size = word_pieces.number_of_ids(tokenizer)
-    n_grams = KneserNey(rows.tokens, size, separator=rows.ends.end)
     # A family's own token that starts a document follows the one that ends the document before.
     end = [] if rows.ends.start == rows.ends.end else [rows.ends.end]
     begun = [end + rows.ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]
-    return n_grams.log_likelihoods(list(map(np.array, begun))).tolist()
+    return likelihoods.n_gram_log_likelihoods(rows.tokens, size, rows.ends.end, begun)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Options(RunOptions):
     examples: Path | None = option(
         None,
         "Write the test examples and the model's answers into this new file (.csv), the worst "
-        "ones first: of text_classification and dna_melting.",
+        "ones first: of text_classification, dna_melting and seq2seq.",
     )
     batch_size: int = option(32, "Examples per batch.", within="[1, 1024]")
     cache_dir: Path | None = option(

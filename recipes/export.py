@@ -28,7 +28,6 @@ from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, load_run
 from training.options import RunOptions, check, option
 
-TAKE_TEXTS = ("recipes.bert_mlm", "recipes.text_classification")
 # Packages that a format needs beyond this package's own; all of them are in the extra.
 NEEDS = {"onnx": ("onnx", "tf2onnx", "onnxruntime")}
 # Formats that lack operations which some models need.
@@ -67,8 +66,9 @@ def main(options: Options) -> Path:
     tasks = keras_nlp.models.BertMaskedLM, keras_nlp.models.BertTextClassifier
     is_bert = run.preset is not None and isinstance(model, tasks)
     is_causal = run.preset is not None and isinstance(model, keras_nlp.models.CausalLM)
-    # These recipes say what their outputs mean; the model of another is exported as it is.
-    takes_texts = is_bert and run.module.__name__ in TAKE_TEXTS
+    if options.to == "huggingface" and isinstance(model, keras_nlp.models.Seq2SeqLM):
+        raise OptionsError(f"--to huggingface: KerasHub does not write {type(model).__name__}")
+    takes_texts = is_bert and run.options.EXPORT_TAKES_TEXTS
     if options.to == "huggingface" and not is_bert and not is_causal:
         raise OptionsError(
             f"--to huggingface: the model of {options.run_dir} is neither a BERT nor a CausalLM of "

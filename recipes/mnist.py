@@ -85,7 +85,6 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(
             images.splits, options.max_examples, options.seed, options.max_validation_examples
         )
-        test_images, test_labels = splits["test"]
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         plan = run.plan(
             examples=len(splits["train"][1]),
@@ -116,7 +115,7 @@ def main(options: Options) -> dict:
                 ],
             )
         # Training and test; TensorBoard shows the confusion matrix.
-        shown = ImageSummaries(run.tensorboard, test_images, test_labels, images.classes)
+        shown = ImageSummaries(run.tensorboard, *splits["valid"], images.classes)
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[shown]
         )
@@ -127,7 +126,7 @@ def main(options: Options) -> dict:
             test={name: test[name] for name in ("cross_entropy", "accuracy")},
             baseline={"most_frequent_accuracy": most_frequent_accuracy(*class_counts)},
             metadata={"classes": images.classes},
-            test_examples=len(test_labels),
+            test_examples=len(splits["test"][1]),
         )
 
 

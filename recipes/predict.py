@@ -13,7 +13,6 @@ arguments are options of this program: `python -m recipes.predict RUN_DIR --help
 """
 
 import argparse
-import codecs
 import contextlib
 import dataclasses
 import inspect
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from data import files, glue, live_line, tables
-from data.errors import DataError, InputError, listed, require_some
+from data.errors import DataError, InputError, is_out_of_memory
+from data.inputs import read_columns, read_inputs
 from distribution.errors import DistributionError
 from training.answer_table import AnswerTable, problems_of_csv
 from training.command_line import TakesMore, command_line, value_arguments
@@ -233,106 +233,8 @@ def _print(text: str, answers: list[dict]) -> None:
         print("\n".join(lines), flush=True)  # a process that is killed loses no more
 
 
-def read_inputs(path: Path) -> tuple[str, ...]:
-    """Returns the lines of a file, or of standard input for "-", without empty ones at its end.
-
-    Raises:
-        DataError: it cannot be read, is not UTF-8, has no line with an input, or is a table.
-    """
-    _require_lines(path)
-    if str(path) == "-":
-        content = sys.stdin.buffer.read()
-    else:
-        with files.open_bytes(files.expand(path)) as stream:
-            content = stream.read()
-    try:
-        lines = content.decode("utf-8-sig").rstrip().split("\n")
-    except UnicodeDecodeError as error:
-        hint = files.how_to_convert(content)
-        raise DataError(f"--file {path}: not UTF-8 at byte {error.start}; {hint}") from error
-    inputs = tuple(line.strip() for line in lines)
-    if not any(inputs):
-        raise DataError(f"--file {path}: no line with an input")
-    return inputs
-
-
-def read_columns(
-    path: Path, column: str, second: str | None = None
-) -> tuple[str | tuple[str, ...] | InputError, ...]:
-    """Returns the fields of a table's column, or pairs of those of two columns.
-
-    One empty sentence of a pair is an error of its row, in its place.
-
-    Args:
-        path: as in `tables.read_table`.
-        column: the column of the inputs.
-        second: the column of the second sentences, or None.
-
-    Raises:
-        DataError: it cannot be read, lacks the column, or has no row with an input.
-    """
-    wanted = [(column,)] if second is None else [(column,), (second,)]
-    inputs: list[str | tuple[str, ...] | InputError] = []
-    # An empty field keeps its place.
-    for where, fields in tables.read_table(files.expand(path), *wanted, keeps_empty_rows=True):
-        if all(fields):
-            inputs.append(fields[0] if second is None else tuple(fields))
-        elif any(fields):
-            about = f"{where}: one sentence of the pair is empty"
-            inputs.append(InputError(about, len(inputs)))
-        else:
-            inputs.append("")
-    require_some(inputs, f"--file {path}: no row with an input")
-    return tuple(inputs)
-
-
 def _is_table(path: Path) -> bool:
     return tables.is_table(path.name) or tables.has_objects(path.name)
-
-
-def _is_a_list_a_line(path: Path) -> bool:
-    """Tells whether the first of a file of JSON lines is a list, and may be the only line."""
-    if not path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
-        return False
-    with files.open_bytes(files.expand(path)) as stream:
-        beginning = next((line for line in stream if line.strip()), b"")
-    try:
-        value = json.loads(beginning.removeprefix(codecs.BOM_UTF8))
-    except ValueError:  # the list continues in the next line
-        return False
-    # Of turns; a list of rows is a table.
-    return isinstance(value, list) and all(
-        isinstance(each, dict) and "role" in each for each in value
-    )
-
-
-def _require_lines(path: Path) -> None:
-    """Refuses a table, or JSON of objects, whose lines are not inputs.
-
-    JSON that is a list a line, for instance a chat's messages, has such lines.
-
-    Raises:
-        DataError: it is one, or a JSON list of texts.
-    """
-    fields: list[str] = []
-    first: object = None
-    if tables.is_table(path.name) or tables.is_parquet(path.name):
-        fields = tables.header_of(files.expand(path))
-    elif tables.has_objects(path.name):
-        with contextlib.suppress(DataError):
-            _, first = next(tables.read_objects(files.expand(path), ()), ("", None))
-        if isinstance(first, dict) and not _is_a_list_a_line(path):
-            fields = list(first)
-    if isinstance(first, str) and not _is_a_list_a_line(path):
-        raise DataError(
-            f"--file {path}: JSON of texts; write one text per line, without quotes, into a file "
-            "with another ending"
-        )
-    if fields:
-        raise DataError(
-            f"--file {path}: a table; name the column of the inputs with --text-column (it has "
-            f"{listed(fields)}); where each line is an input, give the file another ending"
-        )
 
 
 def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict] | InputError]:
@@ -372,7 +274,7 @@ def _answers(run, inputs: Sequence[Any], more: dict) -> list[list[dict]]:
     except (DataError, DistributionError, OptionsError, RunError, OSError):
         raise  # they are explained in a line
     except Exception as error:
-        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's: out of memory
+        if is_out_of_memory(error):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise RunError(
@@ -405,11 +307,14 @@ def format_value(name: str, value) -> str:
         return f"{value:6.1%}"
     if name == "plus_minus":
         return f"± {value:.1f}"
-    if name == "score":
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
     if name == "piece":
         return f'"{value}"'
-    return f"{value:.1f} {name}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if name == "°C":
+        return f"{value:.1f} °C"
+    digits = f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+    return digits if name == "score" else f"{digits} {name}"
 
 
 if __name__ == "__main__":

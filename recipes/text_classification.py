@@ -28,8 +28,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-from callbacks.predictions import ClassifiedSentences, Predictions, outputs_in_parts
-from callbacks.tensorboard import TensorBoard
+from callbacks.predictions import ClassifiedSentences, outputs_of
 from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError, read_each
 from data.glue import PAIR
@@ -52,6 +51,7 @@ class Options(FineTuningOptions):
     """Options of `recipes.text_classification`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "a small miracle of a film"
+    EXPORT_TAKES_TEXTS: ClassVar[bool] = True
 
     dataset: str = option(
         "auto",
@@ -209,7 +209,7 @@ def build_model(
     if keep_head and transformers_format.has_head(preset, "TextClassifier"):
         head = {"activation": scale}  # its scores are in the labels' unit, without a scale
     elif keep_head:  # scores keep their unit, and a trained run that is evaluated is left as it is
-        head = {} if scale is not None or options.trained is not None else {"activation": None}
+        head = {} if scale is not None or options.evaluation is not None else {"activation": None}
     return presets.load_task(
         keras_nlp.models.TextClassifier,
         preset,
@@ -237,7 +237,7 @@ def main(options: Options) -> dict:
         )
         if data.scores:
             require_classes(options, data.name)
-        if run.metadata:  # evaluates a trained run: in the order of its classes
+        if run.trained is not None:  # in the order of its classes
             data = data.with_classes(run.metadata.get("classes", ()))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
         preset, _ = presets.choose_preset(options, run.fact("preset"))
@@ -280,13 +280,13 @@ def main(options: Options) -> dict:
             evidence = None
             every = 1 + len(labels["train"]) // 500
             sample = {name: rows[::every] for name, rows in inputs["train"].items()}
-            keep_head = bool(run.metadata)  # that of the run, with the scale of its scores
+            keep_head = run.trained is not None  # that of the run, with the scale of its scores
             scale = scale_of(data) if data.scores else None
             if preset is None:
                 evidence = evidence_of(data, inputs["train"], tokenizer)
-            elif options.init_from is not None and not run.metadata:
+            elif options.init_from is not None and run.trained is None:
                 run.note(unused_head_note(options.init_from, preset, data.classes))
-            elif not run.metadata:
+            elif run.trained is None:
                 keep_head, about_head = presets.kept_head(preset, data.classes)
                 is_frozen = options.freeze_backbone or options.lora_rank is not None
                 run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
@@ -295,7 +295,7 @@ def main(options: Options) -> dict:
                 len(data.classes) or 1,
                 preset,
                 evidence=evidence,
-                sample=None if run.metadata else sample,
+                sample=sample if run.trained is None else None,
                 keep_head=keep_head,
                 scale=scale,
             )
@@ -305,7 +305,7 @@ def main(options: Options) -> dict:
                 class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
             if options.freeze_backbone and not (keep_head or run.resumes):
                 init_probe(model, inputs["train"], labels["train"], class_weight)
-            if not run.metadata:
+            if run.trained is None:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps(options.warmup_steps)
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
@@ -331,7 +331,7 @@ def main(options: Options) -> dict:
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
             )
-            if not run.metadata:
+            if run.trained is None:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
         view = ClassifiedSentences(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
@@ -480,9 +480,7 @@ def score_results(
         labels: scores by split.
     """
     spearman = {
-        split: scores.measure(
-            labels[split], Predictions(TensorBoard(None), inputs[split], model).outputs()
-        )["spearman"]
+        split: scores.measure(labels[split], outputs_of(model, inputs[split]))["spearman"]
         for split in ("valid", "test")
     }
     return {
@@ -509,7 +507,7 @@ def worst_first(
         rising. Scores by falling error.
     """
     texts, labels = data.splits["test"]
-    outputs = Predictions(TensorBoard(None), inputs, model).outputs().astype(np.float64)
+    outputs = outputs_of(model, inputs).astype(np.float64)
     header = ["input", "second_input"] if data.pairs else ["input"]
     if data.scores:
         columns = {"label": labels[:, 0], "predicted": outputs[:, 0]}
@@ -570,7 +568,7 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
     kind = keras_nlp.models.TextClassifierPreprocessor
     if preset is not None:
         presets.require_task(keras_nlp.models.TextClassifier, preset)
-        return presets.load_preprocessor(kind, preset, options.sequence_length)
+        return presets.load(kind, preset, sequence_length=options.sequence_length)
     tokenizer = bert.make_tokenizer(options, None, data.as_text(), cache_dir)
     return BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
 
@@ -634,7 +632,7 @@ def predict(
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
     model = run.load_model("float32")
-    logits = outputs_in_parts(model, sentences.encode(texts, model.preprocessor))
+    logits = outputs_of(model, sentences.encode(texts, model.preprocessor))
     if run.metadata.get("scores"):
         return [[{"score": float(score)}] for score in logits[:, 0]]
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))

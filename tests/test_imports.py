@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,14 @@ MAY_IMPORT = {
     "machine": set(),
 }
 OTHERS = ("tests", "benchmarks")
-PRIVATE = ("keras.src", "keras_hub.src", "keras_nlp.src")
+PUBLIC = ("keras", "keras_hub", "keras_nlp", "tensorflow")  # whose private names are looked for
+PRIVATE = re.compile(r"(keras|keras_hub|keras_nlp)\.src\b|tensorflow\.(python|compiler|core)\b")
+# The files that may use such names, and which.
+KEEPERS = {
+    Path("distribution/keras_compat.py"): "",
+    Path("distribution/attention.py"): "tensorflow.compiler.tf2xla.ops",
+    Path("machine/late_modules.py"): "keras.src.visualization",
+}
 
 
 def files_in(*folders):
@@ -33,17 +41,64 @@ def files_in(*folders):
 FILES = files_in(*MAY_IMPORT)
 
 
+def parsed(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def imports(path):
     """Dotted names of all imports of a file, also of those within functions."""
+    return imports_in(parsed(path))
+
+
+def imports_in(tree):
     names = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, "relative import"
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
+
+
+def names_used_in(tree):
+    """Dotted names of what is imported, and of attributes of that, under their full names."""
+    meaning = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                meaning[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom):
+            meaning |= {
+                each.asname or each.name: f"{node.module}.{each.name}" for each in node.names
+            }
+    names = imports_in(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, *more = ast.unparse(node).split(".")
+            if first in meaning and all(map(str.isidentifier, more)):
+                names.add(".".join([meaning[first], *more]))
+    return names
+
+
+def private_names_in(tree):
+    """Names of Keras, KerasHub and TensorFlow that they may change at any time."""
+    found = set()
+    for name in names_used_in(tree):
+        first, *more = name.split(".")
+        is_hidden = any(part.startswith("_") and not part.endswith("__") for part in more)
+        if PRIVATE.match(name) or (first in PUBLIC and is_hidden):
+            found.add(name)
+    return found
+
+
+def private_modules_in_texts(tree):
+    """Private modules that are imported by their names, as a text."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    texts = {text for text in texts if isinstance(text, str) and re.fullmatch(r"[\w.]+", text)}
+    return set(filter(PRIVATE.match, texts))
 
 
 def module_of(path):
@@ -96,13 +151,44 @@ def test_no_two_files_have_the_same_name():
 
 def test_data_never_sees_a_strategy():
     for path in files_in("data"):
-        assert "tf.distribute" not in (ROOT / path).read_text(encoding="utf-8"), path
+        used = {name for name in names_used_in(parsed(path)) if "tensorflow.distribute" in name}
+        assert not used, path
 
 
-def test_private_names_of_keras_are_in_one_file():
+def test_private_names_are_in_one_file():
     for path in files_in(*MAY_IMPORT, *OTHERS):
-        private = {name for name in imports(path) if name.startswith(PRIVATE)}
-        assert not private or path == Path("distribution/keras_compat.py"), path
+        tree = parsed(path)
+        private = private_names_in(tree)
+        if path in FILES:
+            private |= private_modules_in_texts(tree)
+        allowed = KEEPERS.get(path)
+        private = {name for name in private if allowed is None or not name.startswith(allowed)}
+        assert not private, f"{path}: {sorted(private)}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tensorflow.python.framework import config",
+        "from tensorflow.compiler.tf2xla.ops import gen_xla_ops",
+        "def f():\n    import keras_hub.src.models as models",
+        "import keras\nkeras.src.backend.Variable",
+        "import tensorflow as tf\ntf.python.ops.math_ops",
+        "import tensorflow as tf\ntf.data.Dataset._inputs",
+        "from keras import layers as parts\nparts.Layer._losses = 1",
+        "from keras.layers import _Merge",
+    ],
+)
+def test_private_names_are_seen(code):
+    assert private_names_in(ast.parse(code))
+    (found,) = private_modules_in_texts(ast.parse("f('keras.src.saving', 'keras.saving', 3)"))
+    assert found == "keras.src.saving"
+
+
+def test_public_names_are_no_private_ones():
+    code = "import tensorflow as tf\ntf.__version__\ntf.distribute.Strategy\nself._x\nmodel._y"
+    assert private_names_in(ast.parse(code)) == set()
+    assert "tensorflow.distribute.Strategy" in names_used_in(ast.parse(code))
 
 
 def test_keras_is_not_taken_from_tensorflow():

@@ -16,8 +16,9 @@ import numpy as np
 
 from callbacks.errors import saving
 from data import files
-from data.errors import DataError, first_line
+from data.errors import DataError, first_line, is_out_of_memory
 from distribution import keras_compat
+from machine import requirements
 from training import checks
 from training.errors import RunError
 
@@ -158,6 +159,8 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
         except OSError:
             raise
         except Exception as error:  # any that get_config() or from_config() of the model raise
+            if is_out_of_memory(error):
+                raise
             reason = _first_sentence(error.__cause__ if isinstance(error, RunError) else error)
             raise RunError(
                 f"{type(model).__name__}, the model, cannot be saved and loaded again: {reason}; a "
@@ -211,6 +214,8 @@ def load_model(
                     return keras.saving.load_model(folder / KERAS_FILE, compile=False)
                 return _load_with_dtype(folder / KERAS_FILE, dtype)
     except Exception as error:  # any that a damaged archive, JSON or weights raise
+        if is_out_of_memory(error):
+            raise
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
 
 
@@ -227,6 +232,8 @@ def load_weights(model: keras.Model, path: Path) -> None:
     try:
         model.load_weights(path)
     except Exception as error:  # any that HDF5, names or shapes raise
+        if is_out_of_memory(error):
+            raise
         raise RunError(
             f"{path}: cannot be loaded into {type(model).__name__} ({first_line(error)})"
         ) from error
@@ -259,6 +266,13 @@ def _renamed(config, dtype: str):
         else _renamed(value, dtype)
         for name, value in config.items()
     }
+
+
+def main_versions() -> dict[str, str]:
+    """Returns the versions of this package, of Keras, KerasNLP and TensorFlow."""
+    ours, packages = requirements.project(), versions()
+    names = ("keras", "keras-nlp", "tensorflow")
+    return {ours["name"]: ours["version"]} | {name: packages[name] for name in names}
 
 
 def versions() -> dict[str, str]:

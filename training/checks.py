@@ -1,12 +1,17 @@
 """Rejects, before training, whatever would fail later or make the numbers silently wrong."""
 
 import contextlib
+import difflib
 import hashlib
+import inspect
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from callbacks.checkpoint import CheckpointInfo
@@ -16,7 +21,8 @@ from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import batches, files
 from data.errors import first_line, listed
-from distribution import keras_compat, step, strategies
+from distribution import keras_compat, kinds, step, strategies
+from distribution.errors import DistributionError
 from distribution.metric_states import MetricStates
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
@@ -27,6 +33,11 @@ from training.signals import signals
 MIN_FINGERPRINT_BATCH = 4
 # Batches that identify where the training data begin.
 FINGERPRINT_BATCHES = 3
+# Examples by which metrics are tried, and the packages whose metrics are trusted: Keras's and ours.
+MOST_TRIED = 32
+PACKAGES_WHOSE_METRICS_ADD_UP = ("keras", "keras_hub", "keras_nlp", "models")
+# Of a tensor's values those that identify it; millionths by which two processors may round it.
+TRAIT_VALUES, ROUNDING = 2**16, 100
 
 # No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
 # function of the last one), so a resumed run would train differently.
@@ -50,7 +61,8 @@ CLASS_WEIGHT_ERRORS = {
         "leave out class_weight"
     ),
 }
-SHARED_WEIGHTS = ("central_storage", "parameter_server")  # one copy for all replicas
+# Results that only some runs have, or that evaluations add.
+OPTIONAL_RESULTS = {"run_dir", "examples", "test_standard_error"}
 # Steps from which compiling pays on a GPU: on an H200 it took 9 s (BERT-tiny) and 29 s (BERT-base),
 # and saved 0.012 s and 0.089 s of a step (docs/performance.md).
 GPU_JIT_MIN_STEPS = 750
@@ -127,25 +139,108 @@ def refuse_pairs(options: SharedOptions) -> None:
     """
     name = strategies.resolve(options.strategy, options.replicas)
     problems = strategies.problems(name, options.replicas)
-    if options.jit == "on" and name in SHARED_WEIGHTS:
+    if options.jit == "on" and name in kinds.SHARED_WEIGHTS:
         problems.append(f"--jit on: XLA cannot compile the shared weights of {name}; use auto")
     if name == "parameter_server" and options.accumulate_steps > 1:
         problems.append(
             "--accumulate-steps does not work with parameter servers, whose workers do not wait "
             "for each other"
         )
-    if name in SHARED_WEIGHTS and options.precision == "mixed_float16":
+    if name in kinds.SHARED_WEIGHTS and options.precision == "mixed_float16":
         problems.append(
             f"--precision mixed_float16 is incompatible with {name}, where replicas would share "
             "one loss scale; mixed_bfloat16 needs none"
         )
-    if name in SHARED_WEIGHTS and getattr(options, "ema", None) is not None:  # not in each recipe
+    averages = getattr(options, "ema", None) is not None  # not in each recipe
+    if name in kinds.SHARED_WEIGHTS and averages:
         problems.append(
             f"--ema: with {name} replicas share one copy of the weights and would average it "
             "several times; use mirrored or multi_worker"
         )
     if problems:
         raise OptionsError("\n".join(problems))
+
+
+def refuse_ignored_limit(options: SharedOptions, examples: int) -> None:
+    """Rejects `--max-examples` if the training split holds more examples: the recipe ignores it."""
+    if options.max_examples is not None and examples > options.max_examples:
+        raise OptionsError(
+            f"--max-examples {options.max_examples}: this recipe ignores it (its training split "
+            f"has {examples:,} examples); a recipe applies it with "
+            "data.arrays.draw_examples(splits, options.max_examples, options.seed)"
+        )
+
+
+def refuse_ignored_dataset(options: SharedOptions, facts: dict, was_read: bool) -> None:
+    """Rejects a `--dataset` of the user that the recipe did not read to load its data.
+
+    Args:
+        options: the options of the run.
+        facts: those of `run.plan()`.
+        was_read: whether the recipe has read `run.dataset`.
+    """
+    dataset, default = options.dataset, type(options).dataset
+    named = facts.get("dataset")  # a recipe may read its options instead of the run
+    if was_read or dataset in ("auto", default, named):
+        return
+    raise OptionsError(
+        f"--dataset {dataset}: this recipe ignores it; a recipe loads run.dataset, or passes "
+        "dataset=options.dataset to run.plan()"
+    )
+
+
+def require_own_values(
+    method: Callable, values: dict, taken: Collection[str] = (), remedy: str = ""
+) -> None:
+    """Rejects further values of `run.plan()` or `run.finish()` that cannot be stored.
+
+    Args:
+        method: `run.plan` or `run.finish`.
+        values: the values by name.
+        taken: names of values that the run stores itself.
+        remedy: ends the message.
+
+    Raises:
+        RunError: a name is taken, or a value is not JSON.
+    """
+    names = [name for name in values if name in taken]
+    if names:
+        them = "this value" if len(names) == 1 else "these values"
+        raise RunError(
+            f"run.{method.__name__}({', '.join(f'{name}=...' for name in names)}): the run stores "
+            f"{them} itself; use another name{remedy}"
+        )
+    for name, value in values.items():
+        try:
+            json.dumps(value, default=files.json_value)
+        except (TypeError, ValueError, RecursionError) as error:
+            argument = _similar_argument(method, name)
+            hint = f"; the argument is {argument}=..." if argument else ""
+            raise RunError(
+                f"run.{method.__name__}({name}=...): not JSON ({first_line(error)}){hint}{remedy}"
+            ) from error
+
+
+def similar_names(method: Callable, values: dict) -> list[str]:
+    """Returns a note for each further value whose name is nearly that of an argument.
+
+    Args:
+        method: `run.plan` or `run.finish`.
+        values: the further values by name.
+    """
+    similar = {name: _similar_argument(method, name) for name in values}
+    return [
+        f"run.{method.__name__}({name}=...): stored as a value of the recipe; did you mean "
+        f"{argument}=...?"
+        for name, argument in similar.items()
+        if argument
+    ]
+
+
+def _similar_argument(method: Callable, name: str) -> str | None:
+    arguments = inspect.signature(method).parameters.keys() - {name}
+    similar = difflib.get_close_matches(name, arguments, n=1, cutoff=0.85)
+    return similar[0] if similar else None
 
 
 def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps: int) -> bool | str:
@@ -170,8 +265,8 @@ def jit_compile(options: SharedOptions, strategy: tf.distribute.Strategy, steps:
     """
     if options.jit != "auto":
         return options.jit == "on"
-    name, replicas = strategies.name_of(strategy), strategies.replicas(strategy)
-    if options.precision == "float64" or name in SHARED_WEIGHTS:
+    name, replicas = kinds.name_of(strategy), strategies.replicas(strategy)
+    if options.precision == "float64" or name in kinds.SHARED_WEIGHTS:
         return "auto"
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     min_steps = GPU_JIT_MIN_STEPS * options.batch_shapes if on_gpu else options.JIT_MIN_STEPS
@@ -344,6 +439,72 @@ def random_layers_note(model: keras.Model) -> str | None:
     )
 
 
+def require_sums(model: keras.Model, train_data: tf.data.Dataset) -> list[str]:
+    """Rejects metrics of the user's classes that do not add up over replicas.
+
+    Args:
+        model: built, on several replicas.
+        train_data: its first examples are evaluated.
+
+    Returns:
+        A note for each metric that cannot be tried.
+
+    Raises:
+        DistributionError: names the metric, and the way out.
+    """
+    strategy = model.distribute_strategy
+    metrics = [
+        (place, metric)
+        for place, metric in keras_compat.own_metrics(model)
+        if type(metric).__module__.partition(".")[0] not in PACKAGES_WHOSE_METRICS_ADD_UP
+    ]
+    if not metrics or kinds.name_of(strategy) in kinds.SHARED_WEIGHTS:
+        return []
+    notes = []
+    try:
+        labels, outputs = _some_outputs(model, train_data)
+    except Exception as error:  # any that the model raises for fewer examples than usual
+        return [_not_tried(metric, error) for _, metric in metrics]
+    for place, metric in metrics:
+        try:
+            is_sum = keras_compat.adds_up(metric, strategy, labels[place], outputs[place])
+        except Exception as error:  # likewise
+            notes.append(_not_tried(metric, error))
+            continue
+        if not is_sum:
+            raise DistributionError(
+                f"metric {metric.name}: {type(metric).__name__} does not add up over the replicas, "
+                "whose states are summed (two halves of a batch give another result than the "
+                "whole; a maximum does, or a last value): keep sums and counts in its variables "
+                "and divide in result(), or train on one device (--strategy none)"
+            )
+    return notes
+
+
+def _not_tried(metric: keras.metrics.Metric, error: Exception) -> str:
+    return (
+        f"metric {metric.name}: could not try whether it adds up over replicas "
+        f"({first_line(error)}); it must keep sums in its variables"
+    )
+
+
+def _some_outputs(model: keras.Model, train_data: tf.data.Dataset) -> tuple[list, list]:
+    """Returns labels and outputs of some examples, by output; an even number of them."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(next(iter(train_data.take(1))))
+    count = min(MOST_TRIED, len(keras.tree.flatten(x)[0])) // 2 * 2
+    x, y = keras.tree.map_structure(lambda rows: rows[:count], (x, y))
+    strategy, plain = model.distribute_strategy, tf.autograph.experimental.do_not_convert
+
+    def predict():
+        return strategy.run(plain(lambda: keras_compat.call(model, x, training=False)))
+
+    outputs = tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], tf.function(plain(predict))()
+    )
+    in_order = keras_compat.in_order_of_outputs
+    return in_order(model, y), in_order(model, outputs)
+
+
 def require_single_numbers(model: keras.Model) -> None:
     """Rejects metrics with several values: a record holds one number of each metric.
 
@@ -371,10 +532,12 @@ def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> 
     """
     for name, value in test.items():
         if not math.isfinite(value):
+            remedy = "use a lower --base-learning-rate and another --run-dir"
+            if math.isfinite(test.get("loss", math.nan)):
+                remedy = "the test's loss is finite: correct the metric, which is not a number"
             raise BadLoss(
                 f"the test's {name} is {value} after {steps} steps (learning rate "
-                f"{learning_rate:.3g} at the peak): no model is written; use a lower "
-                "--base-learning-rate and another --run-dir"
+                f"{learning_rate:.3g} at the peak): no model is written; {remedy}"
             )
 
 
@@ -728,6 +891,49 @@ def _taken(train_data: tf.data.Dataset) -> Iterator:
         ) from error
 
 
+def traits(data, count: int) -> tuple[list[str], list[int]] | None:
+    """Returns what the first batches of a split have on each worker, whatever its processor.
+
+    Processors round differently, so a checksum of numbers might differ.
+
+    Args:
+        data: global batches.
+        count: of the batches that are read.
+
+    Returns:
+        Dtype and shape of each tensor, and two numbers of each, millionths, that other values or
+        another order of them change by more than `ROUNDING`; None where each worker may have its
+        own data, or the batches cannot be read now.
+    """
+    own = tf.data.experimental.AutoShardPolicy.OFF
+    if not isinstance(data, tf.data.Dataset) or (
+        data.options().experimental_distribute.auto_shard_policy == own
+    ):
+        return None
+    forms, numbers = [], []
+    try:
+        for batch in data.take(count):
+            for tensor in tf.nest.flatten(batch, expand_composites=True):
+                if tensor is not None:
+                    forms.append(f"{tensor.dtype.name} {tuple(tensor.shape)}")
+                    numbers += _traits_of(tensor.numpy())
+    except tf.errors.AlreadyExistsError:  # a cache(FILE) that another worker writes
+        return None
+    return forms, numbers
+
+
+def _traits_of(values: np.ndarray) -> list[int]:
+    """Returns the size of a tensor's values, and a weighted mean that knows their order."""
+    flat = values.reshape(-1)
+    flat = flat[:: max(1, len(flat) // TRAIT_VALUES)]
+    if values.dtype.kind in "OSU":
+        return [zlib.crc32(repr(flat.tolist()).encode()), 0]
+    flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
+    weights = np.cos(np.arange(len(flat)))
+    size = np.abs(flat) @ np.abs(weights) + 1e-30
+    return [round(1e6 * math.log(size)), round(1e6 * float(flat @ weights / size))]
+
+
 def _is_function_of_step(train_data: tf.data.Dataset) -> bool:
     """Returns whether the batches come from `data.batches`, in another order in each epoch."""
     return hasattr(train_data, "part_of_worker")
@@ -743,7 +949,7 @@ def _first_difference(variables: list, before: list, now: list) -> str:
 
 def _require_same_optimizer(info: CheckpointInfo, model: keras.Model, now: dict) -> None:
     """Rejects another optimizer than the checkpoint's, whose state Keras would reset."""
-    before = info.state["fingerprint"].get("optimizer", now)  # older checkpoints have none
+    before = info.state["fingerprint"]["optimizer"]
     if before == now:
         return
     old, new = before["variables"], now["variables"]
@@ -779,6 +985,22 @@ def _optimizer_variables(model: keras.Model) -> list:
     return [variable for each in _optimizers(model) for variable in each.variables]
 
 
+def shapes_of(model: keras.Model) -> dict:
+    """Returns the shapes of a model's weights and its optimizer, and the order of examples: JSON.
+
+    Args:
+        model: built.
+    """
+    return {
+        "weights": [list(weight.shape) for weight in model.weights],
+        "optimizer": {
+            "name": ", ".join(type(each).__name__ for each in _optimizers(model)),
+            "variables": [list(variable.shape) for variable in _optimizer_variables(model)],
+        },
+        "order": batches.ORDER,
+    }
+
+
 def require_same(
     info: CheckpointInfo | None,
     model: keras.Model,
@@ -801,15 +1023,18 @@ def require_same(
     Raises:
         RunError: the model, the optimizer, the metrics or the data do not match.
     """
-    weights = [list(weight.shape) for weight in model.weights]
-    optimizer = {
-        "name": ", ".join(type(each).__name__ for each in _optimizers(model)),
-        "variables": [list(variable.shape) for variable in _optimizer_variables(model)],
-    }
+    found = shapes_of(model)
+    weights, optimizer = found["weights"], found["optimizer"]
     if info is None:
-        found = {"weights": weights, "optimizer": optimizer, "first_batches": first_batches}
-        return found | {"order": batches.ORDER}
+        return found | {"first_batches": first_batches}
     before = info.state["fingerprint"]
+    draws = _is_function_of_step(train_data) and info.step < plan.total_steps
+    if "order" not in before or (draws and before["order"] != batches.ORDER):
+        raise RunError(
+            f"{info.folder}: cannot resume: the version that began this run draws the examples in "
+            "another order; finish it with that version (options.json has its commit), or use "
+            "another --run-dir"
+        )
     if before["weights"] != weights:
         difference = _first_difference(model.weights, before["weights"], weights)
         raise RunError(
@@ -822,15 +1047,7 @@ def require_same(
             f"{info.folder}: cannot resume within an epoch: the metrics have changed since; "
             "restore those that compile() got, or use another --run-dir"
         )
-    draws = _is_function_of_step(train_data) and info.step < plan.total_steps
-    if draws and before.get("order") != batches.ORDER:
-        raise RunError(
-            f"{info.folder}: cannot resume: the version that began this run draws the examples in "
-            "another order; finish it with that version (options.json has its commit), or use "
-            "another --run-dir"
-        )
-    # Older checkpoints have the first batch alone.
-    start = before["first_batches"] if "first_batches" in before else [before["first_batch"]]
+    start = before["first_batches"]
     tells_apart = plan.global_batch_size >= MIN_FINGERPRINT_BATCH and (
         len(start) == 1 or len(set(start)) > 1
     )
@@ -843,7 +1060,7 @@ def require_same(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
             "whole run; pass **plan.batches to the pipeline, whose first_batch is the next one"
         )
-    return {"optimizer": optimizer} | before
+    return before
 
 
 def suitable_inputs(part: keras.Model, inputs):

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from callbacks.errors import BadLoss, CannotSave, Stopped
-from data.errors import DataError
+from data.errors import DataError, is_out_of_memory
 from distribution import cluster
 from distribution.errors import DistributionError
 from machine.output import discard_output
 from machine.quiet_start import exit_on_interrupt, release_interrupt
 from machine.requirements import version_line
 from training import options
-from training.errors import OptionsError, RunError
+from training.errors import SAVED_AND_STOPPED, OptionsError, RunError, WorkerLost
 from training.options import RECIPES, flag, from_json, metadata
 from training.signals import StopRequested
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 NOT_BEGUN = "stopped before training began: the same command starts again"
 INTERRUPTED = "stopped: the same command starts again"
 
@@ -309,11 +308,11 @@ def answer_early() -> None:
     try:
         exec(compile(tree, str(path), "exec"), names)
     except NameError:
-        exit_on_interrupt(INTERRUPTED, STOPPED)
+        exit_on_interrupt(INTERRUPTED, SAVED_AND_STOPPED)
         return
     kind = names.get("Options", options.ProgramOptions)
     trains = issubclass(kind, options.SharedOptions)
-    exit_on_interrupt(NOT_BEGUN if trains else INTERRUPTED, STOPPED)
+    exit_on_interrupt(NOT_BEGUN if trains else INTERRUPTED, SAVED_AND_STOPPED)
     if "Options" in names:
         run_as_command(
             recipe,
@@ -374,14 +373,14 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         status = 2
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
-        status = STOPPED
+        status = SAVED_AND_STOPPED
     except StopRequested:
         print(NOT_BEGUN, file=sys.stderr)
-        status = STOPPED
+        status = SAVED_AND_STOPPED
     except KeyboardInterrupt:  # in a program, or outside of a run
         print(INTERRUPTED, file=sys.stderr)
-        status = STOPPED
-    except (BadLoss, CannotSave) as error:
+        status = SAVED_AND_STOPPED
+    except (BadLoss, CannotSave, WorkerLost) as error:
         _print_error(recipe, error)
         status = 1
     except BrokenPipeError:  # `... | head -1`
@@ -396,12 +395,13 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
     except MemoryError as error:  # of the machine, not of a device
         about = str(error).split("\n")[0] or "the machine has no more"
         _print_error(
-            recipe, f"out of memory: {about}\nthe data are too large; --max-examples takes fewer"
+            recipe,
+            f"out of memory: {about}\nthe data or the model are too large; --max-examples takes "
+            "fewer examples",
         )
         status = 1
     except Exception as error:
-        # TensorFlow's, which only a recipe imports.
-        if type(error).__name__ != "ResourceExhaustedError":
+        if not is_out_of_memory(error):
             raise
         _print_error(
             recipe,

@@ -1,4 +1,6 @@
-"""Errors that the user can correct; each message says how."""
+"""Errors that the user can correct, each message says how; and an exit status of a recipe."""
+
+SAVED_AND_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 
 
 class OptionsError(Exception):
@@ -7,3 +9,7 @@ class OptionsError(Exception):
 
 class RunError(Exception):
     """Raised where a run's folder cannot be used as it is; one line, exit status 2."""
+
+
+class WorkerLost(Exception):
+    """Raised where another worker has ended, without which this one cannot continue."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+TOKEN = ".shared"  # a file by which the workers of a run see that they share a folder
 DATE_TIME = "%Y%m%d-%H%M%S"  # in the names of folders
 
 
@@ -16,7 +17,7 @@ def not_a_run(folder: Path) -> list[str]:
         OSError: it cannot be read.
     """
     # Files that the launcher and the run write before options.json.
-    ours = re.compile(r"\.lock|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+\.partial")
+    ours = re.compile(r"\.(lock|shared)|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+\.partial")
     names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
     if not names or (folder / "options.json").exists():
         return []

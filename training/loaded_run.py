@@ -16,7 +16,7 @@ from callbacks import checkpoint
 from data import files
 from training import artifacts, run_files
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions, all_problems, flag, from_json
+from training.options import EvaluationRequest, SharedOptions, all_problems, flag, from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +89,14 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
     if problem:
         raise RunError(f"{folder / 'model'}: damaged ({problem})")
     saved = run_files.read_options(folder, "options", "resolved")
-    results = run_files.read_results(folder, "recipe", "module", "test", "steps")
+    names = ("recipe", "module", "test", "steps", "weights_of_step")
+    results = run_files.read_results(folder, *names)
     metadata = run_files.read_metadata(folder / "model" / files.METADATA)
     weights = None
-    results["steps"] = results.get("weights_of_step", results["steps"])
+    results["steps"] = results["weights_of_step"]
     if best:
         info = _read_best(folder)
-        results["steps"], weights = info.step, info.folder / checkpoint.WEIGHTS
+        results["steps"], weights = info.step, info.folder / files.WEIGHTS
     module = import_recipe(results["module"], folder, trust_module)
     options = _read_options(module, folder / "options.json")
     if best:
@@ -128,10 +129,10 @@ def _read_best(folder: Path) -> checkpoint.CheckpointInfo:
     best = folder / "best"
     if not best.is_dir():
         raise RunError(f"--best: {folder} contains no best/; train with --keep-best METRIC")
-    problem = files.damage(best, (checkpoint.WEIGHTS, checkpoint.STATE))
+    problem = files.damage(best, (files.WEIGHTS, files.STATE))
     if problem:
         raise RunError(f"{best}: damaged ({problem})")
-    state = run_files.read_json(best / checkpoint.STATE, "step", kinds={"step": run_files.COUNT})
+    state = run_files.read_json(best / files.STATE, "step", kinds={"step": run_files.COUNT})
     return checkpoint.CheckpointInfo(best, state["step"], 0, 0, state)
 
 
@@ -154,7 +155,7 @@ def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:
     except OptionsError as error:
         reason = str(error).removeprefix(f"--options {path}: ")
         raise RunError(f"{path}: {reason} ({module.__name__} does not have them)") from error
-    problems = all_problems(options, pairs=False)  # earlier versions allowed other ones
+    problems = all_problems(options, pairs=False)  # which depend on defaults, and those change
     if problems:
         line = " ".join("; ".join(problems).split())
         raise RunError(f"{path}: damaged, {line[:300]}")
@@ -291,8 +292,7 @@ def evaluate(
         quiet=True,
         **data_options,
     )
-    options.trained = trained
-    options.test_file, options.wants_examples = test_file, examples
+    options.evaluation = EvaluationRequest(trained, test_file, examples)
     return trained.module.main(options)
 
 

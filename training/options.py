@@ -116,6 +116,21 @@ class RunOptions(ProgramOptions):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class EvaluationRequest:
+    """Asks a recipe's `main` to evaluate a finished run instead of training.
+
+    Attributes:
+        run: the finished run, a `LoadedRun`.
+        test_file: a file, all of which is the test split; None for the dataset's.
+        examples: whether to return the test examples with the model's answers.
+    """
+
+    run: Any
+    test_file: Path | None = None
+    examples: bool = False
+
+
 @dataclasses.dataclass(kw_only=True)
 class SharedOptions(ProgramOptions):
     """Holds the options of every recipe; a recipe adds its own options and sets its own defaults.
@@ -123,18 +138,21 @@ class SharedOptions(ProgramOptions):
     Attributes:
         EXAMPLE_INPUT: an input of the recipe's `predict()`, for the command that a run prints at
             its end; None where inputs are files.
+        EXPORT_TAKES_TEXTS: whether `recipes.export` writes the SavedModel of a BERT as one that
+            takes texts, instead of the inputs and outputs of the Keras model.
         JIT_MIN_STEPS: number of steps from which a run on CPUs is faster with `--jit on`, compiling
             included, measured by the recipe's author; None where it is never faster.
         GPU_JIT_IS_DETERMINISTIC: whether XLA compiles the recipe's steps for a GPU with
             `--deterministic`, and two such runs were identical; `--jit auto` does so then.
-        trained: the finished run that `main` evaluates instead of training; set by
-            `loaded_run.evaluate()`, not an option.
+        evaluation: what `main` evaluates instead of training; set by `loaded_run.evaluate()`, not
+            an option.
     """
 
     EXAMPLE_INPUT: ClassVar[str | None] = None
+    EXPORT_TAKES_TEXTS: ClassVar[bool] = False
     JIT_MIN_STEPS: ClassVar[int | None] = None
     GPU_JIT_IS_DETERMINISTIC: ClassVar[bool] = False
-    trained: ClassVar[Any] = None
+    evaluation: ClassVar[EvaluationRequest | None] = None
 
     dataset: str = _data("auto", "A name or a path.")
     max_examples: int | None = _data(
@@ -377,7 +395,7 @@ class TextOptions(TransformerOptions):
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems()
         is_typed = self.vocabulary_size != type(self).vocabulary_size
-        if self.trained is None and self.vocabulary is not None and is_typed:
+        if self.evaluation is None and self.vocabulary is not None and is_typed:
             problems.append("--vocabulary-size: leave it out; --vocabulary has its own")
         return problems
 
@@ -416,7 +434,7 @@ class FineTuningOptions(TextOptions):
         problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
-        if self.trained is None and self.freeze_backbone and self.layer_decay != 1.0:
+        if self.evaluation is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:
             problems.append("--optimizer muon: has one learning rate; leave out --layer-decay")

@@ -139,6 +139,21 @@ def verdict(
     return lines
 
 
+def error_of_accuracy(test: dict[str, float], examples: int | None) -> dict[str, float]:
+    """Returns the standard error of the test's accuracy, by its name in the results.
+
+    Args:
+        test: metrics by name.
+        examples: that the `accuracy` is a share of, or None.
+
+    Returns:
+        `test_standard_error`; nothing without an accuracy or their number.
+    """
+    if examples is None or "accuracy" not in test:
+        return {}
+    return {"test_standard_error": standard_error(test["accuracy"], examples)}
+
+
 def _still_improves(history: dict[str, list[float]]) -> bool:
     """Tells whether a validation metric besides the loss was best after the last epoch.
 

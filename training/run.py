@@ -4,8 +4,8 @@ A recipe opens a run with `start_run()`, and builds, compiles, fits and evaluate
 Keras. `run.plan()` returns batches, learning rate and steps; `run.prepare()` makes the compiled
 model exact and returns the arguments of `fit()`.
 
-The same `main` evaluates a finished run: `start_run()` then gives it the weights of that run
-(`run.trained`), no steps, and no folder.
+The same `main` evaluates a finished run: `start_run()` then gives it an `EvaluatedRun`, with the
+weights of that run (`run.trained`), no steps, and no folder.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import math
 import os
 import shlex
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,24 +31,23 @@ from callbacks.errors import CannotSave, Stopped, saving
 from callbacks.evaluate_every import EvaluateEvery
 from callbacks.plateau import FACTOR, ReduceOnPlateau
 from callbacks.profile import Profile
-from callbacks.progress import EvaluationProgress, Progress
+from callbacks.progress import Progress
 from callbacks.records import Records, used_learning_rate, with_perplexity
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation, StopOnBadLoss
 from callbacks.tensorboard import TensorBoard
 from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
-from data.baselines import standard_error
-from data.errors import DataError, listed
-from data.files import default_cache_dir, is_same
-from distribution import keras_compat, parameter_server, step, strategies
-from distribution.cluster import slurm_job
+from data.errors import DataError
+from data.files import default_cache_dir
+from distribution import keras_compat, kinds, parameter_server, step, strategies
+from distribution.cluster import LAUNCHED, slurm_job
 from distribution.errors import DistributionError
 from machine import device, mfu, xla_cache
 from training import artifacts, checks
-from training.errors import OptionsError, RunError
+from training.errors import OptionsError, RunError, WorkerLost
+from training.evaluated_run import EvaluatedRun
 from training.folder_check import DATE_TIME, make_new_folder
-from training.loaded_run import LoadedRun, same_outputs
 from training.log import log_to_file, run_logging
 from training.options import (
     SharedOptions,
@@ -62,7 +62,7 @@ from training.options import (
     shown,
 )
 from training.plan import Plan, RecipePlan, make_plan, require_shared_equally
-from training.report import model_card, verdict
+from training.report import error_of_accuracy, model_card, verdict
 from training.run_folder import RunFolder, git_state
 from training.signals import StopRequested, signals
 
@@ -74,7 +74,7 @@ PEER_GONE = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.Unavail
 
 
 @contextlib.contextmanager
-def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
+def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedRun]":
     """Opens a run: options, devices, seed, folder, lock, signals; and closes it.
 
     Settings of the whole process (dtype policy, signal handlers, log handlers, repairs of Keras)
@@ -95,16 +95,17 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
         RunError: the run's folder cannot be used, or `fit(class_weight=...)` does not suit these
             data and outputs.
         Stopped: a signal stopped the run, which is saved.
+        WorkerLost: another worker has ended.
     """
     checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_compat.name_metrics_as_in_first_run())
-        if options.trained is not None:  # recipes.evaluate
+        if options.evaluation is not None:
             strategy = tf.distribute.get_strategy()
             stack.enter_context(checks.precision(options.precision))
             stack.enter_context(keras_compat.patch_keras_for(strategy))
-            yield Run(recipe, options, strategy, options.trained)
+            yield EvaluatedRun(recipe, options, strategy, options.evaluation)
             return
         checks.refuse_pairs(options)
         stack.enter_context(run_logging(options.quiet))
@@ -141,14 +142,16 @@ def start_run(recipe: str, options: SharedOptions) -> Iterator["Run"]:
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
         except PEER_GONE as error:
-            if not signals.asked:
+            resumes = "the same command resumes from the last checkpoint"
+            if signals.asked:
+                # A worker that gets the signal while another one already trains cannot save.
+                run.folder.discard()
+                raise Stopped(f"stopped: another worker ended first; {resumes}") from error
+            if run.agreement.workers == 1:
                 raise
-            # A worker that gets the signal while another one already trains cannot save.
-            run.folder.discard()
-            raise Stopped(
-                "stopped: another worker ended first; the same command resumes from the last "
-                "checkpoint"
-            ) from error
+            # They hold a pool of TensorFlow's, which complains if it is still there at the exit.
+            traceback.clear_frames(error.__traceback__)
+            raise WorkerLost(f"another worker ended first; its log says why; {resumes}") from error
 
 
 class Run:
@@ -156,49 +159,38 @@ class Run:
 
     Attributes:
         strategy: for `with run.strategy.scope():`.
-        trained: the finished run to evaluate; None in training.
+        trained: None; of an `EvaluatedRun` the finished run.
         tensorboard: for callbacks of the recipe that write images or texts.
         cache_dir: the folder of downloads, vocabularies and tokens.
         results: the results of a finished run; empty before.
-        metadata: the values of `run.finish(metadata=...)` when a trained run is evaluated; empty in
-            training.
+        test_file: None; of an `EvaluatedRun` the file that is its test split.
+        has_own_dataset: true; of an `EvaluatedRun` whether the model was trained on the dataset.
+        metadata: empty; of an `EvaluatedRun` the values of `run.finish(metadata=...)`.
         is_chief: whether this process writes the shared files.
     """
 
-    def __init__(
-        self,
-        recipe: str,
-        options: SharedOptions,
-        strategy: tf.distribute.Strategy,
-        trained: LoadedRun | None = None,
-    ):
+    trained, test_file, has_own_dataset = None, None, True
+
+    def __init__(self, recipe: str, options: SharedOptions, strategy: tf.distribute.Strategy):
         self.recipe = recipe
         self.strategy = strategy
-        self.trained = trained
-        self.strategy_name = strategies.name_of(strategy)
+        self.strategy_name = kinds.name_of(strategy)
         self.workers = strategies.workers(strategy)
         self.is_chief = strategies.is_chief(strategy)
         self.cache_dir = options.cache_dir or default_cache_dir()
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._resolved: dict = {}
-        self._dataset_was_read = self._test_file_was_read = False
+        self._dataset_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._recipe_plan: RecipePlan  # the same, as the recipe got it
         self._jit: bool | str = False  # likewise; "auto" leaves it to Keras
         self._was_prepared = False
-        self._perplexity_of: str | None = None
-        self.metadata: dict
-        self.evaluation_callbacks: list[keras.callbacks.Callback]
-        if trained is not None:
-            self.options = options
-            self.metadata = trained.metadata
-            self.tensorboard = TensorBoard(None)
-            self.evaluation_callbacks = [EvaluationProgress()]
-            return
-        self.metadata = {}
+        self.metadata: dict = {}
         self.agreement = strategies.Agreement(strategy)
+        if self.agreement.total(int(options.run_dir is None)) not in (0, self.agreement.workers):
+            raise RunError("--run-dir: passed to some workers only; pass it to all of them")
         # Copied, so that re-running a notebook cell creates a new folder.
         if options.run_dir is None:
             run_dir, made = self._new_folder()
@@ -221,7 +213,10 @@ class Run:
         self.profile = Profile(
             run_dir, profile_window(options.profile) if self.is_chief else None, self.throughput
         )
-        self.evaluation_callbacks = [self.progress, StopEvaluation(self._asked_to_stop)]
+        self.evaluation_callbacks: list[keras.callbacks.Callback] = [
+            self.progress,
+            StopEvaluation(self._asked_to_stop),
+        ]
         self.checkpoint: Checkpoint
 
     def _new_folder(self) -> tuple[Path, list[Path]]:
@@ -243,7 +238,8 @@ class Run:
         """Locks the folder, and finds an earlier part of the run in it."""
         self._require_one_command()
         self.folder.open()
-        if not os.environ.get("KERAS_RECIPES_LAUNCHED"):  # the launcher writes one log per process
+        self._require_shared_disk()
+        if not os.environ.get(LAUNCHED):  # the launcher writes one log per process
             worker = strategies.worker_index(self.strategy)
             log_to_file(self.folder.path / f"worker-{worker}.log")
         checkpoint = self.folder.checkpoint
@@ -259,6 +255,24 @@ class Run:
         if self.finished:
             log.info("the run in %s is finished: nothing to do", self.folder.path)
 
+    def _require_shared_disk(self) -> None:
+        """Refuses workers that do not see what the chief writes into the run's folder.
+
+        Raises:
+            RunError: they have different folders.
+        """
+        if self.agreement.workers == 1:
+            return
+        number = self.folder.write_token() if self.is_chief else 0
+        sees = self.folder.has_token(self.agreement.broadcast_from_chief(number))
+        everyone = not self.agreement.any_worker(not sees)
+        self.folder.remove_token()
+        if not everyone:
+            raise RunError(
+                f"--run-dir {self.folder.path}: not all workers see the chief's files there; it "
+                "must be one folder, on a disk that all of them share"
+            )
+
     def _require_one_command(self) -> None:
         """Refuses workers of another job or recipe, or with other options.
 
@@ -267,6 +281,7 @@ class Run:
         """
         job, options = slurm_job(), common(self.options)
         if self._everyone_has([job, self.recipe, options]):
+            self._require_one_version()
             return
         if not self._everyone_has([job, self.recipe, list(options)]):
             raise RunError(
@@ -280,6 +295,23 @@ class Run:
             "has " + ", ".join(f"{flag(name)} {options[name]}" for name in different)
         )
 
+    def _require_one_version(self) -> None:
+        """Refuses workers of another version of this package, of TensorFlow or of Keras.
+
+        Raises:
+            RunError: the workers differ.
+        """
+        if self.agreement.workers == 1:
+            return
+        versions, git = artifacts.main_versions(), git_state()
+        if not self.agreement.any_worker(git is None):  # else some worker has a copy without git
+            versions["commit"] = (git or {})["commit"]
+        if not self._everyone_has(versions):
+            raise RunError(
+                "the workers have different versions; install the same ones everywhere. This one "
+                "has " + ", ".join(f"{name} {version}" for name, version in versions.items())
+            )
+
     def _everyone_has(self, value) -> bool:
         """Returns whether all workers have the same value, JSON."""
         text = json.dumps(value, sort_keys=True, default=str)
@@ -288,56 +320,32 @@ class Run:
     @property
     def results(self) -> dict:
         """Returns the results of a finished run; empty in one that is not finished."""
-        return (self.folder.results or {}) if self.trained is None else {}
+        return self.folder.results or {}
 
     @property
     def finished(self) -> bool:
         """Returns whether the run is finished: `main` then returns `run.results`."""
-        return self.trained is None and self.folder.results is not None
+        return self.folder.results is not None
 
     @property
     def dataset(self) -> str:
         """Returns `--dataset`; a resumed run keeps the dataset that `auto` resolved to."""
         self._dataset_was_read = True
-        if self.trained is not None:
-            return self.options.dataset
         return self.folder.facts.get("dataset", self.options.dataset)
 
     @property
-    def has_own_dataset(self) -> bool:
-        """Returns whether the model is or was trained on the dataset: not if others are tested."""
-        return self.trained is None or is_same(self.dataset, self.fact("dataset"))
-
-    @property
-    def test_file(self) -> Path | None:
-        """Returns the file of `recipes.evaluate --test-file`; None, also in training, for none.
-
-        All of it is the test split, instead of that of the dataset.
-        """
-        self._test_file_was_read = True
-        return getattr(self.options, "test_file", None)
-
-    @property
     def resumes(self) -> bool:
-        """Returns whether the weights come from a checkpoint or a finished run."""
-        return self.trained is not None or self.folder.checkpoint is not None
+        """Returns whether the weights come from a checkpoint."""
+        return self.folder.checkpoint is not None
 
     def fact(self, name: str):
-        """Returns a resolved value of this run, for instance its preset; None in a new run.
-
-        The preset of a finished run is its own model.
-        """
-        if self.trained is None:
-            return self.folder.facts.get(name)
-        if name == "preset" and self.trained.preset:
-            return self.trained.preset
-        return self.trained.resolved.get(name)
+        """Returns a resolved value of this run, for instance its preset; None in a new run."""
+        return self.folder.facts.get(name)
 
     def note(self, *lines: str | None) -> None:
         """Logs lines, for instance the reason of a fallback; `results.json` keeps them."""
         for line in filter(None, lines):
-            if self.trained is None:
-                log.warning("%s", line)
+            log.warning("%s", line)
             self._notes.append(line)
 
     def plan(
@@ -363,19 +371,14 @@ class Run:
 
         Raises:
             OptionsError: the replicas cannot share the batch, or the data do not fill one step.
-            RunError: the run in the folder was planned differently, or the workers differ.
+            RunError: the run in the folder was planned differently, the workers differ, or a fact
+                has the name of a value of the plan, or is not JSON.
         """
         # A recipe may have called keras.utils.clear_session() before, which resets it.
         checks.set_precision(self.options.precision)
+        checks.require_own_values(self.plan, facts)
         self._facts = facts
-        if self.options.max_examples is not None and examples > self.options.max_examples:
-            raise OptionsError(
-                f"--max-examples {self.options.max_examples}: this recipe ignores it (its "
-                f"training split has {examples:,} examples); a recipe applies it with "
-                "data.arrays.draw_examples(splits, options.max_examples, options.seed)"
-            )
-        if self.trained is not None:
-            return self._plan_evaluation(examples, base_learning_rate)
+        checks.refuse_ignored_limit(self.options, examples)
         info = self.folder.checkpoint
         plan = make_plan(
             self.options,
@@ -391,19 +394,20 @@ class Run:
             checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
         self._jit = checks.jit_compile(self.options, self.strategy, plan.total_steps)
-        watched = {}
+        planned, warmup = plan.fixed(), {}
         if self.options.reduce_on_plateau is not None:  # it decides the learning rate
-            watched["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
-        facts = facts | plan.fixed() | watched
+            planned["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
+        if isinstance(self.options, TransformerOptions):
+            warmup["warmup_steps"] = plan.warmup_steps(self.options.warmup_steps)
+        checks.require_own_values(self.plan, facts, planned | warmup)
+        facts = facts | planned
         if not self._everyone_has(facts):
             raise RunError(
                 "the workers have different data or presets; each needs the same files and "
                 "versions. This one has "
                 + ", ".join(f"{name} {value}" for name, value in facts.items())
             )
-        self._resolved = facts
-        if isinstance(self.options, TransformerOptions):
-            self._resolved = facts | {"warmup_steps": plan.warmup_steps(self.options.warmup_steps)}
+        self._resolved = facts | warmup
         # The data are loaded again when the run resumes, without what led to them.
         self._notes = list(dict.fromkeys([*self.folder.notes, *self._notes]))
         self.folder.keep_facts(
@@ -417,6 +421,7 @@ class Run:
         if self.is_chief:
             partial = checks.partial_best(self.options)
             self.note(device.unused_gpu(), self._missed_profile(plan), partial)
+            self.note(*checks.similar_names(self.plan, self._facts))
             self.note(*self._shortened(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
@@ -447,25 +452,6 @@ class Run:
             f"--profile {self.options.profile}: nothing is profiled, the run ends at step "
             f"{plan.total_steps}"
         )
-
-    def _plan_evaluation(self, examples: int, base_learning_rate: float) -> Plan:
-        """Plans the batches of an evaluation; notes if the run's data have changed."""
-        assert self.trained is not None
-        facts, resolved = self._facts, self.trained.resolved
-        sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
-        own_test = getattr(self.options, "test_file", None) is None
-        if facts.get("dataset") == resolved.get("dataset") and sums and own_test:
-            self.note(f"{self.options.dataset}: not the data that the run was trained on")
-        batch = self.options.global_batch_size or 1
-        self.options.global_batch_size = min(batch, examples)
-        self._plan = make_plan(
-            self.options,
-            replicas=1,
-            examples=examples,
-            batch_size_per_replica=1,
-            base_learning_rate=base_learning_rate,
-        )
-        return self._plan
 
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"
@@ -516,8 +502,8 @@ class Run:
                 time; a split can be read only once; the model is not compiled, was created outside
                 of the strategy's scope or under another precision, has a metric of several values,
                 cannot be saved, or has changed since the checkpoint, as may its optimizer; a
-                callback of Keras has state that no checkpoint keeps; the run was prepared before;
-                or a finished run has no test data to be evaluated on.
+                callback of Keras has state that no checkpoint keeps; or the run was prepared
+                before.
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
@@ -531,20 +517,7 @@ class Run:
                 "keras.saving.load_model() of its model/model.keras"
             )
         self._was_prepared = True
-        self._perplexity_of = perplexity_of
-        self._refuse_ignored_dataset()
-        if self.trained is not None:
-            if getattr(self.options, "test_file", None) and not self._test_file_was_read:
-                raise OptionsError(
-                    "--test-file: this recipe ignores it; a recipe loads run.test_file as its test "
-                    "split"
-                )
-            if test is None:
-                raise RunError(
-                    f"{self.trained.folder}: its recipe has no test data to evaluate on "
-                    "(run.prepare(test=None))"
-                )
-            return self._take_weights(model, saves or model, test)
+        checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
         checks.require_compiled(model, train_data)
         info, options = self.folder.checkpoint, self.options
         checks.require_splits(options, validation, test)
@@ -560,7 +533,12 @@ class Run:
         checks.build_own_step(model, train_data)
         checks.require_in_scope(model, self.strategy)  # metrics exist from now on
         fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
+        self._require_same_everywhere(
+            model, {"training": train_data, "validation": validation, "test": test}
+        )
         checks.require_single_numbers(model)
+        if plan.replicas > 1:
+            self.note(*checks.require_sums(model, train_data))
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
         if options.jit != "on" and keras_compat.not_for_xla(model):
@@ -618,16 +596,36 @@ class Run:
             "shuffle": False,  # the pipeline shuffles
         }
 
-    def _refuse_ignored_dataset(self) -> None:
-        """Rejects a `--dataset` of the user that the recipe did not read to load its data."""
-        dataset, default = self.options.dataset, type(self.options).dataset
-        named = self._facts.get("dataset")  # a recipe may read its options instead of the run
-        if self._dataset_was_read or dataset in ("auto", default, named):
+    def _require_same_everywhere(self, model: keras.Model, splits: dict) -> None:
+        """Refuses workers with another model or other data.
+
+        Args:
+            model: built.
+            splits: the data by name.
+
+        Raises:
+            RunError: the workers differ.
+        """
+        if self.agreement.workers == 1:
             return
-        raise OptionsError(
-            f"--dataset {dataset}: this recipe ignores it; a recipe loads run.dataset, or passes "
-            "dataset=options.dataset to run.plan()"
-        )
+        if not self._everyone_has(checks.shapes_of(model)):
+            raise RunError(
+                "the workers have different models or optimizers: the shapes of their weights, or "
+                "the order of examples, differ; start all of them from the same code and files"
+            )
+        for name, data in splits.items():
+            count = checks.FINGERPRINT_BATCHES if name == "training" else 1
+            traits = checks.traits(data, count)
+            if self.agreement.any_worker(traits is None):
+                continue  # each worker may have its own
+            forms, numbers = traits  # type: ignore[misc]
+            if not self._everyone_has(forms) or not self.agreement.everyone_is_near(
+                numbers, checks.ROUNDING
+            ):
+                raise RunError(
+                    f"the workers have different {name} data: their first batches differ; each "
+                    "needs the same files, in the same order"
+                )
 
     def _note_own_rate(self, model: keras.Model) -> None:
         """Reports the learning rate of an optimizer that did not get that of the plan.
@@ -659,41 +657,6 @@ class Run:
             f"{planned:g}; --lr-scaling has no effect"
         )
         self._plan = dataclasses.replace(self._plan, learning_rate=np.float64(own))
-
-    def _take_weights(self, model, built, test) -> dict:
-        """Sets the recipe's model to the weights of the finished run; `fit()` then runs no epoch.
-
-        Raises:
-            RunError: the recipe builds another model than the finished run's.
-        """
-        assert self.trained is not None
-        keras_compat.build(model, test)
-        step.install(model)
-        stored = self.trained.load_model()
-        weights = stored.get_weights()
-        same = [w.shape for w in built.weights] == [w.shape for w in weights]
-        if same:
-            built.set_weights(weights)
-            # One example: of a whole batch, all logits of a language model may exceed the memory.
-            inputs = keras.tree.map_structure(lambda rows: rows[:1], next(iter(test))[0])
-            if built is not model:
-                inputs = checks.suitable_inputs(built, inputs)
-            # In graphs: KerasHub's head of masked words fails outside of them in half precision.
-            same = same_outputs(tf.function(built)(inputs), tf.function(stored)(inputs))
-        if not same:
-            raise RunError(
-                f"{self.trained.folder}: from {self.dataset} the recipe builds another model than "
-                "the trained one; store the values that build_model() derives from the data with "
-                "run.finish(metadata=...), and read them from run.metadata"
-            )
-        saved = {id(weight) for weight in built.weights}
-        missing = [weight.path for weight in model.weights if id(weight) not in saved]
-        if missing:
-            self.note(
-                f"metrics that depend on {listed(missing)} are not the run's: these weights of the "
-                "trained model are not in the saved one (run.prepare(saves=...))"
-            )
-        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 
     def _plateau(self, model: keras.Model) -> dict[str, StepCallback]:
         """Returns the callback of `--reduce-on-plateau` by its name in checkpoints, or {}."""
@@ -732,7 +695,8 @@ class Run:
             every=options.checkpoint_every,
             keep=options.keep_checkpoints,
             is_chief=self.is_chief,
-            asked_to_stop=self._asked_to_stop,
+            asked_to_stop=lambda: signals.asked,
+            on_any_worker=self.agreement.on_any_worker,
             check_loss=bad_loss.check,
             stateful_callbacks=stateful,
             best=options.keep_best,
@@ -761,8 +725,10 @@ class Run:
             self.checkpoint,  # saves what the others have logged
         ]
         read_every = (
-            *(options.log_every, options.checkpoint_every),
-            *(options.validate_every, options.test_every),
+            options.log_every,
+            options.checkpoint_every,
+            options.validate_every,
+            options.test_every,
         )
         for callback in callbacks:
             if isinstance(callback, StepCallback):
@@ -811,51 +777,46 @@ class Run:
             **more: further values of `results.json`.
 
         Raises:
-            RunError: the model was not trained.
+            RunError: the model was not trained, one of `more` has the name of another result, or a
+                value is not JSON; nothing is written.
             BadLoss: a test metric is not a number; nothing is written.
             CannotSave: the folder is gone or the disk is full.
         """
-        if test_examples is not None and "accuracy" in test:
-            more["test_standard_error"] = standard_error(test["accuracy"], test_examples)
-        if self.trained is not None:
-            if getattr(self.options, "wants_examples", False):
-                if examples_table is None:
-                    raise OptionsError(
-                        f"--examples: {module_name(type(self.options))} has none "
-                        "(run.finish(examples_table=...))"
-                    )
-                more["examples"] = examples_table()
-            return {
-                "run_dir": str(self.trained.folder),
-                "recipe": self.trained.results["recipe"],
-                "steps": self.trained.results["steps"],
-                "dataset": self._facts.get("dataset"),
-                "test": with_perplexity(test, self._perplexity_of),
-                "baseline": baseline,
-                **more,
-                "notes": self._notes,
-            }
         if self.checkpoint.model is None:
             raise RunError(
                 "run.finish() was called without a training: call model.fit(train_data, "
                 "**fit_options), with all that run.prepare() returned, before"
             )
         steps = self.checkpoint.step
-        info = self.folder.checkpoint
         checks.require_finite(test, steps, self._plan.learning_rate)
         test = with_perplexity(test, self.records.perplexity_of)
-        self.records.record_evaluation("test", self.checkpoint.weights_step or steps, test)
+        self.note(*checks.similar_names(self.finish, more))
+        own = self._results(model, test, baseline) | error_of_accuracy(test, test_examples)
+        remedy = (
+            "; the training is saved: correct the recipe, and resume the run with --run-dir "
+            f"{self.folder.path}"
+        )
+        metadata = metadata or {}
+        checks.require_own_values(self.finish, more, own.keys() | checks.OPTIONAL_RESULTS, remedy)
+        checks.require_own_values(self.finish, {"metadata": metadata}, (), remedy)
+        results = own | more
+        self.records.record_evaluation("test", results["weights_of_step"], test)
         if self.is_chief:
-            line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
-            if baseline:
-                log.log(RESULT, "%-14s %s", "baseline", line)
-            if "test_standard_error" in more:
-                shown_error = f"± {more['test_standard_error']:.4f} ({test_examples:,} examples)"
-                log.log(RESULT, "%-14s %s", "standard error", f"accuracy {shown_error}")
-            for line in verdict(test, baseline, self.records.history, steps, test_examples):
-                log.log(RESULT, "%-14s %s", "verdict", line)
+            self._report(results, test_examples)
+        self._show_hparams(results)
+        if self.is_chief:
+            self._save(model, metadata, preprocessor, results)
+            query = predict_command(self.options, example_input)
+            if query is not None:
+                log.log(RESULT, "predict  %s", query)
+        signals.finished, signals.training = True, False
+        return results
+
+    def _results(self, model: keras.Model, test: dict, baseline: dict) -> dict:
+        """Returns the values of `results.json` that every run has."""
+        steps, info = self.checkpoint.step, self.folder.checkpoint
         # The seconds are those of this process, from the start of the run to now.
-        results = {
+        return {
             "recipe": self.recipe,
             "module": module_name(type(self.options)),
             **{n: self.fact(n) for n in ("dataset", "preset", "vocabulary_sha256")},
@@ -875,7 +836,6 @@ class Run:
             "history": self.records.history,
             "test": test,
             "baseline": baseline,
-            **more,
             "notes": self._notes + self.checkpoint.notes,
             **(dict.fromkeys(RATES) | self.throughput.total()),
             "peak_operations_per_second": self.throughput.peak_operations_per_second,
@@ -886,34 +846,44 @@ class Run:
             "versions": artifacts.versions(),
             "git": git_state(),
         }
+
+    def _report(self, results: dict, test_examples: int | None) -> None:
+        """Logs the baselines, the standard error of the test's accuracy, and the verdict."""
+        test, baseline = results["test"], results["baseline"]
+        if baseline:
+            line = "  ".join(f"{name} {value:.4f}" for name, value in baseline.items())
+            log.log(RESULT, "%-14s %s", "baseline", line)
+        if "test_standard_error" in results:
+            shown_error = f"± {results['test_standard_error']:.4f} ({test_examples:,} examples)"
+            log.log(RESULT, "%-14s accuracy %s", "standard error", shown_error)
+        for line in verdict(test, baseline, results["history"], results["steps"], test_examples):
+            log.log(RESULT, "%-14s %s", "verdict", line)
+
+    def _named(self, results: dict) -> dict:
+        """Returns the results that describe the training, and the plan's values, by name."""
         names = ("recipe", "dataset", "preset", "strategy", "replicas", "workers")
-        named = self._plan.fixed() | {name: results[name] for name in names}
-        warmup = {
-            name: self._resolved[name] for name in ("warmup_steps",) if name in self._resolved
-        }
-        self.tensorboard.show_hparams(steps, shown(self.options) | warmup | named)
-        known = {name: value for name, value in named.items() if value is not None}
-        described = shown(self.options, self._resolved | known) | self._plan.fixed()
+        return self._plan.fixed() | {name: results[name] for name in names}
+
+    def _show_hparams(self, results: dict) -> None:
+        """Shows the run in TensorBoard's table of runs."""
+        options = shown(self.options)
+        if "warmup_steps" in self._resolved:
+            options["warmup_steps"] = self._resolved["warmup_steps"]
+        self.tensorboard.show_hparams(results["steps"], options | self._named(results))
         self.tensorboard.flush()
-        if self.is_chief:
-            path = self.folder.path
-            last = checkpoints.newest_path(self.checkpoint.folder)
-            with saving(path / "model", f"; the last checkpoint is {last}"):
-                artifacts.save_model(
-                    model,
-                    path / "model",
-                    metadata=metadata or {},
-                    preprocessor=preprocessor,
-                    card=model_card(
-                        model, results, self.options, preprocessor is not None, described
-                    ),
-                )
-            self.folder.write_json("results.json", results)
-            log.log(RESULT, "model    %s", path / "model")
-            log.log(RESULT, "logs     tensorboard --logdir %s", shlex.quote(str(path)))
-            log.log(RESULT, "results  %s", path / "results.json")
-            query = predict_command(self.options, example_input)
-            if query is not None:
-                log.log(RESULT, "predict  %s", query)
-        signals.finished, signals.training = True, False
-        return results
+
+    def _save(self, model: keras.Model, metadata: dict, preprocessor, results: dict) -> None:
+        """Writes the model and `results.json`, and logs where they are."""
+        known = {n: value for n, value in self._named(results).items() if value is not None}
+        described = shown(self.options, self._resolved | known) | self._plan.fixed()
+        path = self.folder.path
+        last = checkpoints.newest_path(self.checkpoint.folder)
+        card = model_card(model, results, self.options, preprocessor is not None, described)
+        with saving(path / "model", f"; the last checkpoint is {last}"):
+            artifacts.save_model(
+                model, path / "model", metadata=metadata, preprocessor=preprocessor, card=card
+            )
+        self.folder.write_json("results.json", results)
+        log.log(RESULT, "model    %s", path / "model")
+        log.log(RESULT, "logs     tensorboard --logdir %s", shlex.quote(str(path)))
+        log.log(RESULT, "results  %s", path / "results.json")

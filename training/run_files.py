@@ -86,6 +86,7 @@ RESULTS = {
     "learning_rate": NUMBER,
     "seed": COUNT,
     "steps": COUNT,
+    "weights_of_step": COUNT,
     "test": NUMBERS,
     "baseline": NUMBERS,
     "examples_per_second": MEASURED,

@@ -4,8 +4,11 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
+import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -14,12 +17,16 @@ from callbacks import checkpoint as checkpoints
 from callbacks import tensorboard
 from callbacks.errors import CannotSave, saving
 from data import files
+from distribution.cluster import RESTARTED
 from training.errors import RunError
-from training.folder_check import missing_folders, not_a_run, remove_empty
+from training.folder_check import TOKEN, missing_folders, not_a_run, remove_empty
 from training.options import SharedOptions, flag, metadata, shown, to_json
 from training.run_files import FIXED, read_options, read_results
 
 log = logging.getLogger("recipes")
+
+TOKEN_BITS = 31
+TOKEN_SECONDS = 30  # NFS may show other hosts an old state of a folder for that long
 
 
 class RunFolder:
@@ -93,6 +100,34 @@ class RunFolder:
                 ) from error
         self._find_run()
 
+    def write_token(self) -> int:
+        """Writes a random number, by which the other workers know the folder; returns it.
+
+        Raises:
+            CannotSave: it cannot be written.
+        """
+        number = secrets.randbits(TOKEN_BITS)
+        with saving(self.path / TOKEN):
+            (self.path / TOKEN).write_text(str(number))
+        return number
+
+    def has_token(self, number: int) -> bool:
+        """Waits some seconds for the number of `write_token()`; returns whether it is there."""
+        end = time.monotonic() + TOKEN_SECONDS
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                if int((self.path / TOKEN).read_text()) == number:
+                    return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(TOKEN_SECONDS / 100)
+
+    def remove_token(self) -> None:
+        """Removes the number, on the chief."""
+        if self.is_chief:
+            with contextlib.suppress(OSError):  # the next start replaces it
+                (self.path / TOKEN).unlink()
+
     def _require_run_to_extend(self) -> None:
         """Refuses `--resume extend` before anything is created where nothing was trained."""
         is_run = (self.path / "options.json").exists() and self._was_trained()
@@ -106,7 +141,7 @@ class RunFolder:
         path = self.path / "options.json"
         if not path.exists():
             return
-        if self.options.resume == "never":
+        if self.options.resume == "never" and not os.environ.get(RESTARTED):
             raise RunError(
                 f"--run-dir {self.path}: already contains a run; --resume never requires an empty "
                 "folder"
@@ -250,7 +285,8 @@ class RunFolder:
             if longer:
                 log.warning(
                     "the schedule is recomputed over %s steps instead of %s",
-                    *(total, self.facts.get("total_steps")),
+                    total,
+                    self.facts.get("total_steps"),
                 )
         self.facts = facts
         if self.is_chief:
@@ -283,9 +319,11 @@ class RunFolder:
     def discard(self) -> None:
         """Removes what this process created of the folder and its parents if nothing was trained.
 
+        Only the chief removes files.
         In an earlier run's folder, restores its `options.json` if nothing was trained since.
         """
         if not self.is_chief:
+            remove_empty(self._made)
             return
         folder = self.path / "checkpoints"
         if self._made and not folder.exists():

@@ -17,7 +17,7 @@ import time
 from data import live_line
 from training.options import in_notebook
 
-# Supervisors often signal both the process and its group; count that once.
+# Supervisors often signal both the process and its group, as `timeout` does; count that once.
 SAME_REQUEST_SECONDS = 0.5
 END = b"\0"  # no signal has this number
 

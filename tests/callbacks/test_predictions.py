@@ -181,3 +181,18 @@ def test_of_many_classes_no_matrix_is_drawn(tmp_path):
     callback.set_model(keras.Sequential(layers))
     callback.on_epoch_end(0)
     assert shown(callback).keys() == {"images"}
+
+
+def test_long_texts_are_predicted_in_smaller_parts():
+    seen = []
+
+    class First(keras.Model):
+        def call(self, inputs, training=False):
+            seen.append(len(inputs["token_ids"]))
+            return inputs["token_ids"][:, :1]
+
+    for length, expected in ((64, [250, 50]), (512, [31] * 9 + [21]), (20_000, [1] * 300)):
+        seen.clear()
+        tokens = np.arange(300)[:, None] + np.zeros((1, length), np.int32)
+        found = predictions.outputs_of(First(), {"token_ids": tokens})
+        assert seen == expected and found[:, 0].tolist() == list(range(300))

@@ -144,8 +144,12 @@ class TestOnADevice:
 
 def test_it_checks_the_validation(callback):
     callback.on_epoch_end(0, {"loss": math.nan, "val_loss": 1.0})
-    with pytest.raises(BadLoss, match="val_accuracy is nan"):
+    with pytest.raises(BadLoss, match="val_accuracy is nan .*the metric itself is not a number"):
         callback.on_epoch_end(0, {"val_loss": 1.0, "val_accuracy": math.nan})
+    for name in ("val_loss", "val_accuracy"):
+        logs = {"val_loss": math.nan, name: math.nan}
+        with pytest.raises(BadLoss, match="is nan .*a lower --base-learning-rate"):
+            callback.on_epoch_end(0, logs)
 
 
 class TestHalfPrecision:

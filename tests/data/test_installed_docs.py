@@ -3,6 +3,7 @@ import types
 import pytest
 
 from data import installed_docs
+from data.splits import split_of
 
 MODULE = '''"""Tools that turn words into numbers
 and numbers into words, for those who need it.
@@ -97,7 +98,7 @@ def test_prose_is_extracted(tmp_path):
     root = make_package(tmp_path / "package")
     labelled = installed_docs.extract_prose({"package": root})
     splits = {split: [line for line, _ in found] for split, found in labelled.items()}
-    split = splits[installed_docs.split_of("package/__init__.py")]
+    split = splits[split_of("package/__init__.py")]
     assert [line for line in split if "docstring of module" not in line][: len(PROSE)] == PROSE
     lines = sum(splits.values(), [])
     assert len(lines) == len(set(lines)) == len(PROSE) + 101
@@ -125,7 +126,7 @@ def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path):
         for paragraph, package in found:
             name, number = paragraph.rstrip(".").split()[-2:]
             assert name == package
-            assert split == installed_docs.split_of(f"{package}/m{number}.py")
+            assert split == split_of(f"{package}/m{number}.py")
             seen.append(paragraph)
     assert len(set(seen)) == len(seen) == 240
 
@@ -143,16 +144,6 @@ def test_each_paragraph_has_its_package_and_each_module_its_split(tmp_path):
 )
 def test_what_is_no_prose(docstring):
     assert list(installed_docs.prose(docstring)) == []
-
-
-def test_the_split_is_the_same_on_every_machine():
-    assert installed_docs.hash_of("keras/src/models/model.py") == 18098391734310996729
-    counts = {"train": [], "valid": [], "test": []}
-    for number in range(2000):
-        counts[installed_docs.split_of(f"module {number}")].append(number)
-    assert counts["valid"][:5] == [4, 11, 24, 65, 71] and counts["test"][:3] == [18, 43, 73]
-    counts = {split: len(found) for split, found in counts.items()}
-    assert counts["train"] > 1700 and min(counts.values()) > 60
 
 
 def test_the_result_is_cached(tmp_path, monkeypatch):
@@ -193,7 +184,8 @@ def test_modules_that_several_processes_read(tmp_path, monkeypatch):
         return run(*words, **options)
 
     monkeypatch.setattr(installed_docs.subprocess, "run", count)
-    monkeypatch.setattr(installed_docs.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(installed_docs.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(installed_docs.os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(installed_docs, "MODULES_PER_PROCESS", 2)
     assert installed_docs.read_modules(paths) == alone
     assert len(started) == 2

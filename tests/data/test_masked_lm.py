@@ -142,7 +142,7 @@ class TestData:
     def test_the_share_falls_from_step_to_step(self):
         sequences = full_sequences(12, 100)
         falling = dataclasses.replace(
-            MASKING, probability=0.1, first_probability=0.3, max_predictions=30
+            MASKING, probability=0.1, initial_probability=0.3, max_predictions=30
         )
         steps = {"steps": 5}
         whole = self.flat(masked_lm.training_data(sequences, falling, batch_size=4, **steps), 7)

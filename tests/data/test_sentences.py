@@ -676,6 +676,19 @@ def test_sentences_are_encoded_as_the_preprocessor_does(family):
                 assert found[name].dtype == np.int32
 
 
+def test_proteins_are_encoded_and_pairs_of_them_refused():
+    """KerasHub's preprocessor of ESM has no segments, and no pairs."""
+    pieces = ["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]
+    tokenizer = keras_nlp.models.ESMTokenizer(vocabulary=pieces)
+    preprocessor = keras_nlp.models.ESMProteinClassifierPreprocessor(tokenizer, sequence_length=6)
+    found = sentences.encode(["L A G", "A"], preprocessor)
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "token_ids": [[0, 4, 5, 6, 2, 1], [0, 5, 2, 1, 1, 1]]
+    }
+    with pytest.raises(DataError, match="ESMProteinClassifier takes no pairs of sentences"):
+        sentences.encode([f"L{SEPARATOR}A"], preprocessor)
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_a_tokenizer_that_reads_special_tokens_in_a_text(lowercase):
     tokenizer = keras_nlp.models.BertTokenizer(

@@ -81,13 +81,14 @@ def wanted_of(sequences, masking=MASKING):
 def test_pieces_that_continue_a_word(family):
     """`##` of WordPiece; all but those with a space before them of byte-level BPE."""
     tokenizer = tiny_presets.tokenizer(family)
-    masking = Masking.of(tokenizer, 0.15, 128, seed=3, whole_words=True)
+    settings = dict(probability=0.15, sequence_length=128, seed=3)
+    masking = Masking.of(tokenizer, whole_words=True, **settings)
     (ids, _), *_ = word_pieces.tokenize(["steps the the, xyz"], tokenizer)
     pieces = word_pieces.pieces_of(tokenizer)
     found = [pieces[number] for number in ids if number in masking.continuations]
     expected = {"Bert": ["##s"], "Roberta": [*"steps"], "Albert": []}[family]
     assert found[: len(expected)] == expected
-    assert Masking.of(tokenizer, 0.15, 128, seed=3).continuations is None
+    assert Masking.of(tokenizer, **settings).continuations is None
 
 
 class TestKeepWholeWords:

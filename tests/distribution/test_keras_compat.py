@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.distribute import collective_all_reduce_strategy
 
 from data import arrays, batches, sequences
 from distribution import keras_compat, step, strategies
@@ -31,7 +30,7 @@ PATCHED = [
     (keras_compat.TFOptimizer, "_apply_weight_decay"),
     (keras_compat.TFOptimizer, "_distributed_tf_update_step"),
     (
-        collective_all_reduce_strategy.CollectiveAllReduceExtended,
+        keras_compat.collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "_initialize_local_devices",
     ),
 ]

@@ -34,6 +34,25 @@ def test_two_replicas_get_their_own_numbers_back():
     np.testing.assert_allclose(total, 2 * np.array(rows[0]) + rows[1], rtol=1e-6)
 
 
+def counts_of_another_number_of_replicas():
+    """What two replicas have of the odd counts of one, whose dtype is an integer's."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)])
+        data = tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1))))
+        keras_compat.build(model, data)
+    states = MetricStates.of(model)
+    row = [2.0 * place + 1 for place in range(sum(states.sizes))]
+    states.write([row])
+    return row, np.sum(states.read(), axis=0).tolist()
+
+
+def test_no_count_is_lost_where_the_number_of_replicas_changes():
+    row, total = forked.run(counts_of_another_number_of_replicas)
+    assert total == row
+
+
 def a_state_over_another_one():
     """A state that replaces another one under central storage, and what was read back."""
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")

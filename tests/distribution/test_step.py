@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from data import arrays
+from data.batches import evaluation_batches
 from distribution import keras_compat, step
 from distribution.errors import DistributionError
 from distribution.step import gradient_norm, install
@@ -1630,6 +1631,56 @@ class Near(keras.metrics.Metric):
 
     def result(self):
         return self.hits / self.count
+
+
+class MeanError(keras.metrics.Metric):
+    """The mean error, by the mean of each batch: none of a batch without examples."""
+
+    def __init__(self):
+        super().__init__(name="mean_error")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        rows = keras.ops.cast(keras.ops.shape(y_pred)[0], self.dtype)
+        self.total.assign_add(keras.ops.mean(keras.ops.abs(y_true - y_pred)) * rows)
+        self.count.assign_add(rows)
+
+    def result(self):
+        return self.total / self.count
+
+
+def evaluation_with_an_empty_replica(count):
+    x, y, weights = padded_rows()
+    build = whole_batch_model(metrics=lambda: [MeanError()])
+    train, evaluated = replicas.dataset((x, y), 6), replicas.dataset((x, y, weights), 4)
+    return replicas.fit(count, build, train, evaluated=evaluated)["evaluated"]
+
+
+def test_a_replica_that_has_padding_alone_does_not_update_an_own_metric():
+    one, two = (forked.run(evaluation_with_an_empty_replica, count) for count in (1, 2))
+    assert one == pytest.approx(two, rel=1e-9)
+
+
+def batches_of_unknown_size(count):
+    """Trains and evaluates on batches whose first axis `tf.numpy_function` hides."""
+    x, y, _ = padded_rows()
+
+    def make_batch(indices, epoch):
+        rows = tf.numpy_function(lambda i: (x[i], y[i]), [indices], (tf.float64, tf.float64))
+        for each, size in zip(rows, (3, 1), strict=True):
+            each.set_shape((None, size))
+        return tuple(rows)
+
+    data = evaluation_batches(10, 4, make_batch)
+    found = replicas.fit(count, whole_batch_model(), data, evaluated=data)
+    return found["weights"], found["evaluated"]
+
+
+def test_batches_whose_size_tensorflow_does_not_know():
+    one, two = (forked.run(batches_of_unknown_size, count) for count in (1, 2))
+    np.testing.assert_allclose(one[0], two[0], rtol=1e-12)
+    assert one[1] == pytest.approx(two[1], rel=1e-12)
 
 
 def padded_rows():

@@ -70,7 +70,7 @@ def test_what_does_not_go_together(name, replicas, environ, words, set_environ):
 
 PROCESS = """
 import json, sys
-from distribution import strategies
+from distribution import kinds, strategies
 from distribution.errors import DistributionError
 import tensorflow as tf
 for name, replicas in json.loads(sys.argv[1]):
@@ -79,7 +79,7 @@ for name, replicas in json.loads(sys.argv[1]):
         continue
     try:
         strategy = strategies.make_strategy(name, replicas)
-        assert strategies.name_of(strategy) == name
+        assert kinds.name_of(strategy) == name
         # TensorFlow would put what a missing device shall do onto another one, without a word.
         assert len(tf.config.list_logical_devices("CPU")) >= (replicas or 1)
         with strategy.scope():
@@ -136,11 +136,9 @@ def test_the_gpu_that_batches_are_copied_to(monkeypatch, gpus):
     assert strategies.gpu_without_strategy(tf.distribute.get_strategy()) == expected
 
 
-@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("2,1", "2"), ("GPU-ab", "GPU-ab")])
-def test_the_memory_that_is_split_is_that_of_the_gpu_in_use(monkeypatch, visible, asked):
-    def run(command, **_):
-        return types.SimpleNamespace(stdout={f"--id={asked}": "10000"}[command[-1]])
-
+@pytest.fixture
+def limits(monkeypatch):
+    """Returns the memory limits of the parts into which the only GPU is split."""
     limits = []
     config = types.SimpleNamespace(
         list_physical_devices=lambda kind: ["GPU:0"],
@@ -149,12 +147,36 @@ def test_the_memory_that_is_split_is_that_of_the_gpu_in_use(monkeypatch, visible
         LogicalDeviceConfiguration=lambda memory_limit=None: memory_limit,
     )
     monkeypatch.setattr(strategies, "tf", types.SimpleNamespace(config=config))
-    monkeypatch.setattr(strategies.subprocess, "run", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return limits
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("2,1", "2"), ("GPU-ab", "GPU-ab")])
+def test_the_memory_that_is_split_is_that_of_the_gpu_in_use(limits, monkeypatch, visible, asked):
+    def run(command, **_):
+        return types.SimpleNamespace(stdout={f"--id={asked}": "10000"}[command[-1]])
+
+    monkeypatch.setattr(strategies.subprocess, "run", run)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    strategies._split("GPU", 2)
+    assert strategies.make_logical_devices(2) == ["GPU:0", "GPU:1"]
     assert limits == [4500, 4500]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [("echo '[N/A]'", r"invalid literal .*\[N/A\]"), ("sleep 5", "timed out after 0.2 seconds")],
+)
+def test_a_gpu_that_does_not_tell_its_memory(limits, monkeypatch, tmp_path, command, reason):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nexec {command}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if "sleep" in command:
+        monkeypatch.setattr(strategies, "NVIDIA_SMI_SECONDS", 0.2)
+    message = "--replicas 2: nvidia-smi must report the GPU's memory in order to split it: .*"
+    with pytest.raises(DistributionError, match=message + reason):
+        strategies.make_logical_devices(2)
+    assert limits == []
 
 
 def test_more_replicas_than_gpus(monkeypatch):
@@ -175,6 +197,9 @@ def agreed():
         "total": agreement.total(own + 1),
         "one wishes": agreement.any_worker(own == 1),
         "none wishes": agreement.any_worker(False),
+        "each": agreement.on_any_worker(own == 1, False, True),
+        "near": agreement.everyone_is_near([5, 100 + own], 1),
+        "far": agreement.everyone_is_near([5, 100 + 2 * own], 1),
         "the chief's": agreement.broadcast_from_chief(100 + 10 * own),
         "alike": agreement.everyone_has(5),
         "0 and 2": agreement.everyone_has(2 * own),
@@ -187,6 +212,7 @@ def test_what_two_workers_agree_on():
     assert chief.pop("chief") and not other.pop("chief")
     assert chief == other
     expected = {"total": 3, "one wishes": True, "none wishes": False, "the chief's": 100}
+    expected |= {"each": [True, False, True], "near": True, "far": False}
     assert chief == expected | {"alike": True, "0 and 2": False, "2 and 3": False}
 
 

@@ -1,8 +1,10 @@
 """`recipes.export`, what Keras writes, and SavedModels that take texts."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+import types
 
 import keras
 import keras_nlp
@@ -15,8 +17,9 @@ from data import melting
 from exports import comparison, huggingface, keras_formats, texts
 from exports.comparison import Differs
 from models import bert
-from recipes import export
+from recipes import bert_mlm, export
 from tests.exports.conftest import CLASSES, TEXTS, inputs_of
+from training.loaded_run import load_run
 
 ELSEWHERE = """
 import sys
@@ -75,6 +78,32 @@ def test_texts_and_numbers_as_inputs_are_compared_too(tmp_path):
     model.layers[-1].bias.assign([1.0])
     with pytest.raises(Differs):
         keras_formats.compare(model, tmp_path / "saved", "saved_model")
+
+
+def test_a_recipe_says_whether_its_saved_model_takes_texts(tiny_run, tmp_path, monkeypatch):
+    """Also one that is a copy of ours under another name."""
+
+    class AsItIs(bert_mlm.Options):
+        EXPORT_TAKES_TEXTS = False
+
+    written = []
+    for module in (texts, keras_formats):
+
+        def write(model, folder, *_, name=module.__name__):
+            folder.mkdir()
+            written.append(name)
+            return ""
+
+        monkeypatch.setattr(module, "write", write)
+    stock = load_run(tiny_run.folder)
+    for options in (bert_mlm.Options(), AsItIs()):
+        run = dataclasses.replace(stock, module=types.ModuleType("mine"), options=options)
+        monkeypatch.setattr(export, "load_run", lambda *_, run=run, **__: run)
+        folder = tmp_path / type(options).__name__
+        export.main(
+            export.Options(run_dir=tiny_run.folder, to="saved_model", folder=folder, check=False)
+        )
+    assert written == [texts.__name__, keras_formats.__name__]
 
 
 @pytest.mark.long

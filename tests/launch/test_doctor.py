@@ -36,6 +36,16 @@ def test_report_of_a_worker():
     assert "proof" not in output and "warning" not in output
 
 
+def test_cores_of_this_process_are_counted(monkeypatch, capsys):
+    """Those of the machine may be more."""
+    for present, expected in (({3}, "1 CPU core"), ({3, 4, 5}, "3 CPU cores")):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, present=present: present)
+        doctor.report_devices()
+        line = capsys.readouterr().out.splitlines()[0]
+        assert line.startswith(f"devices: 0 GPU, {expected}: ")
+        assert line.endswith(", " + expected.replace("CPU ", ""))
+
+
 @pytest.mark.parametrize(
     ("other", "equal"),
     [

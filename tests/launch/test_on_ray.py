@@ -271,11 +271,12 @@ def test_what_is_tried_again(status, count, nodes, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["release", "reserve"])
-def test_a_request_between_two_starts_stops_the_run(when, monkeypatch, capsys):
+def test_a_request_between_two_starts_stops_the_run(when, monkeypatch, capsys, tmp_path):
     """The processes have saved, since a node leaves, and are not started again."""
     monkeypatch.setattr(on_ray, "request_resources", lambda bundles: None, raising=False)
     run = object.__new__(on_ray.RayRun)
-    run.options = argparse.Namespace(command=["python", "-m", "launch.on_ray"])
+    command = ["python", "-m", "launch.on_ray"]
+    run.options = argparse.Namespace(command=command, run_dir=tmp_path, environment={})
     run.bundle, run.most, starts = {}, 2, []
 
     def ask():
@@ -297,6 +298,7 @@ def test_a_request_between_two_starts_stops_the_run(when, monkeypatch, capsys):
         monkeypatch.setattr(run, name, method, raising=True)
     assert run.run() == 75 and starts == [1]
     assert "Resume with:\n  python -m launch.on_ray" in capsys.readouterr().err
+    assert run.options.environment == {"KERAS_RECIPES_RESTARTED": "1"}
 
 
 @ray_cluster

@@ -509,6 +509,24 @@ if turn == 0:
     assert first["config"]["cluster"] != second["config"]["cluster"]  # new ports
 
 
+@pytest.mark.parametrize("had_run", [False, True])
+def test_a_restart_may_resume_the_run_of_its_launch(had_run, runs):
+    """Whatever `--resume never` says of a run that was there before."""
+    code = """
+run_dir = pathlib.Path("r")
+note(f"restarted.{turn}", os.environ.get("KERAS_RECIPES_RESTARTED", ""))
+ready()
+(run_dir / "options.json").touch()
+sys.exit(1 if turn < 2 else 0)
+"""
+    if had_run:
+        (runs.folder / "r").mkdir()
+        (runs.folder / "r" / "options.json").touch()
+    assert runs.run(code, "--max-restarts=2", arguments=["--run-dir=r"])[0] == 0
+    said = [(runs.notes / f"restarted.{turn}").read_text() for turn in range(3)]
+    assert said == (["", "", ""] if had_run else ["", "1", "1"])
+
+
 def test_no_restart_after_a_save(runs):
     code = "ready()\nprint('why')\nsys.exit(75)"
     status, _, err = runs.run(code, "--max-restarts", "5")

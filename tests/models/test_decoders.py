@@ -265,27 +265,42 @@ def test_a_row_without_a_token_is_never_generated(family):
         assert few == many
 
 
+SLIDING = dict(use_sliding_window_attention=True, sliding_window_size=causal_presets.WINDOW)
+GENERATING = {family: (family, {}) for family in causal_presets.FAMILIES} | {
+    "sliding Qwen": ("Qwen", SLIDING),
+    "sliding QwenMoe": ("QwenMoe", SLIDING),
+    "untied Qwen3": ("Qwen3", dict(tie_word_embeddings=False)),
+    "tied Llama3": ("Llama3", dict(tie_word_embeddings=True)),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["Qwen", "QwenMoe"])
-def test_a_sliding_window_slides_while_generating(family):
-    """A cache changes no text; KerasHub's generate() fails."""
-    sizes = dict(use_sliding_window_attention=True, sliding_window_size=4)
+@pytest.mark.parametrize("name", GENERATING)
+def test_a_generated_token_is_the_likeliest_of_a_forward_pass(name, monkeypatch):
+    """A cache changes no text, also beyond a sliding window."""
+    family, sizes = GENERATING[name]
     task = causal_presets.make_task(family, **sizes)
-    length = 24
-    (text,) = decoders.generate(
+    generated = {}
+    monkeypatch.setattr(
+        task.preprocessor, "generate_postprocess", lambda found: generated.update(found) or []
+    )
+    decoders.generate(
         task,
         task.preprocessor,
-        PROMPTS[:1],
-        max_length=length,
+        PROMPTS,
+        max_length=32,
         sampler=decoders.Sampler(temperature=0.0),
-        strip_prompt=True,
     )
-    tokenizer = task.preprocessor.tokenizer
-    ids = decoders.prompt_tokens(PROMPTS[0], tokenizer)
-    start = len(ids)
-    while len(ids) < length and not set(ids[start:]) & decoders.stop_tokens(tokenizer):
-        ids.append(int(answers(task, np.array([ids]), [[1] * len(ids)])[0, -1].argmax()))
-    assert len(ids) > 12 and text == tokenizer.detokenize(ids[start:])
+    ids, is_text = (np.array(generated[name]) for name in ("token_ids", "padding_mask"))
+    logits = answers(task, ids, is_text)[:, :-1]
+    likeliest, drawn = logits.max(axis=-1), np.take_along_axis(logits, ids[:, 1:, None], -1)[..., 0]
+    tokenizer, count = task.preprocessor.tokenizer, 0
+    for row, prompt in enumerate(PROMPTS):
+        start = len(decoders.prompt_tokens(prompt, tokenizer))
+        new = slice(start - 1, is_text[row].sum() - 1)
+        np.testing.assert_allclose(drawn[row, new], likeliest[row, new], atol=1e-4)
+        count += new.stop - new.start
+    assert count > 2 * causal_presets.WINDOW
 
 
 @pytest.mark.long

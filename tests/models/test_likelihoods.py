@@ -5,8 +5,6 @@ import pytest
 
 from data import word_pieces
 from data.errors import DataError
-from data.kneser_ney import KneserNey
-from data.text import load_text
 from models import bert, likelihoods
 from tests.support import tiny_presets
 
@@ -88,34 +86,3 @@ def test_any_family_with_a_masked_lm_scores_texts(family, tmp_path):
         expected += float(keras.ops.log_softmax(logits)[ids[place]])
     (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, [text], 32)
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_n_grams_score_a_text_as_a_document_of_the_training_split(tokenizer, tmp_path):
-    lines = ["the words.", "the unkind words.", "unkindly the word."] * 20
-    for name, part in (("train", lines), ("valid", ["words words the"] * 9), ("test", lines[:4])):
-        (tmp_path / f"{name}.txt").write_text("\n".join(part) + "\n")
-    texts = ["the words.", "words", "the words the unkindly."]
-
-    dataset, cache_dir = str(tmp_path), tmp_path / "cache"
-    settings = dict(text_sha256=load_text(dataset, cache_dir).sha256, sequence_length=9)
-
-    def found(**more):
-        return likelihoods.n_gram_log_likelihoods(
-            load_text(dataset, cache_dir), tokenizer, texts, cache_dir, **(settings | more)
-        )
-
-    stream = [i for line in lines for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]
-    rows = np.array([[2, *stream[start : start + 8]] for start in range(0, len(stream) - 7, 8)])
-    for count in (None, 3):
-        model = KneserNey(rows[:count], len(PIECES), order=5, separator=SEP)
-        ids = [[SEP, *bert.encode(tokenizer, text, 99)[1:-1]] for text in texts]
-        expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
-        np.testing.assert_allclose(found(max_examples=count), expected)
-    # Of a run on a part of the lines the n-grams count these.
-    some = [i for line in lines[:7] for i in [*bert.encode(tokenizer, line, 99)[1:-1], SEP]]
-    model = KneserNey(np.array([[SEP, *some]]), len(PIECES), order=5, separator=SEP)
-    expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
-    of_lines = dict(text_mode="lines", sequence_length=32)
-    np.testing.assert_allclose(found(max_examples=7, **of_lines), expected)
-    with pytest.raises(DataError, match="not the text that the run was trained on"):
-        found(text_sha256="0" * 64)

@@ -10,9 +10,10 @@ import keras
 import keras_nlp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from data.errors import DataError
-from models import presets
+from models import decoders, init_from, presets
 from recipes import bert_mlm, text_classification
 from tests.conftest import TINY_RUN
 from tests.support import causal_presets, tiny_presets
@@ -169,6 +170,28 @@ def gpt2(tmp_path_factory):
     return folder
 
 
+NO_MEMORY = [
+    MemoryError("Unable to allocate 8.00 PiB for an array"),
+    tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["host", "device"])
+def test_the_command_line_explains_a_memory_that_is_too_small(error, gpt2, tmp_path, monkeypatch):
+    """Not a preset, or a checkpoint, that cannot be loaded."""
+
+    def fail(*arguments, **more):
+        raise error
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    monkeypatch.setattr(keras_nlp.models.Backbone, "from_preset", fail)
+    monkeypatch.setattr(model, "load_weights", fail)
+    with pytest.raises(type(error)):
+        presets.load_backbone(str(gpt2))
+    with pytest.raises(type(error)):
+        init_from.load_checkpoint(model, tmp_path / "model.weights.h5")
+
+
 class TestWhatCannotBeLoaded:
     """One line that names what would work, before anything is downloaded or loaded."""
 
@@ -233,6 +256,19 @@ class TestWhatCannotBeLoaded:
             )
             assert "for instance --preset distil_bert_base_en_uncased" in found
 
+    def test_the_recipe_of_an_encoder_decoder_is_named(self, tmp_path):
+        models, folder = keras_nlp.models, str(tmp_path / "bart")
+        pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "ab"]
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        preprocessor = models.BartSeq2SeqLMPreprocessor(models.BartTokenizer(vocabulary, ["a b"]))
+        backbone = models.BartBackbone(len(pieces), 1, 2, 8, 16, max_sequence_length=8)
+        models.BartSeq2SeqLM(backbone, preprocessor).save_to_preset(folder)
+        with pytest.raises(DataError) as caught:
+            decoders.load_preprocessor(folder, 8)
+        message = str(caught.value)
+        assert message.startswith(f"preset {folder}: Bart has no CausalLM in KerasNLP; families ")
+        assert message.endswith("gpt2_base_en; recipes.seq2seq trains its Seq2SeqLM")
+
     def test_too_large_for_memory(self, gpt2, monkeypatch):
         monkeypatch.setattr(presets, "_memory", lambda: 1000)
         for kind, preset in ((keras_nlp.models.CausalLM, gpt2), (CLASSIFIER, "bert_base_en")):
@@ -255,8 +291,10 @@ class TestWhatCannotBeLoaded:
             str(tmp_path / "bare")
         )
         with pytest.raises(DataError, match="bare: has no tokenizer; save one there with"):
-            presets.load_preprocessor(
-                keras_nlp.models.TextClassifierPreprocessor, str(tmp_path / "bare"), 8
+            presets.load(
+                keras_nlp.models.TextClassifierPreprocessor,
+                str(tmp_path / "bare"),
+                sequence_length=8,
             )
 
     def test_a_tokenizer_of_another_model(self):
@@ -298,7 +336,7 @@ def test_a_kept_head_answers_in_logits(tmp_path):
     for each in (model, again):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(each(inputs)), expected)
     # A run that trained a softmax is evaluated as it was trained.
-    options.trained = object()
+    options.evaluation = object()
     model = text_classification.build_model(options, 2, str(folder), keep_head=True)
     assert float(keras.ops.sum(model(inputs))) == pytest.approx(1)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from huggingface_hub import constants
+from huggingface_hub import errors as hub_errors
 
 from data.errors import DataError
 from exports import huggingface
@@ -160,7 +161,7 @@ class TestExportsReadAgain:
         model, preset = masked_lm
         texts = ["The loss of a STEPS, not báð.", "a film"]
         for kind in ("MaskedLMPreprocessor", "TextClassifierPreprocessor"):
-            preprocessor = presets.load_preprocessor(getattr(keras_nlp.models, kind), preset, 8)
+            preprocessor = presets.load(getattr(keras_nlp.models, kind), preset, sequence_length=8)
             again = preprocessor.tokenizer
             assert preprocessor.sequence_length == 8
             assert again.get_vocabulary() == model.preprocessor.tokenizer.get_vocabulary()
@@ -271,11 +272,87 @@ def test_a_handle_of_hugging_face(classifier, tmp_path, monkeypatch):
     assert presets.kept_head(handle, CLASSES)[0]
     assert equal(presets.load_task(CLASSIFIER, handle), model)
     kind = keras_nlp.models.TextClassifierPreprocessor
-    tokenizer = presets.load_preprocessor(kind, handle, 8).tokenizer
+    tokenizer = presets.load(kind, handle, sequence_length=8).tokenizer
     assert list(tokenizer("a film")) == list(model.preprocessor.tokenizer("a film"))
     (downloads / "snapshots" / "1" / "model.safetensors").unlink()
     with pytest.raises(DataError, match="hf://owner/name: model.safetensors is missing"):
         presets.load_task(CLASSIFIER, handle, num_classes=2)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Returns what the client raises for each file, and the calls; nothing is remembered."""
+    failures, calls = {}, []
+
+    def download(handle, name):
+        calls.append(name)
+        if name not in failures:
+            raise hub_errors.EntryNotFoundError(f"no {name}")
+        failure = failures[name]
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    transformers_format._download.cache_clear()
+    monkeypatch.setattr(transformers_format.huggingface_hub, "hf_hub_download", download)
+    yield failures, calls
+    transformers_format._download.cache_clear()
+
+
+class TestFilesOfAHandle:
+    HANDLE = "hf://owner/model"
+    NO_ANSWER = "owner/model: config.json cannot be downloaded .ReadTimeout: the read timed out.$"
+
+    class ReadTimeout(Exception):
+        """Stands for the HTTP client's."""
+
+    def test_a_failed_download_does_not_count_as_no_file(self, hub):
+        failures, _ = hub
+        failures["config.json"] = self.ReadTimeout("the read timed out\nsecond line")
+        for ask in (
+            transformers_format.config_of,
+            transformers_format.require_same_operations,
+            lambda preset: transformers_format.has_head(preset, "TextClassifier"),
+        ):
+            with pytest.raises(DataError, match=self.NO_ANSWER):
+                ask(self.HANDLE)
+        failures.clear()  # the next try is a new one
+        assert transformers_format.config_of(self.HANDLE) == {}
+
+    def test_without_a_network_only_known_answers_count(self, hub, monkeypatch, tmp_path):
+        failures, _ = hub
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        failure = hub_errors.LocalEntryNotFoundError("not in the cache")
+        failure.__cause__ = ConnectionError("no route")
+        failures["config.json"] = failures["vocab.txt"] = failure
+        message = "config.json cannot be downloaded .ConnectionError: no route.; .* HF_HUB_OFFLINE"
+        with pytest.raises(DataError, match=message):
+            transformers_format.file_of(self.HANDLE, "config.json")
+        # An earlier answer, as the client remembers it.
+        folder = tmp_path / "models--owner--model"
+        for name in (".no_exist/1/config.json", "snapshots/1/README.md"):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).touch()
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("1")
+        assert transformers_format.file_of(self.HANDLE, "config.json") is None
+        with pytest.raises(DataError, match="vocab.txt cannot be downloaded"):
+            transformers_format.file_of(self.HANDLE, "vocab.txt")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert transformers_format.file_of(self.HANDLE, "vocab.txt") is None
+
+    def test_a_handle_is_asked_once_for_a_file(self, hub, folder):
+        failures, calls = hub
+        failures["config.json"] = str(folder / "config.json")
+        for _ in range(2):
+            assert transformers_format.dropout_of(self.HANDLE) == 0.2
+            transformers_format.require_same_operations(self.HANDLE)
+            assert not transformers_format.has_head(self.HANDLE, "TextClassifier")
+        assert sorted(calls) == [
+            "config.json",
+            "model.safetensors",
+            "model.safetensors.index.json",
+        ]
 
 
 @pytest.mark.parametrize(

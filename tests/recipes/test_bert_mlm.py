@@ -1,6 +1,5 @@
-import dataclasses
 import json
-import shutil
+import types
 
 import keras
 import keras_nlp
@@ -8,10 +7,12 @@ import numpy as np
 import pytest
 
 from data import masked_lm
+from data.errors import DataError
+from data.kneser_ney import KneserNey
 from data.text import load_text
 from data.word_pieces import SPECIAL_TOKENS
-from models import presets
-from recipes import bert_mlm, evaluate
+from models import bert, presets
+from recipes import bert_mlm
 from tests.support import processes
 
 KEYS = """
@@ -117,6 +118,7 @@ def test_unknown_and_cut_tokens_are_noted(run_bert, tmp_path):
     text.write_text("\n".join(f"{'a b ж ' * 3}{n}" for n in range(300)))
     vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "a", "b", *map(str, range(300))]))
     options = dict(dataset=str(text), vocabulary=vocabulary, max_steps=1, text_mode="lines")
+    options["vocabulary_size"] = bert_mlm.Options.vocabulary_size  # that of the file
     notes = run_bert(tmp_path / "short", sequence_length=12, **options).results["notes"]
     assert any(note.startswith("30% of the training tokens are [UNK]") for note in notes)
     assert any("training lines have 12 tokens or more: what is beyond" in note for note in notes)
@@ -150,21 +152,6 @@ def test_padding_is_no_useful_operation(run_bert, tmp_path, monkeypatch):
     ((tokens, predictions),) = counted
     assert tokens == pytest.approx((6 + 12) / 2, abs=1)  # with [CLS] and [SEP]
     assert predictions == pytest.approx(0.2 * tokens)
-
-
-@pytest.mark.long
-def test_a_run_that_began_with_masks_of_its_seed_keeps_them(other_run, tmp_path):
-    """It is evaluated and resumed as it began: the numbers of its results do not change."""
-    folder = shutil.copytree(other_run.folder, tmp_path / "older")
-    saved = json.loads((folder / "options.json").read_text())
-    assert saved["resolved"].pop("evaluation_seed") == 0
-    (folder / "options.json").write_text(json.dumps(saved))
-    found = [evaluate.main(evaluate.Options(run_dir=run)) for run in (other_run.folder, folder)]
-    assert found[0]["test"] == pytest.approx(other_run.results["test"], rel=1e-5)
-    assert abs(found[0]["test"]["cross_entropy"] - found[1]["test"]["cross_entropy"]) > 1e-4
-    (folder / "results.json").unlink()
-    resumed = bert_mlm.main(dataclasses.replace(other_run.options, run_dir=folder))
-    assert resumed["test"] == pytest.approx(found[1]["test"], rel=1e-5)
 
 
 def test_the_test_metrics_are_of_the_test_split(tiny_run, tmp_path):
@@ -206,3 +193,41 @@ def test_lines_that_are_trained_on_and_tested_are_noted(run_bert, tmp_path):
         "training lines too" in note
         for note in run_bert(tmp_path / "own", max_steps=1).results["notes"]
     )
+
+
+def test_n_grams_score_a_text_as_a_document_of_the_training_split(tmp_path):
+    pieces = [*SPECIAL_TOKENS, "the", "un", "##kind", "##ly", "word", "##s", "."]
+    tokenizer = bert.tokenizer_of(pieces)
+    sep = pieces.index("[SEP]")
+    lines = ["the words.", "the unkind words.", "unkindly the word."] * 20
+    for name, part in (("train", lines), ("valid", ["words words the"] * 9), ("test", lines[:4])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(part) + "\n")
+    texts = ["the words.", "words", "the words the unkindly."]
+
+    dataset, cache_dir = str(tmp_path), tmp_path / "cache"
+    text = load_text(dataset, cache_dir)
+    preprocessor = types.SimpleNamespace(tokenizer=tokenizer)
+
+    def found(sha256=None, **options):
+        run = types.SimpleNamespace(
+            resolved={"dataset": dataset, "text_sha256": sha256 or text.sha256},
+            options=bert_mlm.Options(**(dict(sequence_length=9) | options)),
+            load_model=lambda: types.SimpleNamespace(preprocessor=preprocessor),
+        )
+        return bert_mlm.n_gram_log_likelihoods(run, texts, cache_dir)
+
+    stream = [i for line in lines for i in [*bert.encode(tokenizer, line, 99)[1:-1], sep]]
+    rows = np.array([[2, *stream[start : start + 8]] for start in range(0, len(stream) - 7, 8)])
+    for count in (None, 3):
+        model = KneserNey(rows[:count], len(pieces), order=5, separator=sep)
+        ids = [[sep, *bert.encode(tokenizer, text, 99)[1:-1]] for text in texts]
+        expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
+        np.testing.assert_allclose(found(max_examples=count), expected)
+    # Of a run on a part of the lines the n-grams count these.
+    some = [i for line in lines[:7] for i in [*bert.encode(tokenizer, line, 99)[1:-1], sep]]
+    model = KneserNey(np.array([[sep, *some]]), len(pieces), order=5, separator=sep)
+    expected = [model.log_probabilities(np.array([row])).sum() for row in ids]
+    of_lines = dict(text_mode="lines", sequence_length=32)
+    np.testing.assert_allclose(found(max_examples=7, **of_lines), expected)
+    with pytest.raises(DataError, match="not the text that the run was trained on"):
+        found("0" * 64)

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -7,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from data import melting, tables
+from data import melting, melting_errors, tables
 from models import fine_tuning
 from recipes import dna_melting, predict
 from recipes import evaluate as evaluation
@@ -46,13 +45,26 @@ def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dna") / "run"
     options = TINY | dict(dataset=str(table), run_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dna_melting, "FEWEST", 3)
+        patch.setattr(melting_errors, "FEWEST", 3)
         return folder, dna_melting.main(dna_melting.Options(**options))
 
 
 @pytest.fixture(scope="module")
 def molecules(table):
     return melting.load_melting(str(table), Path(), seed=0, count=1)
+
+
+def test_pictures_are_of_the_validation_split(table, molecules, tmp_path, monkeypatch):
+    class Shown(Exception):
+        pass
+
+    def summaries(board, inputs, truth, **named):
+        raise Shown(truth)
+
+    monkeypatch.setattr(dna_melting, "RegressionSummaries", summaries)
+    with pytest.raises(Shown) as shown:
+        dna_melting.main(dna_melting.Options(**TINY, dataset=str(table), run_dir=tmp_path / "run"))
+    assert np.array_equal(shown.value.args[0], melting.temperatures(molecules["valid"]))
 
 
 @pytest.fixture
@@ -168,22 +180,6 @@ def test_the_uncertainty_is_that_of_the_validation_split(run, molecules):
         ((answer,),) = dna_melting.predict(loaded, [text], sodium=sodium)
         assert answer.get("plus_minus") == found.get(kind) and "note" not in answer
     assert predict.format_value("plus_minus", 1.449) == "± 1.4"
-
-
-def test_a_kind_of_few_molecules_has_no_uncertainty():
-    few, many = (melting.plain_duplex("ACGT" * n, 0.1, 1e-6) for n in (2, 3))
-    mismatched = dataclasses.replace(few, sequence="ACGTACGT+ACGAACGT")
-    others = [
-        melting.plain_duplex("ACGTTGCA" + 2 * a + b, 0.1, 1e-6) for a in "ACG" for b in "ACGT"
-    ]
-    others = others[: dna_melting.FEWEST]
-    # Under nine conditions it is one sequence.
-    made = [mismatched] * (dna_melting.FEWEST - 1) + [few] * 9 + others[1:]
-    missed = np.array([50.0] * (dna_melting.FEWEST - 1) + [2.5] * 9 + [*range(1, 10)])[:, None]
-    assert dna_melting.plus_minus(made, missed) == {"perfect duplex": 7.0}
-    assert dna_melting.plus_minus([mismatched] * 50, np.ones((50, 1))) == {}
-    computed = [dataclasses.replace(each, dataset=melting.FORMULA) for each in others]
-    assert dna_melting.plus_minus(computed, np.ones((len(others), 1))) == {}
 
 
 @pytest.mark.long
@@ -336,17 +332,6 @@ def test_the_formula_alone_takes_no_weight(command_line):
     assert "--max-examples and --formula-weight: pass only one of them" in said
 
 
-@pytest.mark.parametrize("count", [1, 7])
-def test_equal_temperatures_have_no_r2(count):
-    """The variance of equal numbers is not always zero: sums are rounded."""
-    equal = np.full((count, 1), 47.859, np.float32)
-    missed = np.full_like(equal, -3.0)
-    assert dna_melting.errors(missed, equal) == {"mae": 3.0, "rmse": 3.0}
-    different = np.concatenate([equal, equal + 6])
-    found = dna_melting.errors(np.concatenate([missed, missed]), different)
-    assert found["r2"] == pytest.approx(0, abs=1e-6)
-
-
 @pytest.mark.long
 def test_equal_test_temperatures_lose_no_training(tmp_path):
     rows = []
@@ -380,14 +365,6 @@ def test_each_dataset_of_a_held_out_split_has_its_errors(run, molecules, split):
         assert found["molecules"] == len(part) and len(part) % 16
         assert found["mae"] == pytest.approx(mae, rel=1e-5)
         assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
-
-
-def test_molecules_of_no_named_dataset_are_no_dataset(molecules):
-    unnamed = [dataclasses.replace(m, dataset="") for m in molecules["test"]]
-    several = [*unnamed, *molecules["test"]]
-    missed = np.ones((len(several), 1))
-    assert set(dna_melting.errors_by_dataset(several, missed)) == {"duplexes", "hairpins"}
-    assert dna_melting.errors_by_dataset(unnamed, missed[: len(unnamed)]) == {}
 
 
 def test_the_verdict_leaves_out_the_formula_where_it_labelled_the_data(monkeypatch):

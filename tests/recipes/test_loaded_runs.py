@@ -96,6 +96,12 @@ class TestEvaluate:
         found = evaluated(trained.folder)
         assert found["test"] == pytest.approx(trained.results["test"], rel=1e-3)
 
+    @pytest.mark.long
+    def test_a_model_without_metadata_is_not_begun_again(self, runs, monkeypatch):
+        """Notes of a preset's new head belong to the training."""
+        monkeypatch.setattr(presets, "new_masked_lm_head", lambda preset: "a new head")
+        assert "a new head" not in evaluated(runs["bert_mlm"][0])["notes"]
+
     def test_a_part_may_lack_a_metric(self):
         more = {"molecules": 3, "mae": 1.0, "r2": 0.5}
         parts = {"one": {"molecules": 1, "mae": 2.0}, "more": more}
@@ -302,7 +308,7 @@ class TestEvaluate:
         status, out, said = command_line(evaluate, folder, "--dataset", renamed, *words)
         assert status == 0, said
         expected = evaluated(folder)["test"]["accuracy"]
-        assert f"accuracy                 {expected:.4f}\n" in out
+        assert f"accuracy                 {expected:.4f} ± " in out
         status, _, said = command_line(evaluate, folder, *words)
         assert status == 2 and "--text-column: needs --dataset" in said
         status, _, said = command_line(evaluate, runs["mnist"][0], *words)
@@ -321,7 +327,7 @@ class TestEvaluate:
 
     def test_one_example_suffices_to_compare_models(self, runs, monkeypatch):
         """All logits of a batch of a language model may exceed the memory."""
-        from training import run
+        from training import evaluated_run
 
         sizes = []
 
@@ -329,7 +335,7 @@ class TestEvaluate:
             sizes.append(len(keras.tree.flatten(ours)[0]))
             return same_outputs(ours, theirs)
 
-        monkeypatch.setattr(run, "same_outputs", same)
+        monkeypatch.setattr(evaluated_run, "same_outputs", same)
         evaluated(runs["text_classification"][0])
         assert sizes == [1]
 
@@ -584,6 +590,16 @@ class TestPredict:
         assert status == 2 and errors.count("\n") == 1 and said in errors
         assert errors.startswith("predict: recipes.text_classification.predict() ")
 
+    def test_a_memory_that_is_too_small(self, runs, command_line, monkeypatch):
+        folder, _ = runs["text_classification"]
+        monkeypatch.setattr(
+            importlib.import_module("recipes.text_classification"),
+            "predict",
+            lambda run, inputs: np.empty((2**30, 2**20)),
+        )
+        status, _, errors = command_line(predict, folder, "the film")
+        assert status == 1 and errors.startswith("predict: out of memory: Unable to allocate")
+
     def test_classes_of_images(self, runs, data, tmp_path, capsys):
         folder, results = runs["mnist"]
         pixels, labels = load_images(str(data / "images")).splits["test"]
@@ -824,41 +840,6 @@ class TestPredict:
         assert status == 2 and errors.count("\n") == 1
         assert "returned 1 inputs, expected one for each of the 3 rows" in errors
 
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("a.csv", 'review\n"good"\n""\n"bad"\n'),
-            ("a.csv", "review,n\ngood,1\n,\nbad,2\n\n"),
-            ("a.tsv", "review\tn\ngood\t1\n\t\nbad\t2\n"),
-            ("a.jsonl", '{"review": "good"}\n{"review": null}\n{"review": "bad"}\n'),
-        ],
-    )
-    def test_a_row_without_a_text_keeps_its_place(self, name, content, tmp_path):
-        table = write(tmp_path / name, content.encode())
-        assert predict.read_columns(table, "review") == ("good", "", "bad")
-
-    def test_json_of_lists_is_read_by_lines(self, tmp_path):
-        """Of a chat's messages for example."""
-        lines = ('[{"role": "user", "content": "a"}]', '[{"role": "user", "content": "b"}]')
-        chats = write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
-        assert predict.read_inputs(chats) == lines
-        assert predict.read_inputs(write(tmp_path / "chat.jsonl", lines[0].encode())) == lines[:1]
-
-    def test_a_json_list_of_rows_is_a_table_whatever_its_name(self, tmp_path):
-        rows = ('[{"a": "b"}, {"a": "c"}]', '[{"a": "b"}, 2]', '[\n {"a": "b"},\n {"a": "c"}\n]\n')
-        for content in rows:
-            with pytest.raises(DataError, match="a table; name the column .*it has a"):
-                predict.read_inputs(write(tmp_path / "rows.jsonl", content.encode()))
-
-    def test_json_of_texts_is_no_line_each(self, tmp_path):
-        for name, content in (
-            ("a.json", '["good", "bad"]'),
-            ("b.jsonl", '"good"\n"bad"\n'),
-            ("c.jsonl", '["the role"]'),
-        ):
-            with pytest.raises(DataError, match=f"{name}: JSON of texts; write one text per line"):
-                predict.read_inputs(write(tmp_path / name, content.encode()))
-
     def test_json_of_numbers_of_numpy_and_of_other_encodings(self, monkeypatch, tmp_path):
         answers = [[{"x": np.float32(1.5), "unit": "°C"}]]
         module = types.SimpleNamespace(predict=lambda *_, **__: answers, __name__="mine")
@@ -899,14 +880,6 @@ class TestPredict:
             assert said in capsys.readouterr().err
         with pytest.raises(RunError, match=r"predict\(\): the argument file needs another name"):
             parsed(to_a_file)
-
-    def test_pairs_of_a_table(self, tmp_path):
-        table = write(tmp_path / "a.tsv", b"n\tone\ttwo\n1\ta film\tgood\n2\t\t\n")
-        assert predict.read_columns(table, "one") == ("a film", "")
-        assert predict.read_columns(table, "one", "two") == (("a film", "good"), "")
-        half = write(tmp_path / "b.csv", b"one,two\na film,\n")
-        with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
-            predict.read_columns(half, "one", "two")
 
     def test_an_accuracy_has_its_standard_error(self, tmp_path, capsys):
         results = {"notes": [], "run_dir": "r", "steps": 1, "dataset": "d"}
@@ -991,6 +964,11 @@ class TestPredict:
         (fill,) = bert_mlm.fills("in the [MASK] of", np.array([[0.9]]), ["##s"])
         assert fill["text"] == "in the ##s of"
         assert predict.format_value("piece", ",") == '","'
+
+    def test_numbers_have_four_digits_in_any_unit(self):
+        for value, shown in ((0.034, "0.034"), (3.14159, "3.142"), (1234567.8, "1234568")):
+            assert predict.format_value("risk", value) == f"{shown} risk"
+        assert predict.format_value("°C", 62.06) == "62.1 °C"
 
     def test_texts_that_cannot_be_filled(self, runs, command_line):
         folder, _ = runs["bert_mlm"]

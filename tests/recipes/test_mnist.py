@@ -93,6 +93,21 @@ def test_the_names_of_the_classes_are_the_datasets(run, tmp_path):
     assert {answer["class"] for answer in answers} < set(GARMENTS)
 
 
+def test_pictures_are_of_the_validation_split(images, tmp_path, monkeypatch):
+    class Shown(Exception):
+        pass
+
+    def summaries(board, *arrays):
+        raise Shown(*arrays)
+
+    monkeypatch.setattr(mnist, "ImageSummaries", summaries)
+    with pytest.raises(Shown) as shown:
+        mnist.main(mnist.Options(**TINY, dataset=str(images), run_dir=tmp_path / "run"))
+    found, labels, _ = shown.value.args
+    valid_images, valid_labels = mnist.load_images(str(images)).splits["valid"]
+    assert np.array_equal(found, valid_images) and np.array_equal(labels, valid_labels)
+
+
 @pytest.mark.long
 def test_l2_is_in_the_loss_once(images, tmp_path):
     options = TINY | dict(dataset=str(images), l2=0.5, epochs=1, run_dir=tmp_path / "run")

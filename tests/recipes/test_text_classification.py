@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from callbacks.predictions import outputs_in_parts
 from callbacks.tensorboard import escape
 from data import arrays, sentences, tables
 from data.errors import DataError
@@ -118,20 +117,6 @@ def test_a_frozen_encoder_has_no_rates_by_layer():
     )
     expected = "--freeze-backbone: the head alone is trained; leave out --layer-decay"
     assert all_problems(options) == [expected]
-
-
-def test_long_texts_are_predicted_in_smaller_parts():
-    seen = []
-
-    def model(batch, training):
-        seen.append(len(batch["token_ids"]))
-        return batch["token_ids"][:, :1]
-
-    for length, expected in ((64, [250, 50]), (512, [31] * 9 + [21]), (20_000, [1] * 300)):
-        seen.clear()
-        tokens = np.arange(300)[:, None] + np.zeros((1, length), np.int32)
-        found = outputs_in_parts(model, {"token_ids": tokens})
-        assert seen == expected and found[:, 0].tolist() == list(range(300))
 
 
 @pytest.mark.long

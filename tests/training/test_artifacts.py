@@ -127,6 +127,26 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_the_command_line_explains_a_memory_that_is_too_small(tmp_path, monkeypatch):
+    """Not a model that cannot be loaded, or not be saved."""
+    model, recipe = small_model(), types.ModuleType("recipe")
+    artifacts.save_model(model, tmp_path / "model", metadata={})
+
+    def fail(*arguments, **more):
+        np.empty((2**30, 2**20))
+
+    monkeypatch.setattr(keras.saving, "load_model", fail)
+    monkeypatch.setattr(model, "load_weights", fail)
+    for load in (
+        lambda: artifacts.load_model(tmp_path / "model", None, recipe),
+        lambda: artifacts.load_weights(model, tmp_path / "model.weights.h5"),
+        lambda: artifacts.require_saveable(model, tmp_path, type(recipe)),
+    ):
+        with pytest.raises(MemoryError):
+            load()
+    assert not (tmp_path / ".trial").exists()
+
+
 class Decoder(keras.layers.Layer):
     """A layer that creates others, as on keras.io; they take Keras's present policy."""
 

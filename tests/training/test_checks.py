@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from callbacks import checkpoint
-from data import arrays, files
+from data import arrays, batches, files
 from distribution.errors import DistributionError
 from recipes import bert_mlm, text_classification
 from tests.support import forked, processes, tiny_recipe
@@ -636,20 +636,6 @@ class TestModel:
             tiny_recipe.main(stopped_at_four[1], arguments=arguments)
         assert len(str(caught.value).splitlines()) == 1
 
-    def test_a_checkpoint_from_before_the_optimizer_was_kept(self, stopped_at_four):
-        folder, options = stopped_at_four
-        (path,) = folder.glob("checkpoints/*/state.json")
-        state = json.loads(path.read_text())
-        del state["fingerprint"]["optimizer"]
-        state["fingerprint"]["first_batch"] = state["fingerprint"].pop("first_batches")[0]
-        path.write_text(json.dumps(state))
-        files.write_checksums(path.parent)
-        resumed = tiny_recipe.main(options)
-        assert resumed["resumed_from_step"] == 4
-        last = checkpoint.newest(folder / "checkpoints").state["fingerprint"]
-        assert last["optimizer"]["name"] == "Adam"
-        assert last["first_batch"] == state["fingerprint"]["first_batch"]
-
 
 def wider_model():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(9), keras.layers.Dense(2)])
@@ -729,17 +715,24 @@ class TestData:
         data = (np.zeros((4, 6)), np.zeros(4)) if kind == "arrays" else Batches()
         checks.require_splits(SharedOptions(), validation=data, test=None)
 
-    def test_a_run_that_began_in_another_order_of_the_examples(self, tmp_path):
-        options = tiny_recipe.Options(run_dir=tmp_path / "run")
-        with pytest.raises(KeyboardInterrupt):
-            tiny_recipe.main(options, extra=[StopAfter(4)])
-        newest = checkpoint.newest_path(tmp_path / "run" / "checkpoints")
-        state = json.loads((Path(newest) / checkpoint.STATE).read_text())
-        del state["fingerprint"]["order"]  # as of versions before it was kept
-        (Path(newest) / checkpoint.STATE).write_text(json.dumps(state))
-        files.write_checksums(Path(newest))
+    @pytest.mark.parametrize("fingerprint", [{"order": batches.ORDER - 1}, {"weights": []}])
+    def test_a_run_that_began_in_another_order_of_the_examples(self, stopped_at_four, fingerprint):
+        """The first versions kept neither the order nor the optimizer."""
+        folder, options = stopped_at_four
+        (path,) = folder.glob("checkpoints/*/state.json")
+        state = json.loads(path.read_text())
+        is_first = "order" not in fingerprint
+        state["fingerprint"] = fingerprint if is_first else state["fingerprint"] | fingerprint
+        path.write_text(json.dumps(state))
+        files.write_checksums(path.parent)
         with pytest.raises(RunError, match="draws the examples in another order; finish it with"):
             tiny_recipe.main(options)
+        if not is_first:  # a pipeline of one's own has its own order
+
+            def pipeline(x, y, *, seed, **batches):
+                return self.in_order(**batches)(x, y)
+
+            assert tiny_recipe.main(options, pipeline=pipeline)["resumed_from_step"] == 4
 
     def test_a_cache_that_a_killed_run_left_locked(self, tmp_path):
         lock = tmp_path / "cache_0.lockfile"
@@ -1313,3 +1306,77 @@ class TestMaxValidationExamples:
         with pytest.raises(OptionsError, match="ignores it"):
             checks.require_fewer(options, (np.zeros((20, 6)), np.zeros(20)))
         checks.require_fewer(tiny_recipe.Options(), (np.zeros((20, 6)), np.zeros(20)))
+
+
+class Of(keras.metrics.Metric):
+    """A metric of one variable and a count of updates, for the errors of a batch."""
+
+    def __init__(self, update, result=lambda value, count: value):
+        super().__init__(name="own")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.count = self.add_variable((), "zeros", name="count")
+        self.update, self.compute = update, result
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = keras.ops.one_hot(y_true, 2, dtype=y_pred.dtype)
+        self.value.assign(self.update(self.value, keras.ops.abs(labels - y_pred)))
+        self.count.assign(self.count + 1)
+
+    def result(self):
+        return self.compute(self.value, self.count)
+
+
+def largest(value, errors):
+    return keras.ops.maximum(value, keras.ops.max(errors))
+
+
+def last(value, errors):
+    return keras.ops.mean(errors)
+
+
+def total(value, errors):
+    return value + keras.ops.sum(errors)
+
+
+def mean_of_means(value, errors):
+    return value + keras.ops.mean(errors)
+
+
+def of_parts_alone(value, errors):
+    if errors.shape[0] == 8 and tf.distribute.get_replica_context() is not None:
+        raise ValueError("too many examples")
+    return value + keras.ops.sum(errors)
+
+
+def tried_metrics(folder):
+    """What two replicas say of each metric: an error's line, or the notes of a run."""
+    said = {}
+    for update in (largest, last, total, mean_of_means, of_parts_alone):
+        average = update is mean_of_means
+
+        def arguments(options, rate, update=update, average=average):
+            divide = {"result": lambda value, count: value / count} if average else {}
+            return tiny_recipe.compile_arguments(options, rate) | {
+                "weighted_metrics": [Of(update, **divide)]
+            }
+
+        options = tiny_recipe.Options(
+            run_dir=folder / update.__name__, strategy="mirrored", replicas=2, max_steps=1
+        )
+        try:
+            said[update.__name__] = tiny_recipe.main(
+                options, arguments=arguments, left_out=("validation", "test")
+            )["notes"]
+        except DistributionError as error:
+            said[update.__name__] = str(error)
+    return said
+
+
+@pytest.mark.long
+def test_metrics_whose_states_do_not_add_up_are_refused(tmp_path):
+    said = forked.run(tried_metrics, tmp_path)
+    for name in ("largest", "last"):
+        assert said[name].startswith("metric own: Of does not add up over the replicas")
+    assert said["total"] == said["mean_of_means"] == []
+    (note,) = said["of_parts_alone"]
+    assert note.startswith("metric own: could not try whether it adds up over replicas (too")

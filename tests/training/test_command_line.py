@@ -90,7 +90,9 @@ def test_out_of_memory_for_the_data(as_command):
     status, _, errors = as_command(main=main)
     assert status == 1
     assert errors.startswith("tiny_recipe: out of memory: Unable to allocate 8.00 PiB")
-    assert errors.endswith("  the data are too large; --max-examples takes fewer\n")
+    assert errors.endswith(
+        "  the data or the model are too large; --max-examples takes fewer examples\n"
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("x")])

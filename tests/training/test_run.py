@@ -1,6 +1,7 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -27,7 +28,8 @@ from tests.support import damaged, forked, processes, tiny_recipe
 from training import run as run_module
 from training import signals as signals_module
 from training.errors import OptionsError, RunError
-from training.loaded_run import evaluate, load_run, same_outputs
+from training.loaded_run import load_run
+from training.log import run_logging
 from training.run import start_run
 from training.signals import Signals
 
@@ -998,14 +1000,14 @@ def test_any_workers_wish_to_stop_is_shared(tmp_path, monkeypatch):
 
     asked = []
 
-    def any_worker(self, flag):
-        asked.append(flag)
-        return len(asked) == 8  # another worker's; three are asked before training
+    def on_any_worker(self, *flags):
+        asked.append(flags)
+        return [len(asked) == 8, *flags[1:]]  # another worker's; three are asked before training
 
-    monkeypatch.setattr(Agreement, "any_worker", any_worker)
+    monkeypatch.setattr(Agreement, "on_any_worker", on_any_worker)
     with pytest.raises(Stopped):
         start(tmp_path / "run")
-    assert asked == [False] * 8 and newest(tmp_path / "run").step == 5
+    assert asked == [(False,)] * 3 + [(False, False)] * 5 and newest(tmp_path / "run").step == 5
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused_before_data_are_loaded(
@@ -1078,6 +1080,74 @@ def test_each_run_of_a_process_has_the_same_automatic_names(tmp_path):
     assert run(epochs=1, keep_best=metrics[-1]) == metrics
 
 
+class TestFurtherValues:
+    """Values that a recipe adds to those of `run.plan()` and `run.finish()`."""
+
+    @pytest.fixture
+    def adds(self, monkeypatch):
+        def add(name, **values):
+            stock = getattr(run_module.Run, name)
+
+            @functools.wraps(stock)
+            def method(self, *arguments, **named):
+                return stock(self, *arguments, **(named | values))
+
+            monkeypatch.setattr(run_module.Run, name, method)
+
+        return add
+
+    def test_results_keep_their_own(self, adds, tmp_path, monkeypatch):
+        folder = tmp_path / "run"
+        adds("finish", steps=999, mine=1, seed=7)
+        with pytest.raises(RunError, match=r"^run.finish\(steps=..., seed=...\): ") as refused:
+            start(folder, max_steps=2)
+        monkeypatch.undo()
+        assert f"--run-dir {folder}" in str(refused.value)
+        assert not (folder / "model").exists() and not (folder / "results.json").exists()
+        adds("finish", mine=np.float32(1))  # corrected: the training is not repeated
+        results = start(folder, max_steps=2)
+        assert (results["resumed_from_step"], results["seed"], results["mine"]) == (2, 0, 1)
+        assert processes.results(folder)["mine"] == 1
+
+    @pytest.mark.parametrize("name", ["run_dir", "examples", "test_standard_error"])
+    def test_results_of_an_evaluation_too(self, adds, tmp_path, name):
+        adds("finish", **{name: 1})
+        with pytest.raises(RunError, match=rf"^run.finish\({name}=...\): "):
+            start(tmp_path / "run", max_steps=1)
+
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            (dict(example_table=lambda: []), "example_table=.*'function'.*examples_table="),
+            (dict(metadata={"path": os}), "metadata=.*'module'"),
+        ],
+    )
+    def test_results_are_json(self, adds, tmp_path, value, found):
+        adds("finish", **value)
+        with pytest.raises(RunError, match=rf"^run.finish\({found}"):
+            start(tmp_path / "run", max_steps=1)
+        assert not (tmp_path / "run" / "model").exists()
+
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            (dict(learning_rate=0.5), "learning_rate=...\\): "),
+            (dict(tokenizer=print), "tokenizer=.*not JSON"),
+        ],
+    )
+    def test_facts_are_not_those_of_the_plan_and_json(self, adds, tmp_path, value, found):
+        adds("plan", **value)
+        with pytest.raises(RunError, match=rf"^run.plan\({found}"):
+            start(tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_name_like_that_of_an_argument_is_noted(self, adds, tmp_path):
+        adds("plan", tokens_per_exmple=3.0, tokenizer="mine")
+        (note,) = start(tmp_path / "run", max_steps=1)["notes"]
+        assert note.startswith("run.plan(tokens_per_exmple=...): ")
+        assert "tokens_per_example=" in note
+
+
 class TestIgnoredDataset:
     def test_is_refused(self, tmp_path):
         with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
@@ -1107,12 +1177,6 @@ class TestIgnoredDataset:
             dataset: str = "built-in"
 
         assert tiny_recipe.main(Own(run_dir=tmp_path / "run", max_steps=1))["steps"] == 1
-
-    def test_also_when_a_run_is_evaluated(self, finished):
-        trained = load_run(finished, trust_module="tests.support.tiny_recipe")
-        assert evaluate(trained, dataset=None, batch_size=8)["dataset"] == "numbers"
-        with pytest.raises(OptionsError, match="--dataset nope.csv: this recipe ignores it"):
-            evaluate(trained, dataset="nope.csv", batch_size=8)
 
 
 class TestIgnoredRate:
@@ -1200,17 +1264,6 @@ def test_what_is_drawn_while_data_are_loaded_does_not_reach_the_weights(tmp_path
     assert shas[0] == shas[1]
 
 
-def a_part(model):
-    """Returns the hidden layer of the tiny recipe's model, a model with the same inputs."""
-    return keras.Model(model.inputs, model.layers[0].output, name="hidden")
-
-
-def the_end(model):
-    """Returns the last layer of the tiny recipe's model, whose inputs are others."""
-    hidden = keras.Input((8,))
-    return keras.Model(hidden, model.layers[-1](hidden), name="answers")
-
-
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     """As those of a loop in a shell, which get no --run-dir."""
     seconds = iter(["20260101-000000"] * 2 + ["20260101-000001"])
@@ -1221,7 +1274,8 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
     runs = [run_module.Run("tiny", tiny_recipe.Options(), strategy) for _ in range(2)]
     assert [run.folder.path.name for run in runs] == ["20260101-000000", "20260101-000001"]
     for run in runs:
-        run.open()
+        with run_logging(quiet=True):
+            run.open()
         assert list(run.folder.path.iterdir())
         run.folder.discard()
         run.folder.close()
@@ -1234,61 +1288,9 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
 def test_a_run_without_a_folder_that_is_refused_leaves_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_module.Run("tiny", tiny_recipe.Options(), strategies.make_strategy("none", None))
-    run.open()
+    with run_logging(quiet=True):
+        run.open()
     assert run.folder.path.is_dir()
     run.folder.discard()
     run.folder.close()
     assert not list(tmp_path.iterdir())
-
-
-class TestEvaluationOfASavedPart:
-    @pytest.fixture
-    def evaluated(self, tmp_path, monkeypatch):
-        def evaluated(saved_part=lambda model: model, left_out=()):
-            stock = tiny_recipe.main
-
-            def main(options):
-                return stock(options, saved_part=saved_part, left_out=left_out)
-
-            main(tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1))
-            monkeypatch.setattr(tiny_recipe, "main", main)
-            return evaluate(
-                load_run(tmp_path / "run", trust_module=tiny_recipe.__name__),
-                dataset=None,
-                batch_size=32,
-            )
-
-        return evaluated
-
-    def test_weights_that_were_not_saved_are_named(self, evaluated):
-        (note,) = [note for note in evaluated(a_part)["notes"] if "saves=" in note]
-        assert "weights of the trained model are not in the saved one" in note
-        assert "dense" in note and "kernel" in note and "bias" in note
-
-    @pytest.mark.long
-    def test_a_part_with_other_inputs_is_compared_too(self, evaluated, monkeypatch):
-        compared = []
-
-        def same(ours, theirs):
-            compared.append(keras.ops.convert_to_numpy(ours))
-            return same_outputs(ours, theirs)
-
-        monkeypatch.setattr(run_module, "same_outputs", same)
-        evaluated(the_end)
-        (answers,) = compared
-        assert answers.shape == (1, 2) and answers.any()
-
-    @pytest.mark.long
-    def test_the_whole_model_has_no_note(self, evaluated):
-        assert evaluated()["notes"] == []
-
-    def test_a_recipe_without_test_data_is_refused(self, evaluated):
-        with pytest.raises(RunError, match="its recipe has no test data to evaluate on"):
-            evaluated(left_out=["test"])
-
-
-def test_a_recipe_that_reads_no_test_file_refuses_one(tmp_path):
-    start(tmp_path / "run", max_steps=1)
-    run = load_run(tmp_path / "run", trust_module=tiny_recipe.__name__)
-    with pytest.raises(OptionsError, match="^--test-file: this recipe ignores it"):
-        evaluate(run, dataset=None, batch_size=32, test_file=tmp_path / "new.csv")

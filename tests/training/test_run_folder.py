@@ -159,6 +159,10 @@ class TestOtherRuns:
         with pytest.raises(RunError, match="already contains a run"):
             opened(resume="never")
 
+    def test_a_restart_of_the_launch_that_began_it_resumes_it(self, there, opened, monkeypatch):
+        monkeypatch.setenv("KERAS_RECIPES_RESTARTED", "1")
+        assert opened(resume="never").path == there
+
     def test_other_options_are_named(self, trained, opened):
         with pytest.raises(RunError) as caught:
             opened(seed=5, dropout=0.5, keep_best="val_loss", log_every=7)

@@ -608,6 +608,71 @@ def test_a_sliding_window_of_qwen(repaired):
         assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")
 
 
+TINY = dict(vocabulary_size=20, num_layers=1, hidden_dim=8, intermediate_dim=8)
+
+
+def assert_generates_the_likeliest(task):
+    """Greedy generation takes the likeliest tokens of a forward pass of the whole row."""
+    keras.utils.set_random_seed(0)
+    for weight in task.weights:  # a new model has the same output for all inputs
+        if len(weight.shape) > 1:
+            weight.assign(keras.random.normal(weight.shape))
+    ids = np.array([[1, 2, 3, *[0] * 7]], "int32")
+    prompt = {"token_ids": ids, "padding_mask": (ids > 0).astype("int32")}
+    task.compile(sampler="greedy", jit_compile=False)
+    found = np.array(task.generate(prompt, stop_token_ids=None)["token_ids"])
+    logits = task({"token_ids": found, "padding_mask": np.ones_like(found)})
+    assert_close(found[0, 3:], np.argmax(logits, axis=-1)[0, 2:-1], "the text")
+
+
+@repair(
+    "read_prompts_once",
+    "KerasHub's Qwen 3.5 reads the end of a prompt twice, and its linear layers carry a state (no "
+    "thread known)",
+)
+def test_a_state_along_a_prompt(repaired):
+    heads = dict(num_query_heads=2, num_key_value_heads=1, head_dim=4)
+    linear = dict(linear_num_key_heads=2, linear_num_value_heads=2)
+    columns = dict(linear_key_head_dim=4, linear_value_head_dim=4)
+    backbone = keras_nlp.models.Qwen3_5Backbone(
+        layer_types=["linear_attention"], **TINY, **heads, **linear, **columns
+    )
+    task = keras_nlp.models.Qwen3_5CausalLM(backbone)
+    with asking_keras(), only_if(repaired, keras_compat.read_prompts_once()):
+        assert_generates_the_likeliest(task)
+
+
+@repair(
+    "rotate_by_length",
+    "KerasHub's Phi-3 rotates a new query by other factors than the keys of a long row (no thread "
+    "known)",
+)
+def test_factors_of_a_long_row(repaired):
+    backbone = keras_nlp.models.Phi3Backbone(
+        num_query_heads=2,
+        num_key_value_heads=2,
+        rope_scaling_type="su",
+        rope_scaling_short_factor=[1.0, 1.0],
+        rope_scaling_long_factor=[3.0, 9.0],
+        pretraining_sequence_length=8,
+        **TINY,
+    )
+    task = keras_nlp.models.Phi3CausalLM(backbone)
+    with asking_keras(), only_if(repaired, keras_compat.rotate_by_length(10)):
+        assert_generates_the_likeliest(task)
+
+
+@repair(
+    "rotate_by_place",
+    "KerasHub's GPT-NeoX rotates each new query as the first one of a text (keras-hub#2870, open)",
+)
+def test_places_of_new_tokens(repaired):
+    backbone = keras_nlp.models.GPTNeoXBackbone(num_heads=2, rotary_percentage=1.0, **TINY)
+    task = keras_nlp.models.GPTNeoXCausalLM(backbone)
+    with asking_keras(), only_if(repaired, keras_compat.rotate_by_place()):
+        assert_generates_the_likeliest(task)
+
+
 @repair(
     "split_words",
     "KerasHub's BytePairTokenizer gives its pattern of words to `tokenizers` as a text to look for "
