@@ -69,8 +69,9 @@ from training.signals import StopRequested, signals
 log = logging.getLogger("recipes")
 
 RATES = ("examples_per_second", "tokens_per_second", "mfu")  # None where not measured
-# What TensorFlow raises in a collective operation whose other workers are gone.
+# What TensorFlow raises in a collective operation whose other workers are gone, and its message.
 PEER_GONE = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
+COLLECTIVE = "Collective ops is aborted"
 
 
 @contextlib.contextmanager
@@ -147,7 +148,8 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
                 # A worker that gets the signal while another one already trains cannot save.
                 run.folder.discard()
                 raise Stopped(f"stopped: another worker ended first; {resumes}") from error
-            if run.agreement.workers == 1:
+            is_gone = isinstance(error, tf.errors.CancelledError) or COLLECTIVE in str(error)
+            if run.agreement.workers == 1 or not is_gone:  # a remote file may be unavailable, too
                 raise
             # They hold a pool of TensorFlow's, which complains if it is still there at the exit.
             traceback.clear_frames(error.__traceback__)
@@ -878,7 +880,7 @@ class Run:
         described = shown(self.options, self._resolved | known) | self._plan.fixed()
         path = self.folder.path
         last = checkpoints.newest_path(self.checkpoint.folder)
-        card = model_card(model, results, self.options, preprocessor is not None, described)
+        card = model_card(model, results, self.options, described, metadata, preprocessor)
         with saving(path / "model", f"; the last checkpoint is {last}"):
             artifacts.save_model(
                 model, path / "model", metadata=metadata, preprocessor=preprocessor, card=card

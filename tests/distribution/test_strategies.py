@@ -197,7 +197,7 @@ def agreed():
         "total": agreement.total(own + 1),
         "one wishes": agreement.any_worker(own == 1),
         "none wishes": agreement.any_worker(False),
-        "each": agreement.on_any_worker(own == 1, False, True),
+        "each": agreement.on_any_worker(False, own == 1, True),
         "near": agreement.everyone_is_near([5, 100 + own], 1),
         "far": agreement.everyone_is_near([5, 100 + 2 * own], 1),
         "the chief's": agreement.broadcast_from_chief(100 + 10 * own),
@@ -212,7 +212,7 @@ def test_what_two_workers_agree_on():
     assert chief.pop("chief") and not other.pop("chief")
     assert chief == other
     expected = {"total": 3, "one wishes": True, "none wishes": False, "the chief's": 100}
-    expected |= {"each": [True, False, True], "near": True, "far": False}
+    expected |= {"each": [False, True, True], "near": True, "far": False}
     assert chief == expected | {"alike": True, "0 and 2": False, "2 and 3": False}
 
 

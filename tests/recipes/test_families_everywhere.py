@@ -24,7 +24,8 @@ STRATEGIES = {
 ON_TWO_WORKERS = ("classifier_DistilBert", "classifier_Roberta", "causal_GPT2", "causal_Llama3")
 # KerasHub computes Gemma's norms in float32, scales included: their gradients are sums over a
 # replica's tokens that round differently (2e-8 was seen on one processor, 1.4e-5 on another).
-TOLERANCES = dict.fromkeys(("causal_Gemma", "causal_Gemma2", "causal_Gemma3"), 1e-4)
+GEMMAS = ("causal_Gemma", "causal_Gemma2", "causal_Gemma3", "seq2seq_T5Gemma")
+TOLERANCES = dict.fromkeys(GEMMAS, 1e-4)
 # One replica only, or float32 only.
 FLOAT32 = [f"causal_{family}" for family in causal_presets.PRECISION]
 
