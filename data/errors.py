@@ -39,6 +39,17 @@ def read_each(read: Callable, inputs: Iterable) -> list:
     return values
 
 
+def has_inputs(inputs: Sequence) -> bool:
+    """Tells whether a recipe's `predict()` has inputs to answer.
+
+    Raises:
+        DataError: They are one text, of which each letter would be an input.
+    """
+    if isinstance(inputs, str):
+        raise DataError(f"predict(): expected a list of inputs, found the text {inputs[:60]!r}")
+    return len(inputs) > 0
+
+
 def require_some(inputs: Iterable, message: str) -> None:
     """Refuses the rows of a table if none of them can be answered.
 

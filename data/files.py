@@ -7,6 +7,7 @@ import fcntl
 import glob
 import gzip
 import hashlib
+import io
 import json
 import logging
 import os
@@ -104,6 +105,8 @@ def open_bytes(path: Path, member: str | None = None) -> Iterator[Any]:
                 yield stream
     except UNPACKING_ERRORS as error:
         raise DataError(f"{path}: damaged archive ({error})") from error
+    except io.UnsupportedOperation as error:  # seek(), of a pipe
+        raise DataError(f"{path}: a table must be a file, not a pipe") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -134,25 +137,30 @@ def atomic(target: Path) -> Iterator[Path]:
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
     replaced = target.with_name(f".{target.name}{REPLACED}")
-    if not target.exists() and replaced.exists():
-        os.rename(replaced, target)
-    remove(replaced)
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*{PARTIAL}"):
-        remove(left)
     try:
-        yield temporary
-        for path in (*temporary.rglob("*"), temporary):
-            sync(path)
-        # os.replace() replaces only a file by a file.
-        if target.exists() and (target.is_dir() or temporary.is_dir()):
-            os.rename(target, replaced)
-        os.replace(temporary, target)
-        sync(target.parent)
-    finally:
-        if replaced.exists() and not target.exists():
+        if not target.exists() and replaced.exists():
             os.rename(replaced, target)
-        remove(temporary)
         remove(replaced)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.*{PARTIAL}"):
+            remove(left)
+        try:
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                sync(path)
+            # os.replace() replaces only a file by a file.
+            if target.exists() and (target.is_dir() or temporary.is_dir()):
+                os.rename(target, replaced)
+            os.replace(temporary, target)
+            sync(target.parent)
+        finally:
+            if replaced.exists() and not target.exists():
+                os.rename(replaced, target)
+            remove(temporary)
+            remove(replaced)
+    except OSError as error:
+        if str(error.filename) in (str(temporary), str(replaced)):
+            error.filename = str(target)  # the name that the user knows
+        raise
 
 
 def remove(path: Path) -> None:

@@ -34,7 +34,7 @@ def read_inputs(path: Path) -> tuple[str, ...]:
 
 
 def read_columns(
-    path: Path, column: str, second: str | None = None
+    path: Path, column: str, second: str | None = None, *, takes_chats: bool = False
 ) -> tuple[str | tuple[str, ...] | InputError, ...]:
     """Returns the fields of a table's column, or pairs of those of two columns.
 
@@ -44,6 +44,7 @@ def read_columns(
         path: as in `tables.read_table`.
         column: the column of the inputs.
         second: the column of the second sentences, or None.
+        takes_chats: whether a field may be the turns of a chat, which becomes their JSON.
 
     Raises:
         DataError: it cannot be read, lacks the column, or has no row with an input.
@@ -51,7 +52,10 @@ def read_columns(
     wanted = [(column,)] if second is None else [(column,), (second,)]
     inputs: list[str | tuple[str, ...] | InputError] = []
     # An empty field keeps its place.
-    for where, fields in tables.read_table(files.expand(path), *wanted, keeps_empty_rows=True):
+    rows = tables.read_table(
+        files.expand(path), *wanted, keeps_empty_rows=True, takes_chats=takes_chats
+    )
+    for where, fields in rows:
         if all(fields):
             inputs.append(fields[0] if second is None else tuple(fields))
         elif any(fields):

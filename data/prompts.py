@@ -30,6 +30,7 @@ SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
 CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
 HINT = "; --prompt-column and --response-column name others, --text-column the column of plain text"
+TEST_HINT = "; name the columns of --test-file as those of the run's data"
 ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in messages
 
 
@@ -40,15 +41,21 @@ class Columns:
     Attributes:
         prompt: Possible names of the prompt.
         response: Possible names of the response.
+        hint: What the message about a missing or repeated one ends with.
     """
 
     prompt: tuple[str, ...] = PROMPT
     response: tuple[str, ...] = RESPONSE
+    hint: str = dataclasses.field(default=HINT, compare=False)
 
     @classmethod
     def of(cls, prompt: str | None, response: str | None) -> "Columns":
         """Returns the usual names, or those of `--prompt-column` and `--response-column`."""
         return cls((prompt,) if prompt else PROMPT, (response,) if response else RESPONSE)
+
+    def of_test_file(self) -> "Columns":
+        """Returns the same names, for the file of `recipes.evaluate --test-file`."""
+        return dataclasses.replace(self, hint=TEST_HINT)
 
     @property
     def were_named(self) -> bool:
@@ -213,7 +220,7 @@ def load_prompts(
             else:
                 splits[split].append(pair)
     if test_file is not None:
-        pairs = list(_read(files.expand(test_file), unread, columns))
+        pairs = list(_read(files.expand(test_file), unread, columns.of_test_file()))
         splits["test"] = [pair for pair in pairs if pair[1].strip()]
         empty_responses += len(pairs) - len(splits["test"])
     empty = [split for split, pairs in splits.items() if not pairs]
@@ -241,16 +248,17 @@ def load_prompts(
 
 
 def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
-    """Returns the pairs of a file that have a response.
+    """Returns the pairs of a test file that have a response.
 
     Args:
-        path: As a file of `load_prompts`.
+        path: As `test_file` of `load_prompts`.
         columns: The names of the prompt and the response.
 
     Raises:
         DataError: It cannot be read, a row is not what it should be, or none has a response.
     """
-    pairs = [pair for pair in _read(files.expand(path), {}, columns) if pair[1].strip()]
+    read = _read(files.expand(path), {}, columns.of_test_file())
+    pairs = [pair for pair in read if pair[1].strip()]
     if not pairs:
         raise DataError(f"{path}: no prompt with a response")
     return pairs
@@ -323,7 +331,9 @@ def _pair_of(
     if chat is not None and not is_table:
         unread |= dict.fromkeys(_not_empty(row, chat))
         return read_messages(where, _as_messages(row[chat]), ends_with="assistant")
-    fields = [_field_of(where, row, names) for names in (columns.prompt, columns.response)]
+    fields = [
+        _field_of(where, row, names, columns.hint) for names in (columns.prompt, columns.response)
+    ]
     if None in fields:
         keys = [*map(str, header or row)]
         small = {tables.folded(name) for name in keys} - {*keys}
@@ -331,7 +341,7 @@ def _pair_of(
         raise DataError(
             f"{where}: expected {' or '.join(columns.prompt)}, and "
             f"{' or '.join(columns.response)}; or messages; found {', '.join(keys)[:100]!a}{hint}"
-            f"{HINT}"
+            f"{columns.hint}"
         )
     parts = [row[name] for name in fields]
     if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
@@ -352,7 +362,7 @@ def _pair_of(
     return prompt, answer
 
 
-def _field_of(where: str, row: dict, names: Sequence[str]) -> str | None:
+def _field_of(where: str, row: dict, names: Sequence[str], hint: str) -> str | None:
     """Returns which of the names a row has, or None; null counts where there is no other value.
 
     Raises:
@@ -362,7 +372,7 @@ def _field_of(where: str, row: dict, names: Sequence[str]) -> str | None:
     filled = [name for name in found if row[name] is not None]
     if len(filled) > 1:
         raise DataError(
-            f"{where}: {len(filled)} columns {' and '.join(filled)}, expected one{HINT}"
+            f"{where}: {len(filled)} columns {' and '.join(filled)}, expected one{hint}"
         )
     return next(iter(filled + found), None)
 
@@ -389,7 +399,7 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[tuple[str, dict]]:
     ]
     names = (columns.prompt[0], columns.response[0], *others)
     wanted = (columns.prompt, columns.response, *((name,) for name in others))
-    for where, values in tables.read_table(path, *wanted, hint=HINT):
+    for where, values in tables.read_table(path, *wanted, hint=columns.hint):
         yield where, dict(zip(names, values, strict=True))
 
 
@@ -416,10 +426,13 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
     turns = roles[1:] if roles[:1] == ["system"] else roles
     expected = ["user", "assistant"] * len(turns)
     if not turns or turns != expected[: len(turns)] or turns[-1] != ends_with:
+        is_answered = ends_with == "user" and turns[-1:] == ["assistant"]
+        hint = "; leave out the assistant's last message, which the model writes"
+        hint = hint if is_answered else ""
         raise DataError(
             f"{where}: expected alternating user and assistant messages, optionally after a "
             f"system message, ending with the {ends_with}; found "
-            f"{', '.join(map(str, roles))[:100] or 'none'}"
+            f"{', '.join(map(str, roles))[:100] or 'none'}{hint}"
         )
     said = [
         (str(role), _text(where, f"content of the {role}", each.get("content")))
@@ -452,6 +465,7 @@ def of_input(text: str) -> Prompt:
         value = json.loads(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
         return text
+    value = _as_messages(value)
     first = value[0] if isinstance(value, list) and value else None
     if not isinstance(first, dict) or "role" not in first:
         return text

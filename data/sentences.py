@@ -219,7 +219,7 @@ def load_sentences(
             )
         labels = "classes"
         rows = {
-            split: [(_without_names(text), label) for text, label in pairs]
+            split: [(without_names(text), label) for text, label in pairs]
             for split, pairs in installed_docs.load_labelled_docs(cache_dir).items()
         }
         note = (
@@ -473,7 +473,8 @@ def balanced_class_weights(labels: np.ndarray, num_classes: int) -> dict[int, fl
     return {n: len(labels) / (present * count) if count else 1.0 for n, count in enumerate(counts)}
 
 
-def _without_names(paragraph: str) -> str:
+def without_names(paragraph: str) -> str:
+    """Returns a paragraph of `installed-docs` without the names of packages."""
     return re.sub(r"\s+", " ", PACKAGE_NAMES.sub("", paragraph)).strip()
 
 

@@ -127,6 +127,7 @@ def read_table(
     empties_broken_rows: bool = False,
     keeps_empty_rows: bool = False,
     any_case: bool = False,
+    takes_chats: bool = False,
     hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the wanted columns of each row, by default without empty rows.
@@ -141,6 +142,8 @@ def read_table(
         empties_broken_rows: Whether rows of another length than the header have the values "".
         keeps_empty_rows: Whether a row whose fields are all empty is yielded too, and null is "".
         any_case: Whether names that differ by case and outer spaces alone are the same.
+        takes_chats: Whether a field may be a list of objects, the turns of a chat: its value is
+            their JSON.
         hint: What the message about a missing or repeated column ends with.
 
     Yields:
@@ -160,7 +163,10 @@ def read_table(
         for where, row in read_objects(path, read):
             yield (
                 where,
-                [_field(where, row, names, hint, any_case, keeps_empty_rows) for names in columns],
+                [
+                    _field(where, row, names, hint, any_case, keeps_empty_rows, takes_chats)
+                    for names in columns
+                ],
             )
         return
     with _rows(path) as reader:
@@ -361,7 +367,13 @@ def _undecodable(path: Path) -> int:
 
 
 def _field(
-    where: str, row, names: Sequence[str], hint: str, any_case: bool, null_is_empty: bool
+    where: str,
+    row,
+    names: Sequence[str],
+    hint: str,
+    any_case: bool,
+    null_is_empty: bool,
+    takes_chats: bool,
 ) -> str:
     """Returns a field of an object as a table would have it."""
     if not isinstance(row, dict):
@@ -377,6 +389,8 @@ def _field(
         return ""
     if isinstance(value, bool | int | float) and not is_missing:
         value = str(value)
+    if takes_chats and isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+        value = json.dumps(value, default=str) if value else ""
     if not isinstance(value, str):
         raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")
     if value != value.encode(errors="ignore").decode():  # half of a surrogate pair

@@ -73,6 +73,18 @@ CHATS = {
 }
 
 
+def form_of(chat: Chat, start: str | None) -> str:
+    """Returns a text of two turns: a {prompt} and its {response}.
+
+    Args:
+        chat: The form of the turns.
+        start: The token that begins a text, or None.
+    """
+    prompt = chat.turn.replace("{role}", "user").replace("{text}", "{prompt}")
+    response = chat.turn.replace("{role}", chat.assistant).replace("{text}", "{response}")
+    return (start or "") + prompt + chat.between + response
+
+
 def last_text(prompt: Prompt) -> str:
     """Returns a prompt that is a text, or what the last turn of a chat says."""
     return prompt if isinstance(prompt, str) else prompt[-1][1]

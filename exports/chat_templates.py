@@ -14,18 +14,6 @@ SYSTEM_FIRST = (
 )
 
 
-def form_of(chat: Chat, start: str | None) -> str:
-    """Returns a text of two turns: a {prompt} and its {response}.
-
-    Args:
-        chat: the form of the turns.
-        start: the token that begins a text, or None.
-    """
-    prompt = chat.turn.replace("{role}", "user").replace("{text}", "{prompt}")
-    response = chat.turn.replace("{role}", chat.assistant).replace("{text}", "{response}")
-    return (start or "") + prompt + chat.between + response
-
-
 def jinja_of(chat: Chat, start: str | None) -> str:
     """Returns the `chat_template` whose text has the tokens that `data.templates.Template` makes.
 

@@ -20,9 +20,9 @@ import safetensors.numpy
 
 from data import files
 from data.errors import DataError
-from data.templates import CHATS, Chat, Template
+from data.templates import CHATS, Chat, Template, form_of
 from data.word_pieces import INVISIBLE, OTHER_WHITE_SPACE, SPECIAL_TOKENS
-from exports.chat_templates import form_of, jinja_of
+from exports.chat_templates import jinja_of
 from exports.comparison import Differs, random_inputs, require_equal
 from models.decoders import stop_tokens
 

@@ -28,7 +28,7 @@ from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import arrays, masked_lm, word_pieces
-from data.errors import DataError, read_each
+from data.errors import DataError, has_inputs, read_each
 from data.sequences import cut_note, in_blocks, sequences_once
 from data.text import load_text
 from models import bert, fine_tuning, likelihoods, presets
@@ -301,6 +301,8 @@ def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list
         inputs: texts with one [MASK] or more. Special tokens are never predicted.
         top: number of word pieces for each [MASK]; 0 for all.
     """
+    if not has_inputs(inputs):
+        return []
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
     pieces = word_pieces.pieces_of(tokenizer)

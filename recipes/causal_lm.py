@@ -39,7 +39,7 @@ from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
 from data import baselines as counted
-from data.errors import DataError, first_line, read_each
+from data.errors import DataError, first_line, has_inputs, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
@@ -219,7 +219,7 @@ def main(options: Options) -> dict:
             )
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
-        run.note(data.note, vocabulary_note(options, preset, data))
+        run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         template = None  # of text
@@ -349,6 +349,16 @@ def vocabulary_note(options: Options, preset: str | None, data) -> str | None:
     if preset is not None or options.vocabulary is not None:
         return None
     return data.as_text().to_learn_from()[1]
+
+
+def other_kind_note(run, data) -> str | None:
+    """Returns a note if a run that learned prompts is evaluated on text, or the reverse."""
+    learned_prompts = run.trained is not None and run.metadata["template"] is not None
+    if run.trained is None or learned_prompts == isinstance(data, prompts.Prompts):
+        return None
+    kinds = ("prompts and responses", "text")
+    learned, found = kinds if learned_prompts else kinds[::-1]
+    return f"{data.name}: {found}, and the run learned {learned}"
 
 
 def make_rows(
@@ -575,6 +585,8 @@ def predict(
         problems.insert(0, f"--max-length {max_length}: must be 0 or at least 2")
     if problems:
         raise OptionsError("\n".join(problems))
+    if not has_inputs(inputs):
+        return []
     task = run.load_model("float32")
     template = run.metadata["template"]
     asked = inputs if template is None else read_each(prompts.of_input, inputs)

@@ -51,6 +51,7 @@ def main(options: Options) -> list[dict[str, str]]:
             problems.append(str(error))
     if not runs:
         raise RunError("\n".join(["no finished run", *problems]))
+    name_data_once(runs)
     rows = []
     for title in dict.fromkeys(run["table"] for run in runs):
         table = cells_of([run for run in runs if run["table"] == title])
@@ -126,6 +127,22 @@ def validation_of(folder: Path, step: int | None) -> dict[str, float]:
     }
 
 
+def name_data_once(runs: list[dict]) -> None:
+    """Gives runs of a recipe whose data have the same checksums the table of the first of them.
+
+    A path may be spelled in several ways.
+    """
+    first: dict[str, dict] = {}
+    for run in runs:
+        sums = {k: v for k, v in run["checksums"].items() if k != "vocabulary_sha256"}
+        if not sums:
+            continue
+        known = first.setdefault(json.dumps([run["recipe"], sums], sort_keys=True), run)
+        run["table"] = known["table"]
+        if "dataset" in run["settings"] and "dataset" in known["settings"]:
+            run["settings"]["dataset"] = known["settings"]["dataset"]
+
+
 def tell_data_apart(runs: list[dict]) -> None:
     """Adds the data's checksums to the settings of runs of one seed that were trained differently.
 
@@ -157,12 +174,19 @@ def names_of(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 def without_copies(runs: list[dict], names: dict[Path, str]) -> list[tuple[str, dict]]:
-    """Returns the runs with distinct weights and their names; copies share one: "a = b"."""
+    """Returns the runs with distinct weights and their names; copies share one: "a = b".
+
+    A copy may lack `metrics.jsonl`: the run is one that has validation metrics, if there is one.
+    """
     by_weights: dict[object, list[dict]] = {}
     for number, run in enumerate(runs):
         by_weights.setdefault(run.get("weights_sha256", number), []).append(run)
     return [
-        (" = ".join(names[run["folder"]] for run in same), same[0]) for same in by_weights.values()
+        (
+            " = ".join(names[run["folder"]] for run in same),
+            next((run for run in same if run["valid"]), same[0]),
+        )
+        for same in by_weights.values()
     ]
 
 

@@ -34,7 +34,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import outputs_of
 from data import arrays, melting
-from data.errors import InputError, read_each
+from data.errors import InputError, has_inputs, read_each
 from data.melting_errors import (
     error_beside_formula,
     errors,
@@ -60,6 +60,18 @@ class Options(TransformerOptions):
     """Options of `recipes.dna_melting`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "ACGTTGCATGCCA"
+    INPUTS_AND_OUTPUTS: ClassVar[str] = (
+        "A dict of two arrays in; degrees Celsius of shape (batch, 1) out.\n\n"
+        "`columns`, int32 of shape (batch, columns): a molecule from its outside in, 0 for padding "
+        "behind it. A column is 1 + 25 · kind + 5 · first + second. Kind: 0 a Watson-Crick pair, 1 "
+        "a mismatch, bulge or internal loop, 2 an unpaired base in the loop of a hairpin, 3 a "
+        "dangling end. First: the base of the 5' side, second: the opposite one; 0 where no base "
+        "is, 1 to 4 for A, C, G and T.\n\n"
+        "`conditions`, float32 of shape (batch, 2): ln([Na⁺] / 0.063 M) and ln C. C is 1 M for a "
+        "hairpin, a quarter of all strands' concentration for a duplex, and half of it for a "
+        "self-complementary one.\n\n"
+        "The hairpin `CGAAAACG` at 0.063 M is `[14, 18, 56, 56, 56, 56]` and `[0, 0]`."
+    )
 
     dataset: str = option(
         "nearest-neighbour",
@@ -487,6 +499,8 @@ def predict(
         sodium: mol/l: 50 mM are 0.05.
         strand_concentration: mol/l of all strands: 1 µM is 1e-6; without effect on a hairpin.
     """
+    if not has_inputs(inputs):
+        return []
 
     def read(text: str | melting.Molecule) -> melting.Molecule:
         if isinstance(text, melting.Molecule):

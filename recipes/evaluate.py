@@ -35,7 +35,19 @@ from training.loaded_run import LoadedRun, evaluate, load_run
 from training.options import RunOptions, check, flag, option
 
 # Options of the recipe that another dataset may need to differ.
-COLUMNS = ("text_column", "second_text_column", "label_column")
+COLUMNS = (
+    "text_column",
+    "second_text_column",
+    "label_column",
+    "prompt_column",
+    "response_column",
+)
+# Of them those that another one leaves unused.
+REPLACES = {
+    "text_column": ("prompt_column", "response_column"),
+    "prompt_column": ("text_column",),
+    "response_column": ("text_column",),
+}
 MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
 
 
@@ -54,6 +66,12 @@ class Options(RunOptions):
     )
     label_column: str | None = option(
         None, "Column of the labels in --dataset (default: the run's)."
+    )
+    prompt_column: str | None = option(
+        None, "Column of the prompts in --dataset (default: the run's)."
+    )
+    response_column: str | None = option(
+        None, "Column of the responses in --dataset (default: the run's)."
     )
     test_file: Path | None = option(
         None,
@@ -99,7 +117,9 @@ class Options(RunOptions):
             problems.append("--on and --examples: pass only one of them")
         if self.dataset is None:
             named = [name for name in COLUMNS if getattr(self, name) is not None]
-            problems += [f"{flag(name)}: needs --dataset" for name in named]
+            hint = "; name the columns of --test-file as those of the run's data"
+            hint = hint if self.test_file is not None else ""
+            problems += [f"{flag(name)}: needs --dataset{hint}" for name in named]
         return problems
 
 
@@ -121,9 +141,14 @@ def main(options: Options) -> dict:
             examples=options.examples is not None,
             **columns_of(options, run),
         )
-    examples = results.pop("examples", [])
+    examples = results.pop("examples", None)
     _print(results, options)
     if options.examples is not None:  # afterwards: a file that cannot be written costs no result
+        if examples is None:
+            raise OptionsError(
+                f"--examples: {run.module.__name__} has none; text_classification, dna_melting and "
+                "seq2seq have them, and a recipe that calls run.finish(examples_table=...)"
+            )
         tables.write_csv(options.examples, examples)
         if not options.json:
             print(f"\nwrote {options.examples}, {len(examples) - 1:,} rows")
@@ -173,8 +198,10 @@ def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def columns_of(options: Options, run: LoadedRun) -> dict[str, str]:
+def columns_of(options: Options, run: LoadedRun) -> dict[str, str | None]:
     """Returns the named columns of another dataset, as options of the run's recipe.
+
+    The column of a text replaces those of prompts and responses, and the reverse.
 
     Raises:
         OptionsError: the recipe reads no such columns.
@@ -184,7 +211,8 @@ def columns_of(options: Options, run: LoadedRun) -> dict[str, str]:
     for name in named:
         if not hasattr(run.options, name):
             raise OptionsError(f"{flag(name)}: {run.module.__name__} has no such option")
-    return named
+    replaced = {other for name in named for other in REPLACES.get(name, ())}
+    return {other: None for other in replaced if hasattr(run.options, other)} | named
 
 
 def evaluate_pairs(run: LoadedRun, folder: Path, cache_dir: Path | None = None) -> dict:

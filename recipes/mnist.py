@@ -13,6 +13,7 @@ On digits: test accuracy 98.3% in 12 to 34 seconds on 2 CPU cores; other data in
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from callbacks.pictures import ImageSummaries
 from data import arrays
 from data.baselines import most_frequent_accuracy
-from data.errors import read_each
+from data.errors import has_inputs, read_each
 from data.images import load_images, read_image
 from training.artifacts import data_sha256
 from training.command_line import command_line
@@ -32,6 +33,11 @@ from training.run import start_run
 @dataclasses.dataclass(kw_only=True)
 class Options(SharedOptions):
     """Options of `recipes.mnist`."""
+
+    INPUTS_AND_OUTPUTS: ClassVar[str] = (
+        "Images of shape (batch, 28, 28, 1), float32 in [0, 1], light on dark, in; logits of shape "
+        "(batch, 10), whose softmax are probabilities, out."
+    )
 
     dataset: str = option(
         "auto", "mnist, fashion_mnist, digits, a folder of the four IDX files, or auto."
@@ -138,6 +144,8 @@ def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 3) -> list[list
         inputs: paths; the images are fitted to 28x28 pixels, light on dark.
         top: number of classes of each answer; 0 for all.
     """
+    if not has_inputs(inputs):
+        return []
     images = read_each(read_image, map(Path, inputs))
     logits = run.load_model("float32")(np.stack([pixels for pixels, _ in images]))
     probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))

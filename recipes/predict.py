@@ -56,13 +56,14 @@ class Options(TakesMore, RunOptions):
     json: bool = option(False, "Print the answers as one JSON array.")
     csv: Path | None = option(
         None,
-        "Write the rows of --file, or the inputs, with columns for the answers into this new file "
-        "(.csv), instead of printing them.",
+        "Write the rows of --file, or the inputs, with columns for the answers into this file "
+        "(.csv), instead of printing them; continues one that the same command began.",
     )
 
     def problems(self) -> list[str]:
         """Returns a line per problem of the inputs and of the output."""
-        problems = self._problems_of_inputs() + problems_of_csv(self.csv, "--csv")
+        problems = self._problems_of_inputs()
+        problems += problems_of_csv(self.csv, "--csv", may_exist=True)
         if self.json and self.csv is not None:
             problems.append("--json and --csv: pass only one of them")
         return problems
@@ -135,8 +136,8 @@ def main(options: Options, **more) -> list[list[dict]]:
         **more: extra arguments, passed to the recipe's `predict()`.
 
     Returns:
-        One list of answers per input, empty for an empty line or field of a file; an answer is a
-        dict of texts and numbers by name.
+        One list of answers per input, empty for an empty line or field of a file, and where an
+        earlier command wrote them into `--csv`; an answer is a dict of texts and numbers by name.
 
     Raises:
         DataError: an input cannot be answered; those of a file are all printed first, with an
@@ -145,6 +146,10 @@ def main(options: Options, **more) -> list[list[dict]]:
     check(options)
     run = _load(options.run_dir, best=options.best, trust_module=options.trust_module)
     inputs: Sequence[Any] = options.inputs
+    for index, text in enumerate(options.inputs):
+        # Another byte of a command line is half of a surrogate pair; a path may have one.
+        if text != text.encode(errors="ignore").decode() and not Path(text).exists():
+            raise InputError(f"{text[:60]!a}: is not UTF-8", index)
     has_rows = options.text_column is not None  # those of a table
     read_table = getattr(run.module, "read_table", None)
     if getattr(read_table, "__module__", None) != run.module.__name__:  # imported for other uses
@@ -152,7 +157,12 @@ def main(options: Options, **more) -> list[list[dict]]:
     if options.second_text_column is not None and not run.metadata.get("pairs"):
         raise OptionsError("--second-text-column: the run did not learn pairs of sentences")
     if options.file is not None and options.text_column is not None:
-        inputs = read_columns(options.file, options.text_column, options.second_text_column)
+        inputs = read_columns(
+            options.file,
+            options.text_column,
+            options.second_text_column,
+            takes_chats=run.metadata.get("template") is not None,
+        )
         if read_table is not None:
             print(
                 f"--text-column {options.text_column}: that column alone is read; without the "
@@ -169,10 +179,18 @@ def main(options: Options, **more) -> list[list[dict]]:
     typed = options.text_column is None
     if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
-    found, answers = _in_parts(run, asked, options.more | more), []
+    table, begun = _answer_table(options, inputs, has_rows), 0
+    answers: list[list[dict]] = []
     refused: list[str] = []
-    with _answer_table(options, inputs, has_rows) or contextlib.nullcontext() as table:
-        for number, text in enumerate(inputs, start=1):
+    if table is not None and table.begun:
+        begun = table.next
+        answers = [[] for _ in range(begun)]
+        refused = [f"input {index + 1}: {error}" for index, error in table.errors()]
+        print(f"{options.csv} has {table.begun:,} of {len(inputs):,} rows, the others follow")
+    asked = [text for text in inputs[begun:] if text and not isinstance(text, InputError)]
+    found = _in_parts(run, asked, options.more | more)
+    with table or contextlib.nullcontext():
+        for number, text in enumerate(inputs[begun:], start=begun + 1):
             # An empty line or field has no answer, and keeps its place.
             answer = text if isinstance(text, InputError) else next(found) if text else []
             if isinstance(answer, InputError):

@@ -30,6 +30,7 @@ from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, pairs, prompts, summaries, word_pieces
 from data import baselines as counted
+from data.errors import has_inputs
 from data.live_line import live_line
 from models import decoders, encoder_decoders, fine_tuning, presets
 from training.command_line import command_line
@@ -395,6 +396,8 @@ def predict(
     problems = decoders.sampling_problems(temperature, top_k, top_p)
     if problems:
         raise OptionsError("\n".join(problems))
+    if not has_inputs(inputs):
+        return []
     sampler = decoders.Sampler(temperature, top_k or None, top_p, seed)
     task = run.load_model("float32")
     asked = [(run.options.prefix or "") + text for text in inputs]

@@ -30,7 +30,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
 from data import arrays, scores, sentences, word_pieces
-from data.errors import DataError, read_each
+from data.errors import DataError, has_inputs, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, presets, transformers_format
@@ -622,15 +622,20 @@ def predict(
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts; long ones are truncated as in training. The two sentences of a pair are
-            separated by "|||", or are a tuple.
+        inputs: texts; long ones are truncated as in training, and of a run on `installed-docs` the
+            packages' names are removed as there. The two sentences of a pair are separated by
+            "|||", or are a tuple.
         top: number of classes of each answer; 0 for all; without effect on scores.
     """
+    if not has_inputs(inputs):
+        return []
     if run.metadata.get("pairs"):
         texts = read_each(_pair, inputs)
     else:
         texts = [each if isinstance(each, str) else PAIR.join(each) for each in inputs]
         texts = [text.replace(sentences.SEPARATOR, " ") for text in texts]  # as in training
+        if run.resolved.get("dataset") == sentences.INSTALLED_DOCS:
+            texts = list(map(sentences.without_names, texts))
     model = run.load_model("float32")
     logits = outputs_of(model, sentences.encode(texts, model.preprocessor))
     if run.metadata.get("scores"):

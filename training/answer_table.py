@@ -1,13 +1,19 @@
 """Writes inputs and the answers to them as a CSV, some rows at a time."""
 
 import collections
+import csv
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data import files, tables
+from data.errors import DataError
+
+CHECKED = 16  # rows of a table that is continued
+PREFIX = "predicted_"  # before the name of an answer that the rows have too
 
 
 class AnswerTable:
@@ -17,11 +23,21 @@ class AnswerTable:
     answers follow those of the rows, in the order in which answers first have them; `error` is the
     last one.
 
+    Continues a CSV that has the first of the rows and their answers. The answers to the last of
+    them are added again, and compared: they may be those of another run, or by other options.
+
     Args:
-        path: of the CSV; one that exists is replaced.
+        path: of the CSV.
         header: names of the rows' columns.
         rows: the values of each row, texts or values of JSON.
         at_once: rows that are written together.
+
+    Attributes:
+        begun: number of rows that the CSV had before.
+        next: index of the row that the next answers are for.
+
+    Raises:
+        DataError: the CSV exists, and is not such a beginning or has all rows.
     """
 
     def __init__(
@@ -31,7 +47,11 @@ class AnswerTable:
         self.at_once = at_once
         self._columns: list[str] = []  # names of the answers' values
         self._values: list[dict[str, Any]] = []  # of each row so far
-        self._written = 0  # rows
+        if path.exists():
+            self._read()
+        self.begun = self._written = len(self._values)
+        answered = [index for index, values in enumerate(self._values) if values]
+        self.next = answered[-CHECKED:][0] if answered else 0
 
     def __enter__(self) -> "AnswerTable":
         return self
@@ -44,8 +64,18 @@ class AnswerTable:
 
         Raises:
             OSError: the file cannot be written.
+            DataError: the file has other answers to the row.
         """
-        self._values.append(values_of(answers))
+        values, index = values_of(answers), self.next
+        self.next += 1
+        if index < self.begun:
+            if not _are_equal(values, self._values[index]):
+                raise DataError(
+                    f"--csv: {self.path} has other answers to row {index + 1:,} than this run with "
+                    "these options; remove it, or name a new one"
+                )
+            return
+        self._values.append(values)
         if len(self._values) - self._written >= self.at_once:
             self.write()
 
@@ -75,9 +105,45 @@ class AnswerTable:
         headings = list(self.header)
         for name in self._columns:
             while name in headings:
-                name = f"predicted_{name}"
+                name = PREFIX + name
             headings.append(name)
         return headings
+
+    def errors(self) -> list[tuple[int, str]]:
+        """Returns the index and the error of each row before the next one that has an error."""
+        before = enumerate(self._values[: self.next])
+        return [(index, values["error"]) for index, values in before if values.get("error")]
+
+    def _read(self) -> None:
+        """Reads the names and values of the answers in the file; a number is its text.
+
+        Raises:
+            DataError: its rows are not the first ones of the table with answers, or all of them.
+        """
+        known, header, count = len(self.header), _cells([self.header])[0], 0
+        try:
+            content = self.path.read_bytes().decode() if self.path.is_file() else ""
+            headings, *lines = csv.reader(io.StringIO(content, newline=""), strict=True)
+            count = len(lines)
+        except (ValueError, csv.Error):  # not UTF-8, no line, or not a row
+            headings, lines = [], []
+        is_whole = 0 < count < len(self.rows) and content.endswith("\r\n")
+        if (
+            not is_whole
+            or headings[:known] != header
+            or len(headings) == known
+            or any(len(line) != len(headings) for line in lines)
+            or [line[:known] for line in lines] != _cells(self.rows[:count])
+        ):
+            raise DataError(f"--csv: {self.path} already exists; remove it, or name a new one")
+        for place in range(known, len(headings)):
+            name = headings[place]
+            while name.startswith(PREFIX) and name.removeprefix(PREFIX) in headings[:place]:
+                name = name.removeprefix(PREFIX)
+            self._columns.append(name)
+        for line in lines:
+            answered = zip(self._columns, line[known:], strict=True)
+            self._values.append({name: cell for name, cell in answered if cell})
 
 
 def values_of(answers: Sequence[dict]) -> dict[str, Any]:
@@ -109,6 +175,30 @@ def values_of(answers: Sequence[dict]) -> dict[str, Any]:
     return found
 
 
+def _cells(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Returns the texts that a CSV has of rows."""
+    text = io.StringIO(newline="")
+    tables.write_rows(text, rows)
+    read = text.getvalue().encode("utf-8", "backslashreplace").decode()
+    return list(csv.reader(io.StringIO(read, newline="")))
+
+
+def _are_equal(values: dict[str, Any], cells: dict[str, str]) -> bool:
+    """Tells whether the values of a row are those of its cells, numbers to 1e-3."""
+    (texts,) = _cells([[*values.values(), ""]])  # a row without a cell would be no line
+    ours = {name: text for name, text in zip(values, texts, strict=False) if text}
+    if ours.keys() != cells.keys():
+        return False
+    for name, text in ours.items():
+        try:
+            is_equal = math.isclose(float(text), float(cells[name]), rel_tol=1e-3)
+        except ValueError:  # not numbers
+            is_equal = False
+        if not is_equal and text != cells[name]:
+            return False
+    return True
+
+
 def _plain(value):
     """Returns a number of NumPy, or a tensor of one, as a number of Python."""
     if value is None or isinstance(value, str | bool | int | float | list | dict):
@@ -129,14 +219,24 @@ def _append(path: Path, rows: Sequence[Sequence[Any]]) -> None:
         raise
 
 
-def problems_of_csv(path: Path | None, name: str) -> list[str]:
-    """Returns a line if an option does not name a new CSV in a folder that exists."""
+def problems_of_csv(path: Path | None, name: str, *, may_exist: bool = False) -> list[str]:
+    """Returns a line if an option does not name a new CSV in a folder that can be written.
+
+    Args:
+        path: the value of the option.
+        name: of the option.
+        may_exist: whether the CSV need not be new.
+    """
     if path is None:
         return []
     if path.suffix.lower() != ".csv":
         return [f"{name} {path}: must end in .csv"]
-    if path.exists():
+    if path.exists() and not may_exist:
         return [f"{name}: {path} already exists; remove it, or name a new one"]
     if not path.parent.is_dir():
         return [f"{name} {path}: its folder does not exist"]
+    if not os.access(path.parent, os.W_OK):
+        return [f"{name} {path}: its folder cannot be written"]
+    if path.exists() and not os.access(path, os.W_OK):
+        return [f"{name} {path}: cannot be written"]
     return []

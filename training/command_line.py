@@ -134,7 +134,10 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         parser.set_defaults(**vars(from_json(kind, Path(os.path.expanduser(known.options)))))
         known, unknown = parse_known(arguments)
     if unknown and all_known:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(parser, unknown)}")
+        hint = _did_you_mean(parser, unknown)
+        if takes_more and not hint and unknown[0].startswith("-"):
+            hint = '; "--" comes before inputs that begin with "-"'
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     values = vars(known)
     names = {field.name for field in dataclasses.fields(kind)}
     options = kind(**{name: value for name, value in values.items() if name in names})

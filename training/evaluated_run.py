@@ -15,7 +15,7 @@ from distribution import keras_compat, step
 from training import checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
-from training.options import EvaluationRequest, SharedOptions, module_name
+from training.options import EvaluationRequest, SharedOptions
 from training.plan import Plan, make_plan
 from training.report import error_of_accuracy
 
@@ -210,10 +210,9 @@ class EvaluatedRun:
         test_examples: int | None = None,
         **more,
     ) -> dict:
-        """Returns the results of the evaluation, and the examples if they are wanted.
+        """Returns the results of the evaluation, and the examples if they are wanted and exist.
 
         Raises:
-            OptionsError: the recipe has no examples.
             RunError: one of `more` has the name of another result, or is not JSON.
         """
         results = {
@@ -227,11 +226,6 @@ class EvaluatedRun:
             **error_of_accuracy(test, test_examples),
         }
         checks.require_own_values(self.finish, more, results.keys() | checks.OPTIONAL_RESULTS)
-        if self._request.examples:
-            if examples_table is None:
-                raise OptionsError(
-                    f"--examples: {module_name(type(self.options))} has none "
-                    "(run.finish(examples_table=...))"
-                )
+        if self._request.examples and examples_table is not None:
             results["examples"] = examples_table()
         return results | more

@@ -14,6 +14,7 @@ import numpy as np
 
 from callbacks import checkpoint
 from data import files
+from data.errors import DataError
 from training import artifacts, run_files
 from training.errors import OptionsError, RunError
 from training.options import EvaluationRequest, SharedOptions, all_problems, flag, from_json
@@ -73,7 +74,9 @@ class LoadedRun:
         return self._models[policy]
 
 
-def load_run(folder: Path, *, best: bool = False, trust_module: str | None = None) -> LoadedRun:
+def load_run(
+    folder: str | Path, *, best: bool = False, trust_module: str | None = None
+) -> LoadedRun:
     """Loads a finished run of any recipe; the model itself is loaded by `load_model()`.
 
     Args:
@@ -84,6 +87,7 @@ def load_run(folder: Path, *, best: bool = False, trust_module: str | None = Non
     Raises:
         RunError: the run is not finished or damaged, or its recipe must not or cannot be imported.
     """
+    folder = Path(folder)
     _require_finished(folder)
     problem = files.damage(folder / "model", [files.METADATA])
     if problem:
@@ -275,10 +279,11 @@ def evaluate(
 
     Returns:
         `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline`, `notes`, and what the recipe
-        adds to its results; `examples`, a header and rows, if they are wanted.
+        adds to its results; `examples`, a header and rows, if they are wanted and the recipe has
+        them.
 
     Raises:
-        OptionsError: the recipe has no examples.
+        DataError: the data cannot be read.
     """
     options = dataclasses.replace(
         trained.options,
@@ -293,7 +298,15 @@ def evaluate(
         **data_options,
     )
     options.evaluation = EvaluationRequest(trained, test_file, examples)
-    return trained.module.main(options)
+    try:
+        return trained.module.main(options)
+    except DataError as error:
+        is_there = files.expand(options.dataset).exists()
+        if dataset is not None or is_there or options.dataset not in str(error):
+            raise
+        raise DataError(
+            f"{error}; the run was trained on these data: pass --dataset if they have moved"
+        ) from error
 
 
 def same_outputs(ours, theirs) -> bool:

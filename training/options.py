@@ -140,6 +140,8 @@ class SharedOptions(ProgramOptions):
             its end; None where inputs are files.
         EXPORT_TAKES_TEXTS: whether `recipes.export` writes the SavedModel of a BERT as one that
             takes texts, instead of the inputs and outputs of the Keras model.
+        INPUTS_AND_OUTPUTS: what the model takes and returns, for its card; None where it is a task
+            of KerasNLP, or `model.summary()` says enough.
         JIT_MIN_STEPS: number of steps from which a run on CPUs is faster with `--jit on`, compiling
             included, measured by the recipe's author; None where it is never faster.
         GPU_JIT_IS_DETERMINISTIC: whether XLA compiles the recipe's steps for a GPU with
@@ -150,6 +152,7 @@ class SharedOptions(ProgramOptions):
 
     EXAMPLE_INPUT: ClassVar[str | None] = None
     EXPORT_TAKES_TEXTS: ClassVar[bool] = False
+    INPUTS_AND_OUTPUTS: ClassVar[str | None] = None
     JIT_MIN_STEPS: ClassVar[int | None] = None
     GPU_JIT_IS_DETERMINISTIC: ClassVar[bool] = False
     evaluation: ClassVar[EvaluationRequest | None] = None

@@ -1,15 +1,18 @@
 """Reports on a finished run: compares it with the baselines, and writes the model card."""
 
+import json
 import re
 import string
 import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 
 from callbacks.metric_direction import direction
 from data import files
 from data.baselines import standard_error
+from data.templates import CHATS, form_of
 from training.options import SharedOptions, to_json
 
 BASELINES = {
@@ -42,6 +45,10 @@ $notes
 
 `$model`, $parameters parameters.$origin
 
+## Inputs and outputs
+
+$usage
+
 ## Test
 
 | on the test split | this model | baseline |
@@ -65,9 +72,25 @@ import keras
 import keras_nlp  # registers its layers and models
 
 model = $load
-model.summary()
+model.summary()$call
+```
+$words""")
+
+WORDS = string.Template("""
+KerasNLP alone does not split a text into words before it merges byte pairs, as this training did:
+runs of spaces, line breaks and long numbers become other tokens. With the package of the recipe on
+Python's path the tokens are the same:
+
+```python
+import keras_nlp
+
+from models import presets
+
+model = presets.load($task, ".")
 ```
 """)
+
+MOST_CLASSES = 20  # that a card lists
 
 
 FEW_STEPS = 100  # a run of fewer has hardly learned, whatever its data and model
@@ -190,12 +213,89 @@ def _without_paths(note: str, options: SharedOptions) -> str:
     return re.sub(r"(?<![\w:/.])~?/(?:[\w.+@~-]+/)*(?=[\w.+@~-])", "", note)
 
 
+def _usage(
+    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor
+) -> tuple[str, list[str]]:
+    """Returns a text on a model's inputs and outputs, and lines of Python that answer an input."""
+    texts: list[str] = []
+    lines: list[str] = []
+    if preprocessor is not None:
+        texts, lines = _of_task(model, options, metadata, preprocessor)
+    texts = [options.INPUTS_AND_OUTPUTS] if options.INPUTS_AND_OUTPUTS else texts
+    classes = metadata.get("classes", ())  # of a recipe of another author perhaps something else
+    if isinstance(classes, list | tuple | np.ndarray) and len(classes):
+        named = ", ".join(f"{n} `{name}`" for n, name in enumerate(classes[:MOST_CLASSES]))
+        more = f", ...; all {len(classes):,} are in `recipe.json`"
+        is_all = len(classes) <= MOST_CLASSES
+        texts.append(f"The outputs are those of the classes {named}{'' if is_all else more}.")
+    return "\n\n".join(texts) or "Those that `model.summary()` shows.", lines
+
+
+def _of_task(
+    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor
+) -> tuple[list[str], list[str]]:
+    """Returns what `_usage` does, of a task of KerasNLP that has its preprocessor."""
+    from keras_nlp import models  # after the start of the training, for which it may not be needed
+
+    example = options.EXAMPLE_INPUT or "..."
+    if isinstance(model, models.TextClassifier):
+        inputs = "Texts in"
+        call = f"model.predict([{_quoted(example)}])"
+        if metadata.get("pairs"):
+            inputs = "Pairs of texts in, as a tuple of the first and the second ones"
+            call = 'model.predict((["the first text"], ["the second text"]))'
+        outputs = f"numbers of shape (batch, {model.num_classes})"
+        if metadata.get("scores"):
+            outputs = "scores of shape (batch, 1), in the unit of the labels,"
+        elif model.activation is keras.activations.linear:
+            outputs = (
+                f"logits of shape (batch, {model.num_classes}), whose softmax are probabilities,"
+            )
+        return [f"{inputs}; {outputs} out."], [f"outputs = {call}", "print(outputs)"]
+    if isinstance(model, models.MaskedLM):
+        return [
+            "Tokens and masked positions in; logits of the tokens at these positions, of shape "
+            "(batch, positions, vocabulary), out. `model.preprocessor` masks tokens at random."
+        ], []
+    if not isinstance(model, models.CausalLM):
+        return [], []
+    texts = ["A text in, its continuation out."]
+    if isinstance(model, models.Seq2SeqLM):
+        texts = ["A text in, another one out."]
+        prefix = getattr(options, "prefix", None)
+        if isinstance(prefix, str) and prefix:
+            example = prefix + example
+            texts.append(f"Each input begins with {_quoted(prefix)}.")
+    template = metadata.get("template")
+    if isinstance(template, str):
+        chat = CHATS.get(template)
+        form = form_of(chat, None) if chat is not None else template
+        texts = [f"Trained on prompts and responses in this form: {_quoted(form)}."]
+        example = form.partition("{response}")[0].replace("{prompt}", example)
+        if chat is not None:
+            texts.append(f"Each of {', '.join(f'`{name}`' for name in chat.markers)} is one token.")
+            if any(len(preprocessor.tokenizer(name)) > 1 for name in chat.markers):
+                texts.append("KerasNLP's tokenizer alone does not read them so in a text.")
+                return texts, []
+    return texts, [
+        'model.compile(sampler="greedy")  # the likeliest token each time',
+        f"text = model.generate({_quoted(example)})",
+        "print(text)",
+    ]
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as Python writes it, between double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def model_card(
     model: keras.Model,
     results: dict,
     options: SharedOptions,
-    is_preset: bool,
     described: dict,
+    metadata: dict,
+    preprocessor=None,
 ) -> str:
     """Returns the model card in Markdown; its Python runs in the model's folder.
 
@@ -203,15 +303,20 @@ def model_card(
         model: the trained model.
         results: the content of `results.json`.
         options: the recipe's options.
-        is_preset: whether the folder is a preset of KerasNLP.
         described: the options that describe the training, and resolved values, by name.
+        metadata: values that the model's inputs and outputs need.
+        preprocessor: of KerasNLP, where the folder is a preset; otherwise None.
     """
     kind, best = type(options), results["weights_of_step"]
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
-    load = 'keras.saving.load_model("model.keras")'
-    if is_preset:
-        load = f'keras_nlp.models.{type(model).__name__}.from_preset(".")'
+    load, words = 'keras.saving.load_model("model.keras")', ""
+    if preprocessor is not None:
+        task = f"keras_nlp.models.{type(model).__name__}"
+        load = f'{task}.from_preset(".")'
+        if getattr(getattr(preprocessor, "tokenizer", None), files.SPLITS_WORDS, False):
+            words = WORDS.substitute(task=task)
+    usage, call = _usage(model, options, metadata, preprocessor)
     return CARD.substitute(
         recipe=results["recipe"],
         title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],
@@ -230,5 +335,8 @@ def model_card(
             if value is not None and "/" not in str(value)  # it is passed on: no path in it
         ),
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        usage=usage,
         load=load,
+        call="".join(f"\n{line}" for line in call),
+        words=words,
     )

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 import shutil
@@ -101,6 +102,20 @@ class TestAtomic:
             (tmp_path / "target" / "old").write_text("") if before is write_folder else None
         assert os.listdir(tmp_path) == ["target"]
         assert before is write_file or (tmp_path / "target" / "old").exists()
+
+    def test_an_error_names_the_target(self, tmp_path, monkeypatch):
+        def refuse(path):
+            raise PermissionError(errno.EROFS, "Read-only file system", path)
+
+        for name, fails in (("remove", refuse), ("sync", refuse)):
+            with monkeypatch.context() as patched:
+                patched.setattr(files, name, fails)
+                with pytest.raises(OSError) as raised, files.atomic(tmp_path / "target") as new:
+                    write_file(new)
+            assert raised.value.filename == str(tmp_path / "target")
+        with pytest.raises(OSError) as raised, files.atomic(tmp_path / "target"):
+            open(tmp_path / "none")
+        assert raised.value.filename == str(tmp_path / "none")
 
     def test_what_a_killed_process_left_is_removed_and_nothing_else(self, tmp_path):
         write_file(tmp_path / "target")

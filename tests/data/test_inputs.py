@@ -1,5 +1,8 @@
 """Tests what `recipes.predict` reads from a file."""
 
+import json
+import os
+
 import pytest
 
 from data import inputs
@@ -57,3 +60,25 @@ def test_pairs_of_a_table(tmp_path):
     half = write(tmp_path / "b.csv", b"one,two\na film,\n")
     with pytest.raises(DataError, match="line 2: one sentence of the pair is empty"):
         inputs.read_columns(half, "one", "two")
+
+
+def test_a_field_may_be_the_turns_of_a_chat(tmp_path):
+    turns = [{"role": "user", "content": "é?"}]
+    rows = [{"messages": turns}, {"messages": []}, {"messages": None}, {"messages": "plain"}]
+    chats = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    first, *others = inputs.read_columns(chats, "messages", takes_chats=True)
+    assert json.loads(first) == turns and others == ["", "", "plain"]
+    with pytest.raises(DataError, match="line 1: messages is .*, expected a text or a number"):
+        inputs.read_columns(chats, "messages")
+    texts = write(tmp_path / "b.jsonl", b'{"messages": ["a", "b"]}')
+    with pytest.raises(DataError, match="expected a text or a number"):
+        inputs.read_columns(texts, "messages", takes_chats=True)
+
+
+def test_a_pipe_is_not_a_table(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(writer, b"review\ngood\n")
+    with pytest.raises(DataError, match="pipe: a table must be a file, not a pipe"):
+        inputs.read_columns(tmp_path / "pipe", "review")
+    os.close(writer)

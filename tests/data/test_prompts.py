@@ -186,8 +186,11 @@ def test_a_chat_of_several_turns_is_a_prompt_and_the_last_response(tmp_path):
     assert prompts.of_input(prompts.as_input(turns)) == turns
     for text in ("And?", "[1, 2]", "[a", '[{"a": 1}]'):
         assert prompts.of_input(text) == text == prompts.as_input(text)
-    with pytest.raises(DataError, match="ending with the user; found assistant"):
+    with pytest.raises(DataError, match="ending with the user; found assistant; leave out the as"):
         prompts.of_input('[{"role": "assistant", "content": "a"}]')
+    with pytest.raises(DataError, match="ending with the user; found user, user$"):
+        prompts.of_input(json.dumps([{"role": "user", "content": "a"}] * 2))
+    assert prompts.of_input('[{"from": "human", "value": "a"}]') == (("user", "a"),)
 
 
 def write_objects(path, *rows):
@@ -575,6 +578,20 @@ def test_two_prompts_in_a_row_are_refused(tmp_path, ending):
     path = write_objects(tmp_path / f"a.{ending}", row)
     with pytest.raises(DataError, match="2 columns prompt .*question.*--prompt-column and"):
         prompts.load_prompts(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_test_file_has_the_columns_of_the_dataset(tmp_path, ending):
+    rows = [{"prompt": f"{n}?", "response": "yes"} for n in range(90)]
+    data = write_objects(tmp_path / "a.jsonl", *rows)
+    other = write_objects(tmp_path / f"b.{ending}", {"q": "a", "a": "b"})
+    said = "b.*; name the columns of --test-file as those of the run's data$"
+    with pytest.raises(DataError, match=said):
+        prompts.load_prompts(str(data), test_file=other)
+    with pytest.raises(DataError, match=said):
+        prompts.read_pairs(other)
+    named = prompts.Columns.of("q", "a")
+    assert prompts.read_pairs(other, named) == [("a", "b")] and named.of_test_file() == named
 
 
 def test_a_table_of_text_is_told_its_option(tmp_path):

@@ -28,11 +28,17 @@ class Runs(dict):
         strategy_run.write_data(root)
 
     def __missing__(self, name):
-        module, options = strategy_run.RUNS["bert_packed" if name == "bert" else name]
+        every = strategy_run.RUNS | strategy_run.FINE_TUNED | strategy_run.FAMILIES
+        module, options = every["bert_packed" if name == "bert" else name]
         recipe = importlib.import_module(f"recipes.{module}")
         more = dict(run_dir=self.root / name, cache_dir=self.root / "cache")
-        more |= dict(precision=PRECISION[name], max_steps=3, epochs=1)
+        more |= dict(precision=PRECISION.get(name, "float32"), max_steps=3, epochs=1)
         more |= strategy_run.data_options(module, self.root)
+        if module == "causal_lm":
+            more |= dict(sequence_length=32)  # so that the usual input leaves room for tokens
+        if "preset" in options and options["preset"] != "scratch":
+            strategy_run.write_preset(options["preset"], self.root)
+            more |= dict(preset=str(self.root / "presets" / options["preset"]))
         recipe.main(recipe.Options(**(options | more)))
         return self.setdefault(name, self.root / name)
 

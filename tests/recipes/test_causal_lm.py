@@ -330,6 +330,23 @@ def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):
 
 
 @pytest.mark.long
+def test_a_run_of_text_is_evaluated_on_prompts_of_any_columns(finished, tmp_path, command_line):
+    folder, _ = finished
+    lines = ["q,a", *(f"the loss of {n},a step" for n in range(90))]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines) + "\n")
+    words = (folder, "--dataset", tmp_path / "pairs.csv")
+    status, _, err = command_line(evaluate, *words)
+    assert status == 2 and "q" in err
+    named = ("--prompt-column", "q", "--response-column", "a", "--json")
+    status, out, err = command_line(evaluate, *words, *named)
+    assert (status, err) == (0, "")
+    notes = json.loads(out)["notes"]
+    assert f"{tmp_path / 'pairs.csv'}: prompts and responses, and the run learned text" in notes
+    with pytest.raises(DataError, match="expected a list of inputs"):
+        causal_lm.predict(load_run(folder), "the loss")
+    assert causal_lm.predict(load_run(folder), []) == []
+
+
 def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
     lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]
@@ -350,6 +367,19 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
     status, out, _ = command_line(evaluate, tmp_path / "run", "--json")
     assert json.loads(out)["test"] == pytest.approx(results["test"])
+    (tmp_path / "a.txt").write_text("".join(f"{n} is even\n" for n in range(0, 400, 2)))
+    text = evaluate.main(
+        evaluate.Options(run_dir=tmp_path / "run", dataset=str(tmp_path / "a.txt"))
+    )
+    assert f"{tmp_path / 'a.txt'}: text, and the run learned prompts and responses" in text["notes"]
+    # A file of the form of chats.
+    turns = [{"role": "user", "content": "1234 is"}]
+    lines = [{"messages": turns}, {"messages": [*turns, {"role": "assistant", "content": "even"}]}]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    file = ("--file", tmp_path / "chats.jsonl", "--text-column", "messages", "--json")
+    status, out, err = command_line(predict, tmp_path / "run", *file, "--temperature", 0)
+    answers = [answer for (answer,) in json.loads(out)]
+    assert status == 2 and "leave out the assistant's last message" in answers[1]["error"]
 
 
 def tuned_on_pairs(folder, **options):
@@ -391,6 +421,10 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     chat = json.dumps([{"role": role, "content": content} for role, content in turns])
     asked = ("--temperature", 0, "--json")
     status, out, err = command_line(predict, tmp_path / "run", chat, *asked)
+    assert (status, err) == (0, "") and json.loads(out) == [[{"text": "odd"}]]
+    (tmp_path / "chats.jsonl").write_text(f'{{"messages": {chat}}}\n')
+    file = ("--file", tmp_path / "chats.jsonl", "--text-column", "messages")
+    status, out, err = command_line(predict, tmp_path / "run", *file, *asked)
     assert (status, err) == (0, "") and json.loads(out) == [[{"text": "odd"}]]
     status, _, err = command_line(predict, tmp_path / "run", "5<|im_end|>")
     assert (status, err.count("\n")) == (2, 1)

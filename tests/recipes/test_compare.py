@@ -156,6 +156,35 @@ class TestRows:
         (row,) = rows(*folders[:2])
         assert row["accuracy"] == "0.5000"
 
+    def test_a_copy_without_its_curves_hides_no_validation(self, run):
+        first = run("a", results={"weights_sha256": "x", "weights_of_step": 60})
+        (first / "metrics.jsonl").unlink()
+        other = run("b", results={"weights_sha256": "x", "weights_of_step": 60})
+        (row,) = rows(first, other)
+        assert row["run"] == "a = b" and row["val_accuracy"] == "0.5000"
+
+    def test_one_dataset_has_one_table_however_its_path_is_spelled(self, run, capsys):
+        def made(name, dataset, seed, recipe="mnist", data="x", words="y"):
+            resolved = {"data_sha256": data, "vocabulary_sha256": words}
+            results = {"dataset": dataset, "recipe": recipe}
+            return run(name, {"dataset": dataset, "seed": seed}, results, resolved)
+
+        found = rows(
+            made("a", "data/x.csv", 0),
+            made("b", "./data/x.csv", 1),
+            made("c", "/home/data/x.csv", 2, words="z"),
+            made("d", "data/y.csv", 0, data="w"),
+            made("e", "data/x.csv", 0, recipe="other"),
+            run("f", {"dataset": "data/x.csv"}, {"dataset": "no sums"}),
+        )
+        assert [(row["table"], row["run"]) for row in found] == [
+            ("mnist on data/x.csv", "a, b, c"),
+            ("mnist on data/y.csv", "d"),
+            ("other on data/x.csv", "e"),
+            ("mnist on no sums", "f"),
+        ]
+        assert "dataset" not in found[0]
+
     def test_repetitions_of_a_seed_count_as_their_mean(self, run):
         """Of other last bits, for instance: they are not independent results."""
 

@@ -143,8 +143,9 @@ class TestEvaluate:
                 "--on and --examples: pass only one of them",
             ),
         ):
-            status, _, errors = command_line(evaluate, runs[recipe][0], *more)
+            status, out, errors = command_line(evaluate, runs[recipe][0], *more)
             assert status == 2 and errors.count("\n") == 1 and said in errors
+            assert ("accuracy  " in out) == (recipe == "mnist")  # the metrics are printed
         assert not (tmp_path / "c.csv").exists()
 
     @pytest.mark.parametrize("recipe", QUICK)
@@ -260,6 +261,40 @@ class TestEvaluate:
             words = (runs[recipe][0], "--test-file", file)
             status, _, err = command_line(evaluate, *words)
             assert status == 2 and said in err and err.count("\n") == 1
+        status, _, err = command_line(evaluate, *words[:2], table, "--label-column", "stars")
+        assert status == 2 and "--label-column: needs --dataset; name the columns of --test" in err
+
+    def test_data_that_have_moved(self, copied, data, tmp_path, command_line):
+        """A test file needs them, for the baselines."""
+        folder = copied("text_classification")
+        change(folder / "options.json", "options", dataset="gone.csv")
+        change(folder / "options.json", "resolved", dataset="gone.csv")
+        words = (folder, "--test-file", data / "sentences" / "test.tsv")
+        said = "'gone.csv'.*; the run was trained on these data: pass --dataset if they have moved"
+        status, _, err = command_line(evaluate, *words)
+        assert status == 2 and re.search(said, err) and err.count("\n") == 1
+        status, _, err = command_line(evaluate, *words, "--dataset", "none.csv")
+        assert status == 2 and "none.csv" in err and "moved" not in err
+        status, _, err = command_line(evaluate, *words, "--dataset", data / "sentences")
+        assert status == 0, err
+
+    def test_columns_of_a_text_replace_those_of_prompts(self):
+        options = types.SimpleNamespace(text_column="a", prompt_column="b", response_column="c")
+        run = types.SimpleNamespace(options=options)
+        for named, expected in (
+            ({"prompt_column": "x"}, {"prompt_column": "x", "text_column": None}),
+            (
+                {"text_column": "x"},
+                {"text_column": "x", "prompt_column": None, "response_column": None},
+            ),
+            (
+                {"text_column": "x", "response_column": "y"},  # refused by the recipe
+                {"text_column": "x", "response_column": "y", "prompt_column": None},
+            ),
+            ({}, {}),
+        ):
+            options = evaluate.Options(run_dir="run", **named)
+            assert evaluate.columns_of(options, run) == expected
 
     @pytest.mark.long
     def test_another_text_is_cut_into_the_runs_own_word_pieces(self, runs, data, tmp_path):
@@ -782,6 +817,96 @@ class TestPredict:
         ):
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
+
+    def test_a_table_that_was_begun_is_continued(
+        self, runs, command_line, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.setattr(predict, "AT_ONCE", 2)
+        folder, _ = runs["text_classification"]
+        texts = [*(f"film {n}" for n in range(4)), "", *(f"poor {n}" for n in range(4))]
+        table, path = tmp_path / "new.csv", tmp_path / "a.csv"
+        tables.write_csv(table, [["id", "review"], *enumerate(texts)])
+        command = (folder, "--file", table, "--text-column", "review")
+        assert command_line(predict, *command, "--csv", tmp_path / "whole.csv")[0] == 0
+        stock, asked = text_classification.predict, []
+
+        def stopped(run, texts, **more):
+            asked.extend(texts)
+            if "poor 1" in texts:
+                raise KeyboardInterrupt
+            return stock(run, texts, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(text_classification, "predict", stopped)
+            status, _, err = command_line(predict, *command, "--csv", path)
+            assert (status, err) == (75, "stopped: the same command starts again\n")
+        _, rows = tables.read_rows(path)
+        assert [row[1] for row in rows] == texts[:5]
+        # Answers of another kind are not mixed with them.
+        before = path.read_bytes()
+        status, _, err = command_line(predict, *command, "--csv", path, "--top", "1")
+        assert status == 2 and "a.csv has other answers to row 1 than this run with these" in err
+        assert path.read_bytes() == before
+        status, out, err = command_line(predict, *command, "--csv", path)
+        assert (status, err) == (0, "")
+        first, last = out.splitlines()
+        assert first == f"{path} has 5 of 9 rows, the others follow"
+        assert last == f"wrote {path}, 9 rows"
+        header, rows = tables.read_rows(path)
+        expected_header, expected = tables.read_rows(tmp_path / "whole.csv")
+        assert header == expected_header and [row[:2] for row in rows] == [r[:2] for r in expected]
+        for row, other in zip(rows, expected, strict=True):
+            assert row[3] == other[3]
+            shares = [[float(cell or 0) for cell in (each[2], *each[4:])] for each in (row, other)]
+            assert shares[0] == pytest.approx(shares[1], rel=1e-4)
+        status, _, err = command_line(predict, *command, "--csv", path)
+        assert status == 2 and "a.csv already exists; remove it, or name a new one" in err
+
+    def test_errors_of_rows_that_were_there_still_count(self, monkeypatch, tmp_path):
+        def answers(run, inputs):
+            return [[{"x": float(text)}] for text in read_each(number, inputs)]
+
+        def number(text):
+            if text == "a":
+                raise DataError("no number")
+            return text
+
+        module = types.SimpleNamespace(predict=answers, __name__="mine")
+        run = types.SimpleNamespace(module=module, metadata={})
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        texts = ["a", *map(str, range(20)), "a", "30"]
+        lines = write(tmp_path / "lines.txt", "\n".join(texts).encode())
+        options = predict.Options(run_dir=tmp_path, file=lines, csv=tmp_path / "a.csv")
+        with pytest.raises(DataError, match="input 1: no number; likewise 1 more"):
+            predict.main(options)
+        whole = (tmp_path / "a.csv").read_bytes()
+        (tmp_path / "a.csv").write_bytes(b"".join(whole.splitlines(keepends=True)[:20]))
+        with pytest.raises(DataError, match="input 1: no number; likewise 1 more"):
+            predict.main(options)
+        assert (tmp_path / "a.csv").read_bytes() == whole
+
+    def test_a_text_that_is_not_utf_8(self, runs, command_line, tmp_path):
+        folder, _ = runs["text_classification"]
+        status, out, err = command_line(predict, folder, "good", "caf\udce9")
+        assert (status, out, err) == (2, "", "predict: 'caf\\udce9': is not UTF-8\n")
+        path = str(tmp_path / "caf\udce9.png")
+        Image.fromarray(np.eye(28, dtype="uint8") * 255).save(path)
+        status, out, err = command_line(predict, runs["mnist"][0], path, "--json")
+        assert (status, err) == (0, "") and json.loads(out)
+
+    def test_an_input_that_begins_with_a_dash(self, runs, command_line):
+        folder, _ = runs["text_classification"]
+        status, _, err = command_line(predict, folder, "-bad")
+        assert status == 2 and '-bad; "--" comes before inputs that begin with "-"\n' in err
+        status, out, err = command_line(predict, folder, "--top", "1", "--", "-bad")
+        assert (status, err) == (0, "") and out.startswith("-bad\n")
+
+    def test_no_inputs_and_a_bare_text(self, runs):
+        for recipe, (folder, _) in runs.items():
+            run = load_run(folder)
+            assert run.module.predict(run, []) == [], recipe
+            with pytest.raises(DataError, match="expected a list of inputs, found the text 'good'"):
+                run.module.predict(run, "good")
 
     def test_an_input_that_cannot_be_answered_has_its_reason_in_its_row(
         self, monkeypatch, tmp_path

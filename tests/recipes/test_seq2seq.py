@@ -26,7 +26,7 @@ TINY = strategy_run.TINY_ANSWERS | dict(strategy="none", precision="float32", ma
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    strategy_run.write_pairs(path)
+    strategy_run.write_pairs(path, 400)
     return path
 
 
@@ -73,6 +73,9 @@ def test_a_run_is_evaluated_and_answers(run, tmp_path):
     trained = load_run(options.run_dir)
     drawn = seq2seq.predict(trained, asked, temperature=2.0, seed=1)
     assert seq2seq.predict(trained, asked[1:2], temperature=2.0, seed=1) == drawn[1:2]
+    assert seq2seq.predict(trained, []) == []
+    with pytest.raises(DataError, match="expected a list of inputs"):
+        seq2seq.predict(trained, "one")
     assert seq2seq.predict(trained, asked, temperature=2.0, seed=2) != drawn
 
 

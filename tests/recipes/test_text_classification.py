@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import keras
@@ -139,6 +140,12 @@ def test_pairs_of_sentences(tmp_path):
     (answer,) = text_classification.predict(run, ["a film ||| good"])
     (other,) = text_classification.predict(run, ["a film ||| bad"])
     assert {found["class"] for found in answer} == {"0", "1"} and answer != other
+    # As the card says.
+    card = (run.model_dir / "README.md").read_text()
+    assert 'model.predict((["the first text"], ["the second text"]))' in card
+    outputs = run.load_model("float32").predict((["a film"], ["good"]), verbose=0)
+    probability = float(np.max(keras.ops.softmax(outputs)))
+    assert probability == pytest.approx(answer[0]["probability"], rel=1e-4)
     assert text_classification.predict(run, ["a\tfilm ||| good"]) == [answer]
     # The fields of two columns may contain anything.
     (odd,) = text_classification.predict(run, [("a film", "good ||| bad")])
@@ -426,3 +433,18 @@ def test_what_is_wrong_ends_in_a_line(folder, tmp_path, changes, expected):
     with pytest.raises((OptionsError, DataError), match=re.escape(expected)):
         text_classification.main(text_classification.Options(**options))
     assert not (tmp_path / "run").exists()
+
+
+def test_inputs_lose_the_packages_names_as_the_docstrings_did(finished):
+    """Of a run on `installed-docs` alone."""
+    run = load_run(str(finished[0]))
+    named, cleaned = "the film np.was a tensorflow film", "the film was a film"
+
+    def answers(dataset):
+        trained = dataclasses.replace(run, resolved=run.resolved | {"dataset": dataset})
+        return [text_classification.predict(trained, [text]) for text in (named, cleaned)]
+
+    one, other = answers("installed-docs")
+    assert one == other
+    one, other = answers("reviews.csv")
+    assert one != other

@@ -7,6 +7,7 @@ import resource
 import numpy as np
 import pytest
 
+from data.errors import DataError
 from training.answer_table import AnswerTable, problems_of_csv, values_of
 
 
@@ -125,3 +126,112 @@ def test_the_file_is_a_new_csv(tmp_path):
         found = problems_of_csv(tmp_path / name, "--csv")
         assert [problem is not None and problem in line for line in found] == [True] * bool(problem)
     assert problems_of_csv(None, "--csv") == []
+
+
+class TestContinued:
+    """A table that was begun: by a command that was stopped."""
+
+    ROWS = [
+        ["1", 'one, "two"\r\nthree'],
+        ["2", ""],
+        ["3", ["é", {"a": None}]],
+        ["4", 5.5],
+        ["6", ""],
+    ]
+
+    def begin(self, path, count=3):
+        with AnswerTable(path, ["id", "text"], self.ROWS, 2) as table:
+            for number in range(count):
+                table.add([] if number == 1 else [{"text": "", "p": number + 0.1 + 0.2}])
+
+    def test_the_other_rows_are_appended(self, tmp_path):
+        path, whole = tmp_path / "a.csv", tmp_path / "whole.csv"
+        self.begin(whole, 5)
+        self.begin(path)
+        begun = path.read_bytes()
+        with AnswerTable(path, ["id", "text"], self.ROWS, 2) as table:
+            assert (table.begun, table.next, table.errors()) == (3, 0, [])
+            table.add([{"text": None, "p": 0.30001}])
+            table.add([])
+            table.add([{"text": None, "p": 2.3}])
+            assert path.read_bytes() == begun
+            table.add([{"text": "", "p": 3.3000000000000003}])
+            table.add([{"text": "", "p": 4.3}])
+        assert path.read_bytes() == whole.read_bytes()
+
+    def test_a_column_that_comes_later(self, tmp_path):
+        path = tmp_path / "a.csv"
+        rows = [["a"], ["b"], ["c"]]
+        with AnswerTable(path, ["x"], rows, 1) as table:
+            table.add([{"x": 1, "error": "too long"}])
+            table.add([{"x": 2}])
+        with AnswerTable(path, ["x"], rows, 1) as table:
+            table.add([{"x": 1, "error": "too long"}])
+            table.add([{"x": 2}])
+            assert table.errors() == [(0, "too long")]
+            table.add([{"x": 3, "note": "odd"}])
+        assert read(path) == [
+            ["x", "predicted_x", "note", "error"],
+            ["a", "1", "", "too long"],
+            ["b", "2", "", ""],
+            ["c", "3", "odd", ""],
+        ]
+
+    def test_the_last_answers_are_compared_and_the_others_are_not_asked_for(self, tmp_path):
+        path, rows = tmp_path / "a.csv", [[str(number)] for number in range(100)]
+        with AnswerTable(path, ["x"], rows, 256) as table:
+            for number in range(50):
+                table.add([{"y": number}] if number < 40 else [])
+        with AnswerTable(path, ["x"], rows, 256) as table:
+            assert (table.begun, table.next) == (50, 40 - 16)
+            table.add([{"y": 24}])
+            for other in ({"y": 25.1}, {"y": "25 or so"}, {"z": 25}, {"y": 25, "z": 1}):
+                table.next = 25
+                with pytest.raises(DataError, match="a.csv has other answers to row 26 than this"):
+                    table.add([other])
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda content: content + content.splitlines(keepends=True)[1] * 9,
+            lambda content: content.replace(b"id,", b"ID,"),
+            lambda content: content.replace(b"3,", b"7,"),
+            lambda content: content[:-2],  # half of a row
+            lambda content: content + b'4,"',
+            lambda content: content + b"4,x\r\n",
+            lambda content: content + b"\xff\r\n",
+            lambda content: b"",
+            lambda content: content.splitlines(keepends=True)[0],
+        ],
+    )
+    def test_another_file_is_left_as_it_is(self, change, tmp_path):
+        path = tmp_path / "a.csv"
+        self.begin(path)
+        path.write_bytes(change(path.read_bytes()))
+        before = path.read_bytes()
+        with pytest.raises(DataError, match="a.csv already exists; remove it, or name a new one"):
+            AnswerTable(path, ["id", "text"], self.ROWS, 2)
+        assert path.read_bytes() == before
+
+    def test_a_table_with_all_rows_or_without_answers_is_not_continued(self, tmp_path):
+        self.begin(tmp_path / "a.csv", 5)
+        (tmp_path / "b.csv").write_bytes(b"id,text\r\n1,x\r\n")
+        (tmp_path / "c.csv").mkdir()
+        for name, rows in (
+            ("a.csv", self.ROWS),
+            ("b.csv", [["1", "x"], ["2", "y"]]),
+            ("c.csv", []),
+        ):
+            with pytest.raises(DataError, match=f"{name} already exists"):
+                AnswerTable(tmp_path / name, ["id", "text"], rows, 2)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "old.csv").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    (line,) = problems_of_csv(tmp_path / "new.csv", "--csv")
+    assert line == f"--csv {tmp_path / 'new.csv'}: its folder cannot be written"
+    monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path)
+    (line,) = problems_of_csv(tmp_path / "old.csv", "--csv", may_exist=True)
+    assert line == f"--csv {tmp_path / 'old.csv'}: cannot be written"
+    assert problems_of_csv(tmp_path / "new.csv", "--csv", may_exist=True) == []

@@ -4,10 +4,11 @@ import types
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 from recipes import mnist
-from training.options import shown
+from training.options import SharedOptions, shown
 from training.report import model_card, verdict
 
 BASELINE = {"unigram_cross_entropy": 6.0, "most_frequent_accuracy": 0.08}
@@ -111,7 +112,7 @@ def test_a_card_names_no_path_and_all_numbers():
     options = mnist.Options(
         dropout=0.2, dataset="/home/me/images", run_dir=Path("runs/one"), seed=3
     )
-    more = {"is_preset": False, "described": shown(options) | {"learning_rate": 0.25}}
+    more = {"metadata": {}, "described": shown(options) | {"learning_rate": 0.25}}
     card = model_card(model, results, options, **more)
     for part in (
         "# mnist: Classify small images",
@@ -132,7 +133,7 @@ def test_a_card_names_no_path_and_all_numbers():
     # A task that was saved without a preprocessor is a Keras model like any other.
     assert "load_model" in model_card(task, results, options, **more)
     results["weights_of_step"] = 800
-    card = model_card(task, results, options, **(more | {"is_preset": True}))
+    card = model_card(task, results, options, **more, preprocessor=types.SimpleNamespace())
     assert "1,200 steps of 32 examples; its weights are those of step 800.\n" in card
     assert 'keras_nlp.models.SimpleNamespace.from_preset(".")' in card
 
@@ -154,7 +155,28 @@ def test_a_card_names_the_preset(preset, said):
     results |= {"global_batch_size": 1, "test": {}, "baseline": {}, "versions": {}}
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     options = mnist.Options()
-    assert said in model_card(model, results, options, is_preset=False, described=shown(options))
+    assert said in model_card(model, results, options, described=shown(options), metadata={})
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (2, "of the classes 0 `c0`, 1 `c1`.\n"),
+        (30, "18 `c18`, 19 `c19`, ...; all 30 are in `recipe.json`.\n"),
+    ],
+)
+def test_a_card_names_the_classes_in_the_order_of_the_outputs(count, said):
+    results = dict.fromkeys(("recipe", "dataset"), "mnist") | {"preset": None, "steps": 1}
+    results |= {"weights_of_step": 1, "global_batch_size": 1, "notes": []}
+    results |= {"test": {}, "baseline": {}, "versions": {}}
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(count)])
+    metadata = {"classes": [f"c{number}" for number in range(count)]}
+    card = model_card(model, results, mnist.Options(), {}, metadata)
+    assert said in card and "\nImages of shape (batch, 28, 28, 1), float32 in [0, 1]" in card
+    named = {"classes": np.array(metadata["classes"])}
+    assert said in model_card(model, results, mnist.Options(), {}, named)
+    card = model_card(model, results, SharedOptions(), {}, {"classes": count})
+    assert "## Inputs and outputs\n\nThose that `model.summary()` shows.\n" in card
 
 
 @pytest.mark.parametrize(("steps", "advice"), [(2, "2 steps are few: try"), (500, "try more data")])
