@@ -53,7 +53,7 @@ class MetricStates:
         return all(len(row) == sum(self.sizes) for row in rows)
 
     def write(self, rows: list[list[float]]) -> None:
-        """Restores rows; those of another number of replicas as one sum, on the first replica."""
+        """Restores rows; of another number of replicas each replica gets an equal part of the sum."""
         values = np.asarray(rows, np.float64)
         if not self.variables:  # a model may list no metrics
             return
@@ -63,9 +63,27 @@ class MetricStates:
                 variable.assign(value.reshape(variable.shape).astype(variable.dtype))
             return
         if len(values) != self.replicas:
-            others = np.zeros((self.replicas - 1, values.shape[1]))
-            values = np.concatenate([values.sum(0, keepdims=True), others])
+            values = self._equal_parts(values.sum(0))
         self._write(tf.constant(values))
+
+    def _equal_parts(self, sums: np.ndarray) -> np.ndarray:
+        """Divides sums among the replicas, the mean of whose results is shown after a step.
+
+        Args:
+            sums: float64 of shape (values,).
+
+        Returns:
+            float64 of shape (replicas, values); of a variable of integers whole numbers, which
+            differ by one at most and add up to the sum (Hermite's identity).
+        """
+        parts = np.split(sums, np.cumsum(self.sizes)[:-1])
+        numbers = np.arange(self.replicas)[:, None]
+        for place, variable in enumerate(self.variables):
+            if np.issubdtype(variable.dtype, np.integer):
+                parts[place] = (parts[place] + numbers) // self.replicas
+            else:
+                parts[place] = np.repeat(parts[place][None] / self.replicas, self.replicas, 0)
+        return np.concatenate(parts, axis=1)
 
     def _read_all(self):
         def read():

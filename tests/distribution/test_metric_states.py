@@ -24,12 +24,14 @@ def states_of_two_replicas():
     states.write(rows)
     own = states.read()
     states.write([*rows, rows[0]])
-    return rows, own, np.sum(states.read(), axis=0).tolist()
+    return rows, own, states.read()
 
 
 def test_two_replicas_get_their_own_numbers_back():
-    rows, own, total = forked.run(states_of_two_replicas)
+    rows, own, parts = forked.run(states_of_two_replicas)
     assert own == rows
+    assert parts[0] == parts[1]  # after a step the mean of their results is shown
+    total = np.sum(parts, axis=0)
     # Of another number of replicas the sum is kept.
     np.testing.assert_allclose(total, 2 * np.array(rows[0]) + rows[1], rtol=1e-6)
 

@@ -213,7 +213,7 @@ def test_the_chief_dies_while_it_writes_a_checkpoint(nodes, whole):
 def test_too_few_places_are_waited_for(nodes, whole):
     run = whole.parent / "waits"
     process = nodes.train(run, "2:3", RECIPES_TEST_STEP_SECONDS="0")
-    line = "slots for 1 of at least 2 workers; waiting for nodes"
+    line = "slots for 1 of at least 3 workers; waiting for nodes"
     wait_for(lambda: "".join(process.said).count(line) == 1, process)
     between = wait_for(lambda: "".join(process.said).count(line) == 2, process)
     assert 25 < between < 40
