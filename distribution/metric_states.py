@@ -53,7 +53,7 @@ class MetricStates:
         return all(len(row) == sum(self.sizes) for row in rows)
 
     def write(self, rows: list[list[float]]) -> None:
-        """Restores rows; of another number of replicas each replica gets an equal part of the sum."""
+        """Restores rows; those of another number of replicas as equal parts of their sum."""
         values = np.asarray(rows, np.float64)
         if not self.variables:  # a model may list no metrics
             return
