@@ -5,6 +5,7 @@ a document, so that documents can share a row, and `learner()` adds the head in 
 model itself is saved, and generates text.
 """
 
+import functools
 import inspect
 import math
 from collections.abc import Sequence
@@ -343,10 +344,13 @@ class Sampler(keras_nlp.samplers.GreedySampler):
         self.top_k, self.top_p = top_k, top_p
         self.noise_seed = batches.stream_seed(seed, "sampling")
         self.ids: np.ndarray | None = None  # those that tokens have, see `generate`
+        self.keys: tf.Tensor | None = None  # of the prompts that an encoder reads, see `draw_by`
 
     def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002
         """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
-        keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
+        keys = self.keys
+        if keys is None:
+            keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
 
         def drawn(prompt, cache, index):
             logits, states, cache = next(prompt, cache, index)
@@ -452,6 +456,15 @@ def draw_by(task: keras_nlp.models.CausalLM, sampler: Sampler) -> None:
         return
     task.sampler, task.generate_function = sampler, None
     task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+    if isinstance(task, keras_nlp.models.Seq2SeqLM):  # its responses all begin with the same token
+        step = functools.partial(type(task).generate_step, task)
+
+        def generate_step(inputs, stop_token_ids=None):
+            prompts = inputs["encoder_token_ids"], inputs["encoder_padding_mask"]
+            sampler.keys = sampler.keys_of(*prompts)
+            return step(inputs, stop_token_ids=stop_token_ids)
+
+        task.generate_step = generate_step
     stock = task.make_generate_function()
 
     def generate_function(*arguments, **named):

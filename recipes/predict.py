@@ -120,6 +120,13 @@ class Options(TakesMore, RunOptions):
         return True
 
 
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a long text, or one with a NUL, is no path
+        return False
+
+
 def _is_finished(folder: Path) -> bool:
     try:
         return (folder / "results.json").exists()
@@ -148,7 +155,7 @@ def main(options: Options, **more) -> list[list[dict]]:
     inputs: Sequence[Any] = options.inputs
     for index, text in enumerate(options.inputs):
         # Another byte of a command line is half of a surrogate pair; a path may have one.
-        if text != text.encode(errors="ignore").decode() and not Path(text).exists():
+        if text != text.encode(errors="ignore").decode() and not _exists(text):
             raise InputError(f"{text[:60]!a}: is not UTF-8", index)
     has_rows = options.text_column is not None  # those of a table
     read_table = getattr(run.module, "read_table", None)

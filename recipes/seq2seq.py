@@ -93,7 +93,7 @@ class Options(FineTuningOptions):
     )
     answered_examples: int = option(
         200,
-        "Test prompts to answer for exact_match and bleu, evenly spaced.",
+        "Test prompts to answer for exact_match and bleu, spread over all of them.",
         within="[0, 1e9]",
         resume="free",
     )

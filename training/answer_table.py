@@ -121,6 +121,7 @@ class AnswerTable:
             DataError: its rows are not the first ones of the table with answers, or all of them.
         """
         known, header, count = len(self.header), _cells([self.header])[0], 0
+        csv.field_size_limit(tables.LONGEST_FIELD)  # of the process
         try:
             content = self.path.read_bytes().decode() if self.path.is_file() else ""
             headings, *lines = csv.reader(io.StringIO(content, newline=""), strict=True)
@@ -184,14 +185,14 @@ def _cells(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
 
 
 def _are_equal(values: dict[str, Any], cells: dict[str, str]) -> bool:
-    """Tells whether the values of a row are those of its cells, numbers to 1e-3."""
+    """Tells whether the values of a row are those of its cells, numbers to 1e-3 or 1e-6."""
     (texts,) = _cells([[*values.values(), ""]])  # a row without a cell would be no line
     ours = {name: text for name, text in zip(values, texts, strict=False) if text}
     if ours.keys() != cells.keys():
         return False
     for name, text in ours.items():
         try:
-            is_equal = math.isclose(float(text), float(cells[name]), rel_tol=1e-3)
+            is_equal = math.isclose(float(text), float(cells[name]), rel_tol=1e-3, abs_tol=1e-6)
         except ValueError:  # not numbers
             is_equal = False
         if not is_equal and text != cells[name]:

@@ -238,7 +238,8 @@ def similar_names(method: Callable, values: dict) -> list[str]:
 
 
 def _similar_argument(method: Callable, name: str) -> str | None:
-    arguments = inspect.signature(method).parameters.keys() - {name}
+    named = inspect.signature(method).parameters.values()
+    arguments = {each.name for each in named if each.kind != each.VAR_KEYWORD} - {name}
     similar = difflib.get_close_matches(name, arguments, n=1, cutoff=0.85)
     return similar[0] if similar else None
 

@@ -223,7 +223,7 @@ def _usage(
         texts, lines = _of_task(model, options, metadata, preprocessor)
     texts = [options.INPUTS_AND_OUTPUTS] if options.INPUTS_AND_OUTPUTS else texts
     classes = metadata.get("classes", ())  # of a recipe of another author perhaps something else
-    if isinstance(classes, list | tuple | np.ndarray) and len(classes):
+    if isinstance(classes, list | tuple | np.ndarray) and np.ndim(classes) == 1 and len(classes):
         named = ", ".join(f"{n} `{name}`" for n, name in enumerate(classes[:MOST_CLASSES]))
         more = f", ...; all {len(classes):,} are in `recipe.json`"
         is_all = len(classes) <= MOST_CLASSES

@@ -77,6 +77,9 @@ def test_a_run_is_evaluated_and_answers(run, tmp_path):
     with pytest.raises(DataError, match="expected a list of inputs"):
         seq2seq.predict(trained, "one")
     assert seq2seq.predict(trained, asked, temperature=2.0, seed=2) != drawn
+    # Other prompts have other draws, also where all tokens are about as likely.
+    drawn = seq2seq.predict(trained, asked, temperature=1e3, top_k=0)
+    assert len({answer[0]["text"] for answer in drawn}) == len(asked)
 
 
 def test_the_saved_model_answers_without_this_package(run):
