@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,15 +72,29 @@ def load_labelled_docs(cache_dir: Path) -> dict[str, list[list[str]]]:
         several packages contain belongs to the first of them.
 
     """
+    return extracted_once(cache_dir, "installed-docs", RULES_VERSION, extract_prose)
+
+
+def extracted_once(
+    cache_dir: Path, name: str, rules_version: int, extract: Callable
+) -> dict[str, list[list[str]]]:
+    """Extracts pairs of texts from the installed packages, or takes them from the cache.
+
+    Args:
+        cache_dir: The folder of the cached result.
+        name: Of the result, part of its folder's name.
+        rules_version: Of the extraction; the versions of the packages decide, too.
+        extract: Returns the pairs by split from the folders by package name.
+    """
     modules = {package: importlib.import_module(package) for package in PACKAGES}
     versions = " ".join(f"{package} {module.__version__}" for package, module in modules.items())
-    fingerprint = hashlib.sha256(f"{RULES_VERSION} {versions}".encode()).hexdigest()[:16]
-    folder = Path(cache_dir) / f"installed-docs-{fingerprint}"
+    fingerprint = hashlib.sha256(f"{rules_version} {versions}".encode()).hexdigest()[:16]
+    folder = Path(cache_dir) / f"{name}-{fingerprint}"
 
     def build(temporary: Path) -> None:
         roots = {package: Path(str(module.__file__)).parent for package, module in modules.items()}
         temporary.mkdir()
-        (temporary / "prose.json").write_text(json.dumps(extract_prose(roots)))
+        (temporary / "prose.json").write_text(json.dumps(extract(roots)))
 
     files.build_once(folder, build, "reading the docstrings of the installed packages")
     return json.loads((folder / "prose.json").read_text())
@@ -169,17 +183,24 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _docstrings(path: Path) -> Iterator[str]:
-    """Yields a module's docstrings in the order of their lines."""
+def parsed(path: Path) -> ast.Module | None:
+    """Returns the syntax tree of a module; None of one that is generated or has wrong syntax."""
     source = path.read_text("utf-8", errors="replace")
     if GENERATED_MARK.search(source[:2000]):
-        return
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Invalid escapes in other people's strings.
         try:
-            tree = ast.parse(source)
+            return ast.parse(source)
         except SyntaxError:
-            return
+            return None
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """Yields a module's docstrings in the order of their lines."""
+    tree = parsed(path)
+    if tree is None:
+        return
     for node in [tree, *_statements(tree.body)]:
         docstring = None
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -29,7 +29,8 @@ INPUT = ("input", "context")  # the passage that a prompt is about; may be empty
 SYSTEM = "system"  # the system message; may be empty
 MESSAGES = "messages"  # of a chat
 CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
-HINT = "; --prompt-column and --response-column name others, --text-column the column of plain text"
+COLUMNS_HINT = "; --prompt-column and --response-column name others"
+HINT = f"{COLUMNS_HINT}, --text-column the column of plain text"
 TEST_HINT = "; name the columns of --test-file as those of the run's data"
 ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in messages
 
@@ -201,6 +202,13 @@ def load_prompts(
             a folder has several files for it.
     """
     paths = find_files(dataset, columns)
+    if not paths:
+        is_there = files.expand(dataset).exists()
+        problem = "no files of prompts and responses" if is_there else "no such file or folder"
+        raise DataError(
+            f"{dataset}: {problem}; expected a JSONL, JSON, CSV, TSV or Parquet file with prompt "
+            "and response, or a folder with train, valid and test files"
+        )
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0

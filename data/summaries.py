@@ -1,17 +1,14 @@
 """Extracts pairs that every machine has: functions of the installed packages, and what they do."""
 
 import ast
-import importlib
-import json
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from data import files, installed_docs
+from data import installed_docs
 from data.live_line import live_line
 from data.prompts import Prompts
-from data.splits import fold, hash_of, split_of
+from data.splits import fold, split_of
 
 NAME = "installed-docs"
 # Part of the cache's name: raise it when the same packages give other pairs.
@@ -25,8 +22,7 @@ SENTENCE = re.compile(r"(.+?[.!?])(\s+[A-Z`\"(]|\s*$)")
 def load_summaries(cache_dir: Path) -> Prompts:
     """Returns signatures of functions and classes, each with the first sentence of its docstring.
 
-    Parsing the packages takes some seconds; the result is cached under a fingerprint of their
-    versions.
+    Parsing the packages takes some seconds; the result is cached.
 
     Args:
         cache_dir: The folder of the cached result.
@@ -36,19 +32,9 @@ def load_summaries(cache_dir: Path) -> Prompts:
         axis.") by split, about 90/5/5, decided by a hash of the module's path, so that no module is
         in two splits. No signature and no sentence appears twice, also in other case or spacing.
     """
-    modules = {name: importlib.import_module(name) for name in installed_docs.PACKAGES}
-    versions = " ".join(f"{name} {module.__version__}" for name, module in modules.items())
-    rules = f"{RULES_VERSION}-{installed_docs.RULES_VERSION}"
-    key = hash_of(f"{rules} {versions}")
-    folder = Path(cache_dir) / f"installed-summaries-{key:016x}"
-
-    def build(temporary: Path) -> None:
-        roots = {name: Path(str(module.__file__)).parent for name, module in modules.items()}
-        temporary.mkdir()
-        (temporary / "pairs.json").write_text(json.dumps(extract_summaries(roots)))
-
-    files.build_once(folder, build, "summaries of the installed packages")
-    stored = json.loads((folder / "pairs.json").read_text())
+    stored = installed_docs.extracted_once(
+        cache_dir, "installed-summaries", RULES_VERSION, extract_summaries
+    )
     return Prompts(NAME, {split: [(a, b) for a, b in pairs] for split, pairs in stored.items()})
 
 
@@ -82,16 +68,9 @@ def summaries(path: Path) -> Iterator[tuple[str, str]]:
     Args:
         path: A Python file.
     """
-    source = path.read_text("utf-8", errors="replace")
-    if installed_docs.GENERATED_MARK.search(source[:2000]):
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Invalid escapes in other people's strings.
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            return
-    yield from _in_body(tree.body, "")
+    tree = installed_docs.parsed(path)
+    if tree is not None:
+        yield from _in_body(tree.body, "")
 
 
 def _in_body(body: list[ast.stmt], owner: str) -> Iterator[tuple[str, str]]:

@@ -237,6 +237,7 @@ def main(options: Options) -> dict:
 def load_pairs(options: Options, run) -> prompts.Prompts:
     """Loads the dataset: the user's prompts and responses, or those of the installed packages."""
     columns = prompts.Columns.of(options.prompt_column, options.response_column)
+    columns = dataclasses.replace(columns, hint=prompts.COLUMNS_HINT)
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
         if run.test_file is not None:

@@ -207,8 +207,8 @@ def require_own_values(
     if names:
         them = "this value" if len(names) == 1 else "these values"
         raise RunError(
-            f"run.{method.__name__}({', '.join(f'{name}=...' for name in names)}): the run stores "
-            f"{them} itself; use another name{remedy}"
+            f"run.{method.__name__}({', '.join(f'{name}=...' for name in names)}): the run, or its "
+            f"evaluation, stores {them} itself; use another name{remedy}"
         )
     for name, value in values.items():
         try:

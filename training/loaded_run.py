@@ -301,8 +301,10 @@ def evaluate(
     try:
         return trained.module.main(options)
     except DataError as error:
-        is_there = files.expand(options.dataset).exists()
-        if dataset is not None or is_there or options.dataset not in str(error):
+        path = files.expand(options.dataset)
+        is_gone = path.name != options.dataset or path.suffix != ""  # a path, no dataset's name
+        is_gone = is_gone and not path.exists() and options.dataset in str(error)
+        if dataset is not None or not is_gone:
             raise
         raise DataError(
             f"{error}; the run was trained on these data: pass --dataset if they have moved"

@@ -37,7 +37,7 @@ def test_two_replicas_get_their_own_numbers_back():
 
 
 def counts_of_another_number_of_replicas():
-    """What two replicas have of the odd counts of one, whose dtype is an integer's."""
+    """The odd counts of one replica, integers, divided between two."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])

@@ -135,7 +135,7 @@ def test_the_card_of_a_run_from_a_preset_of_byte_pairs_splits_texts_as_the_train
     ids=["text", "chat", "chatml"],
 )
 def test_a_card_shows_the_form_of_prompts(family, template, form):
-    """What it passes to `generate()` has the tokens of the training."""
+    """The text that it passes to `generate()` has the tokens of the training."""
     task = chat_presets.make_task(family)
     results = dict.fromkeys(("recipe", "dataset"), "causal_lm") | {"preset": None, "steps": 1}
     results |= {"weights_of_step": 1, "global_batch_size": 1, "notes": []}

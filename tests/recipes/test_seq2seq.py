@@ -163,6 +163,24 @@ def test_values_of_sampling_are_checked(run):
         seq2seq.predict(load_run(options.run_dir), ["a"], temperature=-1, top_p=0)
 
 
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("gone.csv", "no such file or folder; expected a JSONL"),
+        ("notes.txt", "no files of prompts and responses; expected"),
+        ("other.csv", "no column prompt .*--response-column name others$"),
+    ],
+)
+def test_data_without_prompts_are_named(name, problem, tmp_path):
+    (tmp_path / "notes.txt").write_text("a\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    options = seq2seq.Options(
+        dataset=str(tmp_path / name), run_dir=tmp_path / "run", strategy="none", quiet=True
+    )
+    with pytest.raises(DataError, match=problem):
+        seq2seq.main(options)
+
+
 def test_a_preset_of_another_task_is_refused(tmp_path):
     from tests.support import causal_presets
 

@@ -1349,7 +1349,7 @@ def of_parts_alone(value, errors):
 
 
 def tried_metrics(folder):
-    """What two replicas say of each metric: an error's line, or the notes of a run."""
+    """Each metric on two replicas: the line of an error, or the notes of a run."""
     said = {}
     for update in (largest, last, total, mean_of_means, of_parts_alone):
         average = update is mean_of_means

@@ -1,4 +1,4 @@
-"""What the workers of a run must have in common; each test starts two."""
+"""Tests that workers which differ are refused; each test starts two."""
 
 import json
 import os
