@@ -16,6 +16,7 @@ from data.templates import CHATS, form_of
 from training.options import SharedOptions, to_json
 
 BASELINES = {
+    "copied": "the copied prompt",
     "unigram": "the unigram model",
     "kneser_ney": "Kneser-Ney n-grams",
     "most_frequent": "the most frequent class",
