@@ -424,14 +424,14 @@ def trainer_fine_tuning(folder: Path, sizes: dict, gate: Gate) -> None:
 def generation(folder: Path, sizes: dict, gate: Gate) -> None:
     """Continues the prompts of `generation.prepare` as `recipes.predict` does."""
     import recipes  # noqa: F401 (picks the backend)
-    from models import decoders
+    from models import decoders, samplers
 
     length = sizes["prompt"] + sizes["new"]
     preprocessor = decoders.load_preprocessor(str(folder / "preset"), length)
     task = decoders.load_task(str(folder / "preset"), None, length)
     prompts = json.loads((folder / "prompts.json").read_text())[: sizes["batch_size"]]
     gate.tokens_per_step = sizes["batch_size"] * sizes["new"]
-    sampler = decoders.Sampler(temperature=0)
+    sampler = samplers.Sampler(temperature=0)
     stock = preprocessor.generate_postprocess
 
     def postprocess(outputs):

@@ -227,8 +227,13 @@ def cut(rows: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
     Returns:
         A tensor of shape (batch, at most time, ...).
     """
-    steps = [length for length in LENGTHS if length < rows.shape[1]] + [rows.shape[1]]
+    steps = steps_of(rows.shape[1])
     return rows[:, : tf.gather(steps, tf.searchsorted(steps, [longest])[0])]
+
+
+def steps_of(most: int) -> list[int]:
+    """Returns the time steps that rows of at most `most` are cut to, in ascending order."""
+    return [length for length in LENGTHS if length < most] + [most]
 
 
 def _require_times(x: Arrays, lengths: np.ndarray) -> None:

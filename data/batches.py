@@ -92,7 +92,7 @@ def _shuffled(positions: tf.Tensor, stream: int, number: tf.Tensor, count: tf.Te
 
 
 def of_similar_length(
-    update: tf.Tensor, seed: int, size: int, updates_per_epoch: int, lengths: tf.Tensor
+    update: tf.Tensor, seed: int, size: int, updates_per_epoch: int, ranks: tf.Tensor
 ) -> tf.Tensor:
     """Returns the indices of the examples of an update of the weights, whose lengths are similar.
 
@@ -104,7 +104,7 @@ def of_similar_length(
         seed: the run's seed.
         size: examples of an update, the global batch or all that it accumulates.
         updates_per_epoch: updates of an epoch.
-        lengths: of each example, int32 of shape (examples,).
+        ranks: of each example by its length, int32 of shape (examples,); the shortest have 0.
 
     Returns:
         int64 tensor of shape (size,), the shortest example first.
@@ -114,8 +114,8 @@ def of_similar_length(
     first = place // most * most
     in_group = tf.minimum(tf.constant(most, tf.int64), updates_per_epoch - first)
     positions = tf.range(first * size, (first + in_group) * size)
-    examples = permuted(positions, seed, epoch, len(lengths))
-    examples = tf.gather(examples, tf.argsort(tf.gather(lengths, examples), stable=True))
+    examples = permuted(positions, seed, epoch, len(ranks))
+    examples = tf.gather(examples, tf.argsort(tf.gather(ranks, examples), stable=True))
     number = update - place + first  # of the group's first update
     drawn = _shuffled(place - first, stream_seed(seed, "updates"), number, in_group)
     return tf.ensure_shape(examples[drawn * size : (drawn + 1) * size], [size])
@@ -147,7 +147,8 @@ def training_batches(
             batches before this one have, an int64 scalar.
         lengths: of each example, integers of shape (examples,), for batches of examples of similar
             length; `make_batch` then takes, as its last argument, the largest length within the
-            global batch, an int32 scalar.
+            global batch, an int32 scalar. Or of each part of an example, (examples, parts): sorted
+            by the first part, then by the second one; the largest ones have shape (parts,).
         batches_per_update: batches that an update accumulates. With lengths they hold the examples
             of one batch that is as many times as large.
 
@@ -168,9 +169,10 @@ def training_batches(
             f"{batch_size}"
         )
 
-    table = None if lengths is None else _length_table(lengths, count)
     size = batch_size * batches_per_update
-    if table is not None and per_epoch % size:
+    if lengths is not None:
+        table, ranks = _length_table(lengths, count)
+    if lengths is not None and per_epoch % size:
         raise ValueError(
             f"an epoch of {per_epoch // batch_size} batches; with lengths expected a multiple of "
             f"batches_per_update, {batches_per_update}"
@@ -179,12 +181,12 @@ def training_batches(
     def batch_at(positions, first):
         epoch = first // per_epoch
         more = [first] if with_position else []
-        if table is None:
+        if lengths is None:
             examples = permuted(positions % per_epoch, seed, epoch, count)
         else:
-            update = of_similar_length(first // size, seed, size, per_epoch // size, table)
-            last = first + batch_size - 1  # of the global batch
-            more.append(tf.gather(table, tf.gather(update, last % size)))
+            update = of_similar_length(first // size, seed, size, per_epoch // size, ranks)
+            whole = update[first % size :][:batch_size]  # the global batch
+            more.append(tf.reduce_max(tf.gather(table, whole), axis=0))
             examples = tf.gather(update, positions % size)
         return make_batch(examples, epoch, *more)
 
@@ -210,16 +212,17 @@ def evaluation_batches(
         cannot share a batch equally get more padding.
     """
     total = -(-count // batch_size) * batch_size
-    table = None if lengths is None else _length_table(lengths, count)
-    order = None if lengths is None else tf.constant(np.argsort(lengths, kind="stable"), tf.int64)
+    if lengths is not None:
+        table, ranks = _length_table(lengths, count)
+        order = tf.argsort(ranks, stable=True)
 
     def batch_at(positions, first):
         epoch = tf.constant(EVALUATION_EPOCH, tf.int64)
         examples, longest = tf.minimum(positions, count - 1), []
-        if order is not None:
-            last = first + batch_size - 1  # of the global batch
-            longest = [tf.gather(table, tf.gather(order, tf.minimum(last, count - 1)))]
-            examples = tf.gather(order, examples)
+        if lengths is not None:
+            whole = order[first : first + batch_size]  # the global batch
+            longest = [tf.reduce_max(tf.gather(table, whole), axis=0)]
+            examples = tf.cast(tf.gather(order, examples), tf.int64)
         batch = make_batch(examples, epoch, *longest)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         if weights is None:
@@ -236,10 +239,12 @@ def evaluation_batches(
     return _in_batches(0, total, batch_size, batch_at)
 
 
-def _length_table(lengths: np.ndarray, count: int) -> tf.Tensor:
-    if lengths.shape != (count,):
+def _length_table(lengths: np.ndarray, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the lengths, and the rank of each example by them, both int32."""
+    if lengths.shape[:1] != (count,) or lengths.ndim > 2:
         raise ValueError(f"lengths of shape {lengths.shape}; expected one for each of {count}")
-    return tf.constant(lengths, tf.int32)
+    _, ranks = np.unique(lengths, axis=0, return_inverse=True)
+    return tf.constant(lengths, tf.int32), tf.constant(ranks.reshape(-1), tf.int32)
 
 
 def _in_batches(first: int, end: int | None, batch_size: int, batch_at: Callable):

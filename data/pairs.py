@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import sequences, word_pieces
+from data import arrays, sequences, word_pieces
 from data.errors import DataError
 from data.live_line import live_line
 from data.prompts import Prompts
@@ -82,6 +82,22 @@ def encode_once(
     return {split: of_split(pairs) for split, pairs in splits.items()}
 
 
+def lengths(encoded: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the tokens of prompts and responses, by which `data.batches` groups pairs.
+
+    Args:
+        encoded: a split that `encode` returned.
+
+    Returns:
+        int32 of shape (pairs, 2). Those of prompts are the time steps that the prompts are cut to:
+        among the pairs of one number, the responses' tokens decide.
+    """
+    prompts, responses = encoded["encoder_padding_mask"], encoded["decoder_padding_mask"]
+    steps = np.array(arrays.steps_of(prompts.shape[1]))
+    cut_to = steps[np.searchsorted(steps, prompts.sum(axis=1, dtype=np.int32))]
+    return np.stack([cut_to, responses.sum(axis=1, dtype=np.int32)], axis=1).astype(np.int32)
+
+
 def make_batch(encoded: dict[str, np.ndarray]) -> Callable:
     """Returns a function from indices to batches, for `data.batches`.
 
@@ -89,16 +105,22 @@ def make_batch(encoded: dict[str, np.ndarray]) -> Callable:
         encoded: a split that `encode` returned.
 
     Returns:
-        A function of indices, int64 of shape (batch,), and the epoch, to the model's inputs,
-        labels and sample weights.
+        A function of indices, int64 of shape (batch,), the epoch, and perhaps the largest of
+        `lengths`, int32 of shape (2,), after which prompts and responses are cut, to the model's
+        inputs, labels and sample weights.
     """
     kept, floatx = (
         {name: tf.constant(rows) for name, rows in encoded.items()},
         keras.config.floatx(),
     )
 
-    def batch_of(indices, epoch):
+    def batch_of(indices, epoch, longest=None):
         batch = {name: tf.gather(rows, indices) for name, rows in kept.items()}
+        if longest is not None:
+            batch = {
+                name: arrays.cut(rows, longest[0 if name.startswith("encoder") else 1])
+                for name, rows in batch.items()
+            }
         labels, weights = batch.pop(LABELS), tf.cast(batch.pop(WEIGHTS), floatx)
         return {name: tf.cast(part, tf.int32) for name, part in batch.items()}, labels, weights
 

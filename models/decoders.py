@@ -5,22 +5,20 @@ a document, so that documents can share a row, and `learner()` adds the head in 
 model itself is saved, and generates text.
 """
 
-import functools
 import inspect
 import math
 from collections.abc import Sequence
 
 import keras
 import keras_nlp
-import numpy as np
 import tensorflow as tf
 
-from data import batches, byte_pairs, word_pieces
+from data import byte_pairs, word_pieces
 from data.errors import DataError, read_each
 from data.next_tokens import Ends
 from data.templates import Prompt, Template, last_text
 from distribution import keras_compat
-from models import presets
+from models import presets, samplers
 from models.chunked_head import ChunkedHead
 from models.initial_weights import kernels_with_inputs
 
@@ -57,8 +55,6 @@ REFUSED = {
 
 # Ends of turns at which the families' own `generate()` stops: Gemma 3's and Phi-3's.
 TURN_ENDS = ("<end_of_turn>", "<|end|>")
-# A lower temperature takes the likeliest token: logits that are divided by it may overflow.
-COLDEST = 1e-6
 
 
 def special_tokens(architecture: str) -> int:
@@ -318,108 +314,6 @@ def learner(task: keras_nlp.models.CausalLM) -> keras.Model:
     return ChunkedHead(task, hidden, kernel, transposed=not embedding.tie_weights)
 
 
-class Sampler(keras_nlp.samplers.GreedySampler):
-    """Draws tokens so that a text does not depend on the others in its batch.
-
-    KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
-    Gumbel noise is taken, which draws from their softmax (Gumbel, 1954); the noise is a function of
-    the seed, the prompt, the position and the token.
-
-    Args:
-        temperature: divides the logits; 0, and less than `COLDEST`, takes the likeliest token.
-        top_k: draw among the K likeliest tokens; None among all.
-        top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
-        seed: decides the draws.
-    """
-
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ):
-        super().__init__()
-        self.scale = temperature if temperature >= COLDEST else 0.0
-        self.top_k, self.top_p = top_k, top_p
-        self.noise_seed = batches.stream_seed(seed, "sampling")
-        self.ids: np.ndarray | None = None  # those that tokens have, see `generate`
-        self.keys: tf.Tensor | None = None  # of the prompts that an encoder reads, see `draw_by`
-
-    def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002
-        """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
-        keys = self.keys
-        if keys is None:
-            keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
-
-        def drawn(prompt, cache, index):
-            logits, states, cache = next(prompt, cache, index)
-            logits = self.of_tokens(tf.cast(logits, tf.float32))
-            if self.scale > 0:
-                logits = self.with_noise(logits, index, keys)
-            return logits, states, cache
-
-        return super().__call__(drawn, prompt, *arguments, mask=mask, **named)
-
-    def of_tokens(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns logits of shape (texts, ids), -inf where no token of the tokenizer has the id."""
-        if self.ids is None:
-            return logits
-        is_token = np.isin(np.arange(logits.shape[-1]), self.ids)
-        return logits if is_token.all() else tf.where(is_token, logits, -np.inf)
-
-    def keys_of(self, prompts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Returns a number for each prompt, which depends on its tokens and their places alone.
-
-        Args:
-            prompts: token ids of shape (texts, length).
-            mask: which of them are the prompt's, of the same shape.
-
-        Returns:
-            int64 of shape (texts,).
-        """
-        tokens = tf.cast(prompts, tf.int64)
-        places = tf.range(tf.shape(tokens, tf.int64)[1])
-        hashed = batches.uniform(self.noise_seed, places, tokens) * 2.0**24
-        return tf.reduce_sum(tf.cast(hashed, tf.int64) * tf.cast(mask, tf.int64), axis=1)
-
-    def with_noise(self, logits: tf.Tensor, index: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """Returns logits whose largest one is the token that is drawn.
-
-        Args:
-            logits: float32 of shape (texts, tokens).
-            index: the position, a scalar.
-            keys: of the prompts, int64 of shape (texts,).
-        """
-        size, logits = logits.shape[-1], logits / self.scale
-        if self.top_k is not None and self.top_k < size:
-            smallest = tf.math.top_k(logits, self.top_k).values[:, -1:]
-            logits = tf.where(logits < smallest, -np.inf, logits)
-        if self.top_p < 1:
-            ordered = tf.sort(logits, direction="DESCENDING")
-            shares = tf.nn.softmax(ordered)
-            kept = tf.cumsum(shares, axis=1, exclusive=True) < self.top_p
-            smallest = tf.reduce_min(tf.where(kept, ordered, np.inf), axis=1, keepdims=True)
-            logits = tf.where(logits < smallest, -np.inf, logits)
-        place = tf.cast(index, tf.int64)
-        uniform = batches.uniform(self.noise_seed, keys[:, None], place, tf.range(size))
-        # In (0, 1), so that the noise is finite: the sum alone is rounded to 1 at times.
-        uniform = tf.minimum(uniform + 2.0**-25, 1 - 2.0**-24)
-        return logits - tf.math.log(-tf.math.log(uniform))
-
-
-def sampling_problems(temperature: float, top_k: int, top_p: float) -> list[str]:
-    """Returns a line for each option of a `Sampler` that is out of range; `top_k` 0 is for all."""
-    problems = []
-    if not 0 <= temperature < math.inf:
-        problems.append(f"--temperature {temperature}: must be in [0, inf)")
-    if top_k < 0:
-        problems.append(f"--top-k {top_k}: must be at least 0")
-    if not 0 < top_p <= 1:
-        problems.append(f"--top-p {top_p}: must be in (0, 1]")
-    return problems
-
-
 def stop_tokens(tokenizer) -> set[int]:
     """Returns the tokens that end a text: those at which KerasNLP's `generate()` stops."""
     stop = {int(tokenizer.end_token_id)}
@@ -443,44 +337,13 @@ def prompt_tokens(prompt: Prompt, tokenizer, template: Template | None = None) -
     return Ends.of(tokenizer).around(list(map(int, tokenizer(text))))[:-1]
 
 
-def draw_by(task: keras_nlp.models.CausalLM, sampler: Sampler) -> None:
-    """Makes the model's own `generate()` draw tokens by a sampler.
-
-    Not by `compile()`, which would replace the optimizer of a model in training.
-
-    Args:
-        task: a causal language model, or an encoder-decoder.
-        sampler: how tokens are drawn.
-    """
-    if task.__dict__.get("sampler") is sampler:
-        return
-    task.sampler, task.generate_function = sampler, None
-    task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
-    if isinstance(task, keras_nlp.models.Seq2SeqLM):  # its responses all begin with the same token
-        step = functools.partial(type(task).generate_step, task)
-
-        def generate_step(inputs, stop_token_ids=None):
-            prompts = inputs["encoder_token_ids"], inputs["encoder_padding_mask"]
-            sampler.keys = sampler.keys_of(*prompts)
-            return step(inputs, stop_token_ids=stop_token_ids)
-
-        task.generate_step = generate_step
-    stock = task.make_generate_function()
-
-    def generate_function(*arguments, **named):
-        # Families that take images return None for them beside a text.
-        return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
-
-    task.generate_function = generate_function
-
-
 def generate(
     task: keras_nlp.models.CausalLM,
     preprocessor,
     prompts: Sequence[Prompt],
     *,
     max_length: int,
-    sampler: Sampler,
+    sampler: samplers.Sampler,
     strip_prompt: bool = False,
     template: Template | None = None,
 ) -> list[str]:
@@ -522,7 +385,7 @@ def generate(
     if template is not None:
         stop.add(template.end)
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
-    draw_by(task, sampler)
+    samplers.draw_by(task, sampler)
     inputs = preprocessor.generate_preprocess(texts, sequence_length=max_length)
     if template is not None:  # its special tokens are not text that a tokenizer could read
         padding = getattr(tokenizer, "pad_token_id", 0)

@@ -8,7 +8,7 @@ import keras_nlp
 from data import byte_pairs, word_pieces
 from data.errors import DataError
 from distribution import keras_compat
-from models import decoders, presets
+from models import decoders, presets, samplers
 
 # The special tokens that BART's tokenizer requires.
 BART_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -137,14 +137,14 @@ def generate(
         task: an encoder-decoder.
         preprocessor: its preprocessor, with the lengths of prompts and responses.
         prompts: texts; long ones are cut as in training.
-        sampler: a `decoders.Sampler`, how tokens are drawn.
+        sampler: of `models.samplers`, how tokens are drawn.
 
     Returns:
         The answers, without special tokens.
     """
     tokenizer = preprocessor.tokenizer
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
-    decoders.draw_by(task, sampler)
+    samplers.draw_by(task, sampler)
     texts = {"encoder_text": list(prompts), "decoder_text": [""] * len(prompts)}
     inputs = preprocessor.generate_preprocess(texts)
     # As in training: T5Gemma's generate_preprocess() leaves out the token that ends a prompt.

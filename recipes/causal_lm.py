@@ -45,7 +45,7 @@ from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
 from data.templates import Template
 from data.text import Text, load_text
-from models import decoders, fine_tuning, likelihoods, presets
+from models import decoders, fine_tuning, likelihoods, presets, samplers
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
@@ -522,7 +522,7 @@ class Continuations(StepCallback):
     ):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
-        self.shown, self.sampler = shown, decoders.Sampler(top_k=40, seed=seed)
+        self.shown, self.sampler = shown, samplers.Sampler(top_k=40, seed=seed)
         self.template = Template(template, preprocessor.tokenizer) if template else None
 
     def on_epoch_end(self, epoch, logs=None):
@@ -580,7 +580,7 @@ def predict(
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = decoders.sampling_problems(temperature, top_k, top_p)
+    problems = samplers.sampling_problems(temperature, top_k, top_p)
     if max_length < 0 or max_length == 1:
         problems.insert(0, f"--max-length {max_length}: must be 0 or at least 2")
     if problems:
@@ -595,7 +595,7 @@ def predict(
         task.preprocessor,
         asked,
         max_length=max_length or task.preprocessor.sequence_length,
-        sampler=decoders.Sampler(temperature, top_k or None, top_p, seed),
+        sampler=samplers.Sampler(temperature, top_k or None, top_p, seed),
         strip_prompt=template is not None,
         template=template and Template(template, task.preprocessor.tokenizer),
     )

@@ -9,15 +9,16 @@ Trains a small BART from scratch, with a byte-level BPE vocabulary learned from 
 fine-tunes a preset of any family that has a `keras_nlp.models.Seq2SeqLM`: its encoder reads the
 prompt, its decoder predicts the response token by token. Without --dataset: the signatures of the
 installed packages' functions, and the first sentences of their docstrings. Reports cross-entropy
-and accuracy per token of the responses; of answers that the model writes itself, which are always
-the likeliest tokens, how many equal the response, and BLEU. `model/` is a preset:
+and accuracy per token of the responses; of answers that the model writes itself, by the likeliest
+tokens or with `--num-beams`, how many equal the response, BLEU and ROUGE. `model/` is a preset:
 `keras_nlp.models.Seq2SeqLM.from_preset("RUN/model").generate("cumsum(x, axis=None)")`.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import keras
 import keras_nlp
@@ -32,11 +33,13 @@ from data import arrays, batches, byte_pairs, pairs, prompts, summaries, word_pi
 from data import baselines as counted
 from data.errors import has_inputs
 from data.live_line import live_line
-from models import decoders, encoder_decoders, fine_tuning, presets
+from data.rouge import rouge
+from models import encoder_decoders, fine_tuning, presets, samplers
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, option
+from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -91,10 +94,23 @@ class Options(FineTuningOptions):
     response_length: int = option(
         32, "Tokens of a response; the rest is cut.", within="[4, 1e5]", group="data"
     )
+    group_by_length: Literal["on", "off"] = option(
+        "on",
+        "on: pairs of similar length share a batch, whose prompts and responses are cut after the "
+        "longest.",
+        group="data",
+    )
     answered_examples: int = option(
         200,
-        "Test prompts to answer for exact_match and bleu, spread over all of them.",
+        "Test prompts to answer for exact_match, bleu and rouge, spread over all of them.",
         within="[0, 1e9]",
+        resume="free",
+    )
+    num_beams: int = option(
+        1,
+        "Beginnings of an answer that are kept at each token, of which the likeliest answer is "
+        "taken (beam search); 1 takes the likeliest token.",
+        within="[1, 100]",
         resume="free",
     )
     base_learning_rate: float | None = option(
@@ -103,6 +119,14 @@ class Options(FineTuningOptions):
         "3e-4, or 2e-4 with adapters).",
     )
     epochs: int = 10
+
+    @property
+    def batch_shapes(self) -> int:
+        """Counts the shapes that training batches may have."""
+        if self.group_by_length == "off":
+            return 1
+        lengths = self.sequence_length, self.response_length
+        return math.prod(len(arrays.steps_of(length)) for length in lengths)
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
@@ -171,18 +195,7 @@ def main(options: Options) -> dict:
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
-        train_data = batches.training_batches(
-            len(splits["train"]),
-            seed=options.seed,
-            make_batch=pairs.make_batch(encoded["train"]),
-            **plan.batches,
-        )
-        valid_data, test_data = (
-            batches.evaluation_batches(
-                len(splits[split]), plan.global_batch_size, pairs.make_batch(encoded[split])
-            )
-            for split in ("valid", "test")
-        )
+        train_data, valid_data, test_data = make_data(options, plan, encoded)
         baseline = baselines(encoded, word_pieces.number_of_ids(tokenizer))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
@@ -203,7 +216,7 @@ def main(options: Options) -> dict:
             if run.trained is None:
                 fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows the answers to some prompts.
-        answers = Answers(run.tensorboard, model, preprocessor, splits["valid"][:4], options.prefix)
+        answers = Answers(run.tensorboard, model, preprocessor, splits["valid"][:4], options)
         fit_options = run.prepare(
             model,
             train_data,
@@ -219,7 +232,8 @@ def main(options: Options) -> dict:
         answered = answer(model, preprocessor, [splits["test"][index] for index in shown], options)
         if answered:
             test |= compare(answered)
-            baseline["copied_bleu"] = bleu((response, prompt) for prompt, response, _ in answered)
+            copied = [(response, prompt) for prompt, response, _ in answered]
+            baseline |= {"copied_bleu": bleu(copied), "copied_rougeL": rouge(copied)["rougeL"]}
         return run.finish(
             model,
             test=test,
@@ -274,6 +288,34 @@ def limited(
     }
 
 
+def make_data(
+    options: Options, plan: Plan, encoded: dict[str, dict[str, np.ndarray]]
+) -> list[tf.data.Dataset]:
+    """Makes the batches of training, validation and test, of similar length if asked for."""
+    lengths = dict.fromkeys(encoded)
+    if options.group_by_length == "on":
+        lengths = {split: pairs.lengths(rows) for split, rows in encoded.items()}
+    counts = {split: len(rows[pairs.LABELS]) for split, rows in encoded.items()}
+    train = batches.training_batches(
+        counts["train"],
+        seed=options.seed,
+        make_batch=pairs.make_batch(encoded["train"]),
+        lengths=lengths["train"],
+        batches_per_update=options.accumulate_steps,
+        **plan.batches,
+    )
+    evaluated = [
+        batches.evaluation_batches(
+            counts[split],
+            plan.global_batch_size,
+            pairs.make_batch(encoded[split]),
+            lengths=lengths[split],
+        )
+        for split in ("valid", "test")
+    ]
+    return [train, *evaluated]
+
+
 def tokens_per_example(encoded: dict[str, np.ndarray]) -> float:
     """Returns the mean number of tokens of a prompt and its response, without padding."""
     masks = encoded["encoder_padding_mask"], encoded["decoder_padding_mask"]
@@ -298,9 +340,9 @@ def answer(
     asked: Sequence[pairs.TextPair],
     options: Options,
 ) -> list[tuple[str, str, str]]:
-    """Returns prompts, their responses, and the model's answers, the likeliest tokens."""
+    """Returns prompts, their responses, and the model's answers, the likeliest ones."""
     found: list[str] = []
-    sampler = decoders.Sampler(temperature=0)
+    sampler = likeliest(options.num_beams)
     with (
         evaluated_weights(model),
         live_line(what="answering test prompts", total=len(asked)) as bar,
@@ -312,17 +354,20 @@ def answer(
     return [(*pair, text) for pair, text in zip(asked, found, strict=True)]
 
 
+def likeliest(num_beams: int) -> samplers.Sampler | samplers.BeamSearch:
+    """Returns what chooses the tokens of the likeliest answers."""
+    return samplers.BeamSearch(num_beams) if num_beams > 1 else samplers.Sampler(temperature=0)
+
+
 def compare(answered: Sequence[tuple[str, str, str]]) -> dict[str, float]:
-    """Returns the share of answers that equal the response, spaces aside, and BLEU.
+    """Returns the share of answers that equal the response, spaces aside, BLEU and ROUGE.
 
     Args:
         answered: prompts, responses and answers.
     """
     equal = [response.split() == text.split() for _, response, text in answered]
-    return {
-        "exact_match": float(np.mean(equal)),
-        "bleu": bleu((response, text) for _, response, text in answered),
-    }
+    texts = [(response, text) for _, response, text in answered]
+    return {"exact_match": float(np.mean(equal)), "bleu": bleu(texts), **rouge(texts)}
 
 
 def bleu(texts) -> float:
@@ -351,11 +396,11 @@ def worst_first(answered: Sequence[tuple[str, str, str]]) -> list[list]:
 class Answers(StepCallback):
     """Writes the answers to some validation prompts to TensorBoard, each epoch."""
 
-    def __init__(self, tensorboard, task, preprocessor, shown: Sequence, prefix: str | None):
+    def __init__(self, tensorboard, task, preprocessor, shown: Sequence, options: Options):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
-        self.shown, self.prefix = shown, prefix or ""
-        self.sampler = decoders.Sampler(temperature=0)
+        self.shown, self.prefix = shown, options.prefix or ""
+        self.sampler = likeliest(options.num_beams)
 
     def on_epoch_end(self, epoch, logs=None):
         """Answers and writes."""
@@ -376,6 +421,7 @@ def predict(
     run: LoadedRun,
     inputs: Sequence[str],
     *,
+    num_beams: int = 0,
     temperature: float = 0.0,
     top_k: int = 40,
     top_p: float = 1.0,
@@ -386,7 +432,8 @@ def predict(
     Args:
         run: a finished run of this recipe.
         inputs: prompts; long ones are cut as in training.
-        temperature: divides the logits; 0 always takes the most likely token.
+        num_beams: beginnings of an answer that are kept at each token; 0 for the run's number.
+        temperature: divides the logits; 0 takes the likeliest tokens, the only way with beams.
         top_k: sample among the K most likely tokens; 0 for all.
         top_p: sample among the most likely tokens whose probabilities add up to P.
         seed: seed of the sampling.
@@ -394,12 +441,19 @@ def predict(
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = decoders.sampling_problems(temperature, top_k, top_p)
+    problems = samplers.sampling_problems(temperature, top_k, top_p)
+    if not 0 <= num_beams <= 100:
+        problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
+    elif num_beams > 1 and temperature > 0:
+        problems.append(f"--num-beams {num_beams}: searches; leave out --temperature, which draws")
     if problems:
         raise OptionsError("\n".join(problems))
     if not has_inputs(inputs):
         return []
-    sampler = decoders.Sampler(temperature, top_k or None, top_p, seed)
+    if temperature > 0:
+        sampler = samplers.Sampler(temperature, top_k or None, top_p, seed)
+    else:
+        sampler = likeliest(num_beams or run.options.num_beams)
     task = run.load_model("float32")
     asked = [(run.options.prefix or "") + text for text in inputs]
     answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler)

@@ -134,7 +134,7 @@ class Options(FineTuningOptions):
         """Counts the shapes that training batches may have."""
         if not self.groups_by_length:
             return 1
-        return sum(length < self.sequence_length for length in arrays.LENGTHS) + 1
+        return len(arrays.steps_of(self.sequence_length))
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""

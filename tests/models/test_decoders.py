@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from data.errors import DataError
 from data.templates import Template
-from models import decoders, presets
+from models import decoders, presets, samplers
 from models.chunked_head import ChunkedHead
 from tests.support import causal_presets
 from training import checks
@@ -176,7 +176,7 @@ class TestSampler:
     LOGITS = tf.math.log([[0.4, 0.3, 0.2, 0.1]])
 
     def drawn(self, count=2000, **settings):
-        sampler = decoders.Sampler(**settings)
+        sampler = samplers.Sampler(**settings)
 
         @tf.function
         def draw():
@@ -205,13 +205,13 @@ class TestSampler:
         """For the largest and the smallest random number."""
         numbers = tf.constant([[1 - 2.0**-24, 0.0, 0.5, 1 - 2.0**-24]])
         monkeypatch.setattr(decoders.batches, "uniform", lambda *_: numbers)
-        found = decoders.Sampler(top_k=2).with_noise(self.LOGITS, 0, tf.constant([5])).numpy()
+        found = samplers.Sampler(top_k=2).with_noise(self.LOGITS, 0, tf.constant([5])).numpy()
         assert np.isfinite(found[0, :2]).all() and np.isneginf(found[0, 2:]).all()
         assert found[0].argmax() == 0
 
     def test_a_temperature_next_to_zero_draws_nothing(self):
-        assert decoders.Sampler(temperature=1e-39).scale == 0
-        assert decoders.Sampler(temperature=1e-6).scale == 1e-6
+        assert samplers.Sampler(temperature=1e-39).scale == 0
+        assert samplers.Sampler(temperature=1e-6).scale == 1e-6
 
     def test_seeds_draw_differently(self):
         assert self.drawn(40, seed=0) == self.drawn(40) != self.drawn(40, seed=1)
@@ -219,7 +219,7 @@ class TestSampler:
 
 @pytest.mark.long
 def test_a_text_is_the_same_alone_and_in_a_batch(gpt2):
-    sampler = decoders.Sampler(temperature=0.7, top_k=30, top_p=0.9, seed=3)
+    sampler = samplers.Sampler(temperature=0.7, top_k=30, top_p=0.9, seed=3)
 
     def texts(prompts, **settings):
         return decoders.generate(
@@ -258,7 +258,7 @@ def test_a_row_without_a_token_is_never_generated(family):
                 each.preprocessor,
                 PROMPTS,
                 max_length=24,
-                sampler=decoders.Sampler(**settings),
+                sampler=samplers.Sampler(**settings),
             )
             for each in (task, more)
         )
@@ -289,7 +289,7 @@ def test_a_generated_token_is_the_likeliest_of_a_forward_pass(name, monkeypatch)
         task.preprocessor,
         PROMPTS,
         max_length=32,
-        sampler=decoders.Sampler(temperature=0.0),
+        sampler=samplers.Sampler(temperature=0.0),
     )
     ids, is_text = (np.array(generated[name]) for name in ("token_ids", "padding_mask"))
     logits = answers(task, ids, is_text)[:, :-1]
@@ -312,7 +312,7 @@ def test_a_temperature_next_to_zero_takes_the_likeliest_token(gpt2):
             gpt2.preprocessor,
             PROMPTS,
             max_length=16,
-            sampler=decoders.Sampler(temperature=temperature, seed=3),
+            sampler=samplers.Sampler(temperature=temperature, seed=3),
         )
         for temperature in (0.0, 1e-39)
     )
@@ -325,7 +325,7 @@ def test_the_end_of_a_template_is_no_answer(gpt2, monkeypatch):
     monkeypatch.setattr(
         gpt2.preprocessor, "generate_postprocess", lambda outputs: list(said.values())
     )
-    settings = dict(max_length=32, sampler=decoders.Sampler(), strip_prompt=True, template=template)
+    settings = dict(max_length=32, sampler=samplers.Sampler(), strip_prompt=True, template=template)
     assert decoders.generate(gpt2, gpt2.preprocessor, list(said), **settings) == [
         "is low",
         "## ###  low",
@@ -339,7 +339,7 @@ def test_different_prompts_are_continued_by_different_draws(gpt2):
     gpt2.set_weights([np.zeros_like(weights) for weights in before])
 
     def drawn(max_length):
-        sampler, prepared = decoders.Sampler(seed=1), gpt2.preprocessor
+        sampler, prepared = samplers.Sampler(seed=1), gpt2.preprocessor
         settings = dict(max_length=max_length, sampler=sampler, strip_prompt=True)
         return decoders.generate(gpt2, prepared, ["the loss", "loss the", "the loss"], **settings)
 
@@ -353,7 +353,7 @@ def test_different_prompts_are_continued_by_different_draws(gpt2):
 
 def test_prompts_without_room_are_refused(gpt2):
     def generate(prompt, max_length):
-        sampler = decoders.Sampler(temperature=0)
+        sampler = samplers.Sampler(temperature=0)
         decoders.generate(gpt2, gpt2.preprocessor, [prompt], max_length=max_length, sampler=sampler)
 
     with pytest.raises(DataError, match="--max-length 65: the model takes at most 64 tokens"):

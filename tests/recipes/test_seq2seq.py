@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from data import batches, pairs, prompts, summaries
 from data.errors import DataError
-from models import encoder_decoders
+from models import encoder_decoders, samplers
 from recipes import evaluate, export, predict, seq2seq
 from tests.support import plain_keras, seq2seq_presets, strategy_run
 from training import checks
@@ -43,10 +43,11 @@ def run(data, tmp_path_factory):
 def test_a_run_reports_tokens_and_answers(run):
     _, results = run
     assert set(results["test"]) == {
-        *("cross_entropy", "accuracy", "perplexity", "exact_match", "bleu")
+        *("cross_entropy", "accuracy", "perplexity"),
+        *("exact_match", "bleu", "rouge1", "rouge2", "rougeL"),
     }
     assert set(results["baseline"]) == {
-        *("unigram_cross_entropy", "most_frequent_accuracy", "copied_bleu")
+        *("unigram_cross_entropy", "most_frequent_accuracy", "copied_bleu", "copied_rougeL")
     }
     assert results["answered_examples"] == 3 and results["steps"] == 4
     assert results["test"]["cross_entropy"] < 6  # 300 tokens by chance: 5.7
@@ -117,7 +118,7 @@ def test_a_prefix_comes_before_each_prompt(run, data):
     asked = "the sum of one and two is 21"
     (answer,) = seq2seq.predict(trained, [asked])
     task = trained.load_model("float32")
-    sampler = seq2seq.decoders.Sampler(temperature=0)
+    sampler = samplers.Sampler(temperature=0)
     texts = [f"add: {asked}", asked]
     ours, plain = encoder_decoders.generate(task, task.preprocessor, texts, sampler)
     assert answer == [{"text": ours}]
@@ -159,8 +160,13 @@ def test_options_that_do_not_work_together(changes, problem):
 
 def test_values_of_sampling_are_checked(run):
     options, _ = run
+    trained = load_run(options.run_dir)
     with pytest.raises(OptionsError, match=r"--temperature -1: .*\n--top-p 0: "):
-        seq2seq.predict(load_run(options.run_dir), ["a"], temperature=-1, top_p=0)
+        seq2seq.predict(trained, ["a"], temperature=-1, top_p=0)
+    with pytest.raises(OptionsError, match=r"--num-beams 101: must be in \[0, 100\]"):
+        seq2seq.predict(trained, ["a"], num_beams=101)
+    with pytest.raises(OptionsError, match="--num-beams 2: searches; leave out --temperature"):
+        seq2seq.predict(trained, ["a"], num_beams=2, temperature=0.5)
 
 
 @pytest.mark.parametrize(
@@ -248,34 +254,65 @@ def test_a_family_trains_as_in_plain_kerasnlp(family, data, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("num_beams", [0, 1, 3])
 @pytest.mark.parametrize("family", seq2seq_presets.FAMILIES)
-def test_the_likeliest_tokens_are_those_of_a_whole_pass(family):
-    """With the cache each token is the likeliest one after those before, as in training."""
+def test_the_likeliest_answers_are_those_of_whole_passes(family, num_beams):
+    """With the cache tokens have the same probabilities as in training; 0 is for no search."""
     task = seq2seq_presets.make_task(family)
-    preprocessor, end = task.preprocessor, task.preprocessor.tokenizer.end_token_id
+    preprocessor, stop = task.preprocessor, task.preprocessor.tokenizer.end_token_id
+    preprocessor.decoder_sequence_length = 10
     asked = ["the loss of a step", "what is the capital of France? Paris is."]
-    sampler = seq2seq.decoders.Sampler(temperature=0)
+    sampler = samplers.BeamSearch(num_beams) if num_beams else samplers.Sampler(temperature=0)
     answers = encoder_decoders.generate(task, preprocessor, asked, sampler)
+    alone = [encoder_decoders.generate(task, preprocessor, [text], sampler)[0] for text in asked]
+    assert answers == alone
     texts = {"encoder_text": asked, "decoder_text": ["", ""]}
     inputs, _, _ = preprocessor(texts)
     begun = preprocessor.generate_preprocess(texts)
-    ids, mask = (np.array(begun[f"decoder_{name}"]) for name in ("token_ids", "padding_mask"))
+    first = int(np.sum(begun["decoder_padding_mask"][0]))
+    length = begun["decoder_token_ids"].shape[1]
     is_token = np.isin(np.arange(task.backbone.vocabulary_size), sampler.ids)
-    for row in range(2):
-        for place in range(int(mask[row].sum()), ids.shape[1]):
-            inputs["decoder_token_ids"] = ids
-            known = np.arange(ids.shape[1]) < place
-            inputs["decoder_padding_mask"] = np.broadcast_to(known, ids.shape)
-            tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-            logits = np.array(task(tensors))[row, place - 1]
-            ids[row, place] = np.argmax(np.where(is_token, logits, -np.inf))
-            mask[row, place] = True
-            if ids[row, place] == end:
-                break
-    expected = preprocessor.generate_postprocess(
-        {"decoder_token_ids": ids, "decoder_padding_mask": mask.astype(bool)}
-    )
-    assert answers == [str(text) for text in expected]
+
+    def log_probabilities(row: int, beginnings: list[list[int]]) -> np.ndarray:
+        """Those of the tokens after each beginning, of shape (beginnings, tokens)."""
+        place = len(beginnings[0])
+        ids = np.zeros((len(beginnings), length), int)
+        ids[:, :place] = beginnings
+        given = {name: np.repeat(rows[row : row + 1], len(ids), 0) for name, rows in inputs.items()}
+        given |= {
+            "decoder_token_ids": ids,
+            "decoder_padding_mask": np.broadcast_to(np.arange(length) < place, ids.shape),
+        }
+        logits = task(keras.tree.map_structure(keras.ops.convert_to_tensor, given))
+        logits = np.where(is_token, np.array(logits)[:, place - 1], -np.inf)
+        return np.array(keras.ops.log_softmax(logits))
+
+    for row, answer in enumerate(answers):
+        start = [int(token) for token in begun["decoder_token_ids"][row][:first]]
+        kept = [(0.0, start)]
+        while any(stop not in ids[first:] for _, ids in kept) and len(kept[0][1]) < length:
+            after = log_probabilities(row, [ids for _, ids in kept])
+            found = []
+            for (total, ids), more in zip(kept, after, strict=True):
+                if stop in ids[first:]:
+                    found.append((total, [*ids, stop]))
+                else:
+                    found += [(total + more[token], [*ids, token]) for token in range(len(more))]
+            kept = sorted(found, reverse=True)[: max(num_beams, 1)]
+
+        def score(total: float, ids: list[int]) -> float:
+            ended = [*ids[first:], stop].index(stop) + 1  # tokens, the end included
+            return total / min(ended, length - first)
+
+        _, best = max(kept, key=lambda each: score(*each))
+        ended = [*best[first:], stop].index(stop) + first
+        expected = preprocessor.generate_postprocess(
+            {
+                "decoder_token_ids": np.array([best]),
+                "decoder_padding_mask": np.arange(len(best))[None] <= ended,
+            }
+        )
+        assert answer == str(expected[0])
 
 
 @pytest.mark.long

@@ -1,0 +1,60 @@
+"""ROUGE: how many words, pairs of words, and words in order a text shares with a reference."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+
+def rouge(texts: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Computes ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), each the mean of F1 over all texts.
+
+    Words are runs of letters and digits, in lower case and as they stand, as in the package
+    `rouge_score` without its stemmer; that one leaves out all letters but a to z.
+
+    Args:
+        texts: pairs of a reference and a text.
+
+    Returns:
+        `rouge1`, `rouge2` and `rougeL`, in [0, 1].
+
+    Raises:
+        ValueError: there are no texts.
+    """
+    found: dict[str, list[float]] = {"rouge1": [], "rouge2": [], "rougeL": []}
+    for reference, text in texts:
+        expected, written = words(reference), words(text)
+        for count, name in ((1, "rouge1"), (2, "rouge2")):
+            some, others = groups(expected, count), groups(written, count)
+            found[name].append(f1((some & others).total(), some.total(), others.total()))
+        shared = longest_common_subsequence(expected, written)
+        found["rougeL"].append(f1(shared, len(expected), len(written)))
+    if not found["rouge1"]:
+        raise ValueError("no texts")
+    return {name: sum(each) / len(each) for name, each in found.items()}
+
+
+def words(text: str) -> list[str]:
+    """Returns the words of a text, in lower case."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def groups(found: Sequence[str], count: int) -> Counter:
+    """Returns how often each group of `count` successive words occurs."""
+    return Counter(zip(*(found[first:] for first in range(count)), strict=False))
+
+
+def longest_common_subsequence(some: Sequence[str], others: Sequence[str]) -> int:
+    """Returns the number of words of the longest sequence that is part of both, in order."""
+    lengths = [0] * (len(others) + 1)
+    for word in some:
+        before = 0  # of the words before both
+        for place, other in enumerate(others, start=1):
+            above = lengths[place]
+            lengths[place] = before + 1 if word == other else max(above, lengths[place - 1])
+            before = above
+    return lengths[-1]
+
+
+def f1(shared: int, expected: int, written: int) -> float:
+    """Returns the harmonic mean of recall and precision; 0 where nothing is shared."""
+    return 2 * shared / (expected + written) if shared else 0.0

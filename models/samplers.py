@@ -1,0 +1,254 @@
+"""Chooses the tokens that KerasNLP's `generate()` writes: draws, and the search with beams."""
+
+import functools
+import inspect
+import math
+from collections.abc import Sequence
+
+import keras_nlp
+import numpy as np
+import tensorflow as tf
+
+from data import batches
+
+# A lower temperature takes the likeliest token: logits that are divided by it may overflow.
+COLDEST = 1e-6
+
+
+class _TokensAlone:
+    """Leaves out the ids that no token has: a preset's table may have more rows, or gaps."""
+
+    ids: np.ndarray | None = None  # those that tokens have; None for all
+
+    def of_tokens(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns logits of shape (texts, ids), -inf where no token of the tokenizer has the id."""
+        if self.ids is None:
+            return logits
+        is_token = np.isin(np.arange(logits.shape[-1]), self.ids)
+        return logits if is_token.all() else tf.where(is_token, logits, -np.inf)
+
+
+class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
+    """Draws tokens so that a text does not depend on the others in its batch.
+
+    KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
+    Gumbel noise is taken, which draws from their softmax (Gumbel, 1954); the noise is a function of
+    the seed, the prompt, the position and the token.
+
+    Args:
+        temperature: divides the logits; 0, and less than `COLDEST`, takes the likeliest token.
+        top_k: draw among the K likeliest tokens; None among all.
+        top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
+        seed: decides the draws.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.scale = temperature if temperature >= COLDEST else 0.0
+        self.top_k, self.top_p = top_k, top_p
+        self.noise_seed = batches.stream_seed(seed, "sampling")
+        self.keys: tf.Tensor | None = None  # of the prompts that an encoder reads, see `draw_by`
+
+    def __call__(self, next, prompt, *arguments, mask=None, **named):  # noqa: A002
+        """Draws until all texts have ended; see `keras_nlp.samplers.Sampler`."""
+        keys = self.keys
+        if keys is None:
+            keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
+
+        def drawn(prompt, cache, index):
+            logits, states, cache = next(prompt, cache, index)
+            logits = self.of_tokens(tf.cast(logits, tf.float32))
+            if self.scale > 0:
+                logits = self.with_noise(logits, index, keys)
+            return logits, states, cache
+
+        return super().__call__(drawn, prompt, *arguments, mask=mask, **named)
+
+    def keys_of(self, prompts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Returns a number for each prompt, which depends on its tokens and their places alone.
+
+        Args:
+            prompts: token ids of shape (texts, length).
+            mask: which of them are the prompt's, of the same shape.
+
+        Returns:
+            int64 of shape (texts,).
+        """
+        tokens = tf.cast(prompts, tf.int64)
+        places = tf.range(tf.shape(tokens, tf.int64)[1])
+        hashed = batches.uniform(self.noise_seed, places, tokens) * 2.0**24
+        return tf.reduce_sum(tf.cast(hashed, tf.int64) * tf.cast(mask, tf.int64), axis=1)
+
+    def with_noise(self, logits: tf.Tensor, index: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        """Returns logits whose largest one is the token that is drawn.
+
+        Args:
+            logits: float32 of shape (texts, tokens).
+            index: the position, a scalar.
+            keys: of the prompts, int64 of shape (texts,).
+        """
+        size, logits = logits.shape[-1], logits / self.scale
+        if self.top_k is not None and self.top_k < size:
+            smallest = tf.math.top_k(logits, self.top_k).values[:, -1:]
+            logits = tf.where(logits < smallest, -np.inf, logits)
+        if self.top_p < 1:
+            ordered = tf.sort(logits, direction="DESCENDING")
+            shares = tf.nn.softmax(ordered)
+            kept = tf.cumsum(shares, axis=1, exclusive=True) < self.top_p
+            smallest = tf.reduce_min(tf.where(kept, ordered, np.inf), axis=1, keepdims=True)
+            logits = tf.where(logits < smallest, -np.inf, logits)
+        place = tf.cast(index, tf.int64)
+        uniform = batches.uniform(self.noise_seed, keys[:, None], place, tf.range(size))
+        # In (0, 1), so that the noise is finite: the sum alone is rounded to 1 at times.
+        uniform = tf.minimum(uniform + 2.0**-25, 1 - 2.0**-24)
+        return logits - tf.math.log(-tf.math.log(uniform))
+
+
+class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
+    """Keeps several beginnings of each text, the likeliest ones, and returns the best text.
+
+    Unlike KerasNLP's BeamSampler it leaves a beginning that has ended as it is: that one adds
+    tokens, and their probabilities, until each beginning of each text in the batch has ended. The
+    best text is the one with the highest mean of the logarithms of its tokens' probabilities, the
+    usual choice (Wu et al., arXiv 1609.08144, section 7, with alpha = 1): their sum prefers short
+    texts. KerasNLP's also takes several times as long on a CPU: it gathers caches number by number.
+
+    Args:
+        num_beams: beginnings of each text; 1 always takes the likeliest token.
+    """
+
+    def __init__(self, num_beams: int):
+        super().__init__()
+        self.num_beams = num_beams
+
+    def __call__(  # noqa: D417
+        self,
+        next,  # noqa: A002
+        prompt,
+        cache,
+        index,
+        mask,
+        stop_token_ids,
+        hidden_states=None,
+        model=None,
+    ):
+        """Searches until all beginnings have ended; see `keras_nlp.samplers.Sampler`.
+
+        Args:
+            mask: which tokens of `prompt` are given: those before `index`, in each text.
+        """
+        count, beams, length = tf.shape(prompt)[0], self.num_beams, prompt.shape[1]
+        texts = tf.repeat(tf.range(count), beams)  # of each beginning
+        ids, cache = tf.nest.map_structure(lambda rows: tf.gather(rows, texts), (prompt, cache))
+        is_new = tf.range(length) >= index
+        totals = tf.where(tf.range(beams) == 0, 0.0, [[-np.inf]]) + tf.zeros([count, 1])
+
+        def has_ended(ids: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_any(_is_one_of(ids, stop_token_ids) & is_new, axis=-1)
+
+        def go_on(ids, cache, totals, place):
+            return ~tf.reduce_all(has_ended(ids))
+
+        def add_token(ids, cache, totals, place):
+            logits, _, cache = next(ids, cache, place)
+            after = tf.nn.log_softmax(self.of_tokens(tf.cast(logits, tf.float32)))
+            size = after.shape[1]
+            stays = tf.where(tf.range(size) == stop_token_ids[0], 0.0, -np.inf)
+            after = tf.where(has_ended(ids)[:, None], stays, after)
+            candidates = totals[..., None] + tf.reshape(after, [count, beams, size])
+            totals, best = tf.math.top_k(tf.reshape(candidates, [count, beams * size]), beams)
+            kept = tf.reshape(tf.range(count)[:, None] * beams + best // size, [-1])
+            ids, cache = tf.nest.map_structure(
+                lambda rows: tf.ensure_shape(tf.gather(rows, kept), rows.shape), (ids, cache)
+            )
+            tokens = tf.cast(tf.reshape(best % size, [-1, 1]), ids.dtype)
+            return tf.where(tf.range(length) == place, tokens, ids), cache, totals, place + 1
+
+        place = tf.cast(index, tf.int32)
+        ids, _, totals, _ = tf.while_loop(
+            go_on, add_token, (ids, cache, totals, place), maximum_iterations=length - place
+        )
+        is_end = _is_one_of(ids, stop_token_ids) & is_new
+        is_counted = is_new & (tf.cumsum(tf.cast(is_end, tf.int32), axis=1, exclusive=True) == 0)
+        counts = tf.reduce_sum(tf.cast(is_counted, tf.float32), axis=1)
+        scores = totals / tf.maximum(tf.reshape(counts, [count, beams]), 1)
+        return tf.gather(ids, tf.range(count) * beams + tf.argmax(scores, 1, tf.int32))
+
+
+def _is_one_of(tokens: tf.Tensor, wanted: Sequence[int]) -> tf.Tensor:
+    return tf.reduce_any(tokens[..., None] == tf.constant(wanted, tokens.dtype), axis=-1)
+
+
+def sampling_problems(temperature: float, top_k: int, top_p: float) -> list[str]:
+    """Returns a line for each option of a `Sampler` that is out of range; `top_k` 0 is for all."""
+    problems = []
+    if not 0 <= temperature < math.inf:
+        problems.append(f"--temperature {temperature}: must be in [0, inf)")
+    if top_k < 0:
+        problems.append(f"--top-k {top_k}: must be at least 0")
+    if not 0 < top_p <= 1:
+        problems.append(f"--top-p {top_p}: must be in (0, 1]")
+    return problems
+
+
+def _repeat_encoded(task: keras_nlp.models.Seq2SeqLM) -> None:
+    """Repeats what the encoder made for each beginning, where the cache does not hold it.
+
+    T5Gemma's `generate_step()` keeps the encoder's outputs apart; BART's and T5's are in the cache.
+    """
+    stock = task.call_decoder_with_cache
+    if "encoder_output" not in inspect.signature(stock).parameters:
+        return
+
+    def call_decoder_with_cache(*, decoder_token_ids, encoder_output, encoder_padding_mask, **more):
+        beams = tf.shape(decoder_token_ids)[0] // tf.shape(encoder_output)[0]
+        return stock(
+            decoder_token_ids=decoder_token_ids,
+            encoder_output=tf.repeat(encoder_output, beams, axis=0),
+            encoder_padding_mask=tf.repeat(encoder_padding_mask, beams, axis=0),
+            **more,
+        )
+
+    task.call_decoder_with_cache = call_decoder_with_cache
+
+
+def draw_by(task: keras_nlp.models.CausalLM, sampler: Sampler | BeamSearch) -> None:
+    """Makes the model's own `generate()` draw tokens by a sampler.
+
+    Not by `compile()`, which would replace the optimizer of a model in training.
+
+    Args:
+        task: a causal language model, or an encoder-decoder.
+        sampler: how tokens are drawn.
+    """
+    if task.__dict__.get("sampler") is sampler:
+        return
+    task.sampler, task.generate_function = sampler, None
+    task.jit_compile = bool(tf.config.list_logical_devices("GPU"))
+    for replaced in ("generate_step", "call_decoder_with_cache"):  # for another sampler
+        task.__dict__.pop(replaced, None)
+    if isinstance(sampler, BeamSearch):
+        _repeat_encoded(task)
+    if isinstance(task, keras_nlp.models.Seq2SeqLM) and isinstance(sampler, Sampler):
+        # The keys are those of the prompts: its responses all begin with the same token.
+        step = functools.partial(type(task).generate_step, task)
+
+        def generate_step(inputs, stop_token_ids=None):
+            prompts = inputs["encoder_token_ids"], inputs["encoder_padding_mask"]
+            sampler.keys = sampler.keys_of(*prompts)
+            return step(inputs, stop_token_ids=stop_token_ids)
+
+        task.generate_step = generate_step
+    stock = task.make_generate_function()
+
+    def generate_function(*arguments, **named):
+        # Families that take images return None for them beside a text.
+        return {k: v for k, v in stock(*arguments, **named).items() if v is not None}
+
+    task.generate_function = generate_function

@@ -1,0 +1,81 @@
+"""Tests `models.samplers` on tables of probabilities; see tests/recipes for whole models."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import samplers
+
+STOP, LENGTH = 1, 5
+ANY = {STOP: 0.24, 2: 0.28, 3: 0.24, 4: 0.24}  # after what a table does not have
+
+
+def search(tables: list[dict], num_beams: int, ids=None) -> list[list[int]]:
+    """Searches texts of at most four new tokens of 0 to 4; 1 ends a text.
+
+    Args:
+        tables: of each text: a dict from what was written to the probabilities of the next tokens.
+        num_beams: beginnings to keep.
+        ids: those that tokens have.
+    """
+    sampler = samplers.BeamSearch(num_beams)
+    sampler.ids = ids
+
+    def log_probabilities(prompt, text, index):
+        found = np.full((len(prompt), 5), -50.0, np.float32)
+        for row, (tokens, number) in enumerate(zip(prompt, text, strict=True)):
+            written = tuple(int(token) for token in tokens[1:index])
+            for token, probability in tables[number].get(written, ANY).items():
+                found[row, token] = np.log(probability)
+        return found
+
+    def next_logits(prompt, cache, index):
+        logits = tf.numpy_function(log_probabilities, [prompt, cache, index], tf.float32)
+        return tf.ensure_shape(logits, [None, 5]), None, cache
+
+    prompt = np.zeros((len(tables), LENGTH), np.int32)
+    found = sampler(
+        next_logits,
+        tf.constant(prompt),
+        cache=tf.range(len(tables)),
+        index=1,
+        mask=tf.constant(np.arange(LENGTH) < 1)[None] & tf.ones((len(tables), 1), tf.bool),
+        stop_token_ids=[STOP],
+    )
+    texts = [row[1:] for row in found.numpy().tolist()]
+    return [text[: text.index(STOP) + 1] if STOP in text else text for text in texts]
+
+
+# The likeliest first token, 2, leads to less likely texts than the second one, 3.
+TABLE = {
+    (): {2: 0.6, 3: 0.4},
+    (2,): {2: 0.35, 3: 0.35, STOP: 0.3},
+    (3,): {STOP: 0.9, 2: 0.1},
+}
+
+
+def test_a_likelier_text_may_begin_with_a_less_likely_token():
+    assert search([TABLE], 1)[0][0] == 2
+    assert search([TABLE], 2) == [[3, STOP]]
+
+
+def test_a_text_that_has_ended_stays_while_others_of_the_batch_go_on():
+    longer = {(): {4: 1.0}, (4,): {4: 0.5, 3: 0.5}, (4, 4): {3: 1.0}, (4, 3): {3: 1.0}}
+    assert search([TABLE, longer], 2)[0] == [3, STOP]
+    assert search([longer], 2) == search([TABLE, longer], 2)[1:]
+
+
+def test_a_longer_text_is_compared_by_its_tokens():
+    """0.3 for one token is likelier than 0.7 * 0.6 * 0.6, which is likelier by the token."""
+    table = {(): {STOP: 0.3, 2: 0.7}, (2,): {2: 0.6, 4: 0.4}, (2, 2): {STOP: 0.6, 4: 0.4}}
+    assert search([table], 3) == [[2, 2, STOP]]
+
+
+def test_ids_that_no_token_has_are_never_written():
+    assert search([TABLE], 2, ids=np.array([0, 1, 2, 4]))[0][0] == 2
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+def test_texts_without_an_end_fill_their_length(num_beams):
+    table = {(): {2: 1.0}, (2,): {2: 1.0}, (2, 2): {2: 1.0}, (2, 2, 2): {2: 1.0}}
+    assert search([table], num_beams) == [[2, 2, 2, 2]]
