@@ -7,11 +7,11 @@ from data import rouge
 
 def test_words_groups_and_order_are_counted():
     found = rouge.rouge([("the cat sat on the mat", "The mat: the cat sat.")])
-    # Five of six and of five words; "the cat" and "cat sat" of five and of four pairs; and of the
-    # words in order "the cat sat", since "mat" comes first here.
+    # Five of six and of five words; "the cat", "cat sat" and "the mat" of five and of four pairs;
+    # in order "the cat sat", since "mat" comes first here.
     assert found == {
         "rouge1": pytest.approx(2 * 5 / (6 + 5)),
-        "rouge2": pytest.approx(2 * 2 / (5 + 4)),
+        "rouge2": pytest.approx(2 * 3 / (5 + 4)),
         "rougeL": pytest.approx(2 * 3 / (6 + 5)),
     }
 

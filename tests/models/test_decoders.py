@@ -204,7 +204,7 @@ class TestSampler:
     def test_the_noise_is_finite(self, monkeypatch):
         """For the largest and the smallest random number."""
         numbers = tf.constant([[1 - 2.0**-24, 0.0, 0.5, 1 - 2.0**-24]])
-        monkeypatch.setattr(decoders.batches, "uniform", lambda *_: numbers)
+        monkeypatch.setattr(samplers.batches, "uniform", lambda *_: numbers)
         found = samplers.Sampler(top_k=2).with_noise(self.LOGITS, 0, tf.constant([5])).numpy()
         assert np.isfinite(found[0, :2]).all() and np.isneginf(found[0, 2:]).all()
         assert found[0].argmax() == 0
