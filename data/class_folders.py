@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data import files, glue
+from data import files
 from data.errors import DataError, listed
 from data.live_line import live_line
+from data.splits import named
 
 UNLABELLED = "unsup"  # of aclImdb
 
@@ -20,11 +21,11 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
         Keys "train" and the other splits that exist; or "" where there are no splits. Empty if
         these are no folders of texts.
     """
-    found = {}
-    for split, names in glue.FILES.items():
-        classes = [path for name in names for path in _classes_in(folder / name)]
-        if classes:
-            found[split] = classes
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        split, form = named(path.name) or ("", None)
+        if form == 0 and _classes_in(path):
+            found.setdefault(split, []).extend(_classes_in(path))
     if "train" in found:
         return found
     classes = _classes_in(folder)

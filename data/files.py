@@ -22,6 +22,18 @@ from data.errors import DataError
 
 log = logging.getLogger("recipes")
 
+# What a file is that is not text, by its first bytes.
+BINARY = {
+    b"PK\x03\x04": "a zip archive, or a file of Excel: unpack it, or save it as CSV",
+    b"\xd0\xcf\x11\xe0": "a file of Excel or Word: save it as CSV, or as text",
+    b"BZh": "packed by bzip2: unpack it",
+    b"\xfd7zXZ": "packed by xz: unpack it",
+    b"\x28\xb5\x2f\xfd": "packed by Zstandard: unpack it",
+    b"\x1f\x8b": "packed by gzip: its name must end in .gz",
+    b"%PDF": "a PDF: save its text",
+    b"PAR1": "Parquet: its name must end in .parquet",
+    b"ARROW1": "Arrow: write Parquet, for instance with to_parquet()",
+}
 CONVERT = "convert it, for instance with: iconv -f {} -t UTF-8"
 SUMS = "SHA256SUMS"  # `sha256sum -c` reads it too
 WEIGHTS, STATE = "model.weights.h5", "state.json"  # of a checkpoint
@@ -43,8 +55,15 @@ UNPACKING_ERRORS = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, 
 
 
 def default_cache_dir() -> Path:
-    """Returns the folder in `RECIPES_CACHE_DIR`, otherwise `~/.cache/keras-recipes`."""
-    return expand(os.environ.get("RECIPES_CACHE_DIR") or "~/.cache/keras-recipes")
+    """Returns the folder in `RECIPES_CACHE_DIR`, otherwise `~/.cache/keras-recipes`.
+
+    Raises:
+        DataError: There is no home folder.
+    """
+    path = expand(os.environ.get("RECIPES_CACHE_DIR") or "~/.cache/keras-recipes")
+    if str(path).startswith("~"):
+        raise DataError(f"{path}: no such home folder; set RECIPES_CACHE_DIR to a cache folder")
+    return path
 
 
 def expand(path: str | Path) -> Path:
@@ -81,10 +100,15 @@ def how_to_convert(beginning: bytes) -> str:
     """Returns what the message about a file that is not UTF-8 ends with.
 
     Args:
-        beginning: The first bytes of the file, at least two.
+        beginning: The first bytes of the file, at least two; others may follow.
     """
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return f"it is UTF-16: {CONVERT.format('UTF-16')}"
+    for first, what in BINARY.items():
+        if beginning.startswith(first):
+            return f"it is {what}"
+    if b"\0" in beginning:
+        return "it has bytes that are zero: it is not a text file"
     return CONVERT.format("LATIN1")
 
 

@@ -5,13 +5,10 @@ labels.
 """
 
 import dataclasses
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from data import tables
-from data.errors import DataError
-from data.splits import EXAMPLE, SHARD, as_one_file
 
 PAIR = " ||| "  # between the two sentences of a pair in an input of `recipes.predict`
 
@@ -23,7 +20,8 @@ class Columns:
     Attributes:
         text: of the sentence, or of the first one of a pair.
         second: of the second sentence; empty for single sentences.
-        label: of the class or the score.
+        label: of the class, the score or the list of labels.
+        flags: columns of 0 and 1 instead of `label`, one for each of several labels.
         header: the columns of a file without a header line.
         metrics: metrics of the benchmark besides accuracy and macro F1: "f1" (of the last class) or
             "matthews".
@@ -34,10 +32,16 @@ class Columns:
     text: tuple[str, ...] = ("sentence", "text")
     second: tuple[str, ...] = ()
     label: tuple[str, ...] = ("label",)
+    flags: tuple[str, ...] = ()
     header: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ()
     skips_broken_rows: bool = False
     scores: bool = False
+
+    @property
+    def labels(self) -> list[tuple[str, ...]]:
+        """Returns the possible names of each column of labels."""
+        return [(name,) for name in self.flags] or [self.label]
 
 
 COLA_HEADER = ("source", "label", "star", "sentence")
@@ -61,32 +65,28 @@ TASKS = {
     "SST-2": Columns(("sentence", "text")),
 }
 # Usual names of pairs besides those of GLUE, tried before a single sentence.
-PAIRS = (Columns(second=("sentence2",)), Columns(text=("text",), second=("text_pair",)))
+PAIRS = (
+    Columns(second=("sentence2",)),
+    Columns(text=("text",), second=("text_pair",)),
+    # Of MNLI and QQP at Hugging Face.
+    Columns(("premise",), ("hypothesis",)),
+    Columns(("question1",), ("question2",), metrics=("f1",)),
+)
+# Of the text and of the label, in any of them.
+TEXTS = {name for columns in (*TASKS.values(), *PAIRS) for name in columns.text}
+LABELS = {name for columns in (*TASKS.values(), STS_B) for name in columns.label} | {"labels"}
 
-# GLUE's names of the splits' files and usual other ones, without their endings.
-FILES = {
-    "train": ("train",),
-    "valid": ("dev", "dev_matched", "valid", "validation", "val"),
-    "test": ("test", "test_matched"),
-}
 
+def is_labelled(path: Path, text: str | None = None, label: str | None = None) -> bool:
+    """Tells whether a table has a column of texts and one of labels.
 
-def files_of(folder: Path, split: str) -> list[Path]:
-    """Returns the file of a split, a TSV, CSV, JSON or Parquet, or its shards in their order.
-
-    Raises:
-        DataError: there are several, or a shard is missing.
+    Args:
+        path: a TSV, CSV, JSON or Parquet file; False where it cannot be read.
+        text: name of the texts' column; None for any usual one.
+        label: name of the labels' column; None for any usual one.
     """
-    names, endings = "|".join(FILES[split]), "|".join(map(re.escape, tables.ENDINGS))
-    pattern = re.compile(f"({names})({SHARD})?({endings})")
-    found = [path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)]
-    whole = as_one_file(found, str(folder)) if found else []
-    if whole is None:
-        raise DataError(
-            f"{folder}: several {split} files, {', '.join(path.name for path in found[:5])}; "
-            f"expected one, or its shards, called for instance {EXAMPLE}"
-        )
-    return whole
+    texts, labels = {text} if text else TEXTS, {label} if label else LABELS
+    return tables.has_field(path, *texts) and tables.has_field(path, *labels)
 
 
 def columns_of(path: Path, label: str | None = None) -> Columns:
@@ -94,12 +94,14 @@ def columns_of(path: Path, label: str | None = None) -> Columns:
 
     Args:
         path: a TSV, CSV, JSON or Parquet file.
-        label: name of the labels' column; None for the one of the task.
+        label: name of the labels' column; None for the one of the task, or `labels`.
 
     Returns:
         The task's columns; those of a single sentence if no task is recognised.
     """
     header = tables.header_of(path)
+    if label is None and LABELS & set(header) == {"labels"}:  # a usual name of lists
+        label = "labels"
     asked = label == "score" or (label is None and "label" not in header)
     if asked and {"sentence1", "sentence2", "score"} <= set(header):
         return STS_B
@@ -120,7 +122,7 @@ def has_labels(paths: Sequence[Path], columns: Columns, known: Collection[str] =
     """Tells whether a split has labels.
 
     GLUE's test files have no such column, those of Hugging Face's copies have -1 in each row, or
-    -1.0.
+    -1.0; others have empty fields or lists.
 
     Args:
         paths: of the test split, a file or its shards.
@@ -130,17 +132,20 @@ def has_labels(paths: Sequence[Path], columns: Columns, known: Collection[str] =
     header = tables.header_of(paths[0])
     if columns.header is not None and set(header) & set(columns.text):
         return False  # CoLA's test file has a header, the others have none
-    if columns.header is None and not set(header) & set(columns.label):
+    if columns.header is None and not set(header) & {*columns.label, *columns.flags}:
         return False
-    if "-1" in known:
-        return True
+    unlabelled = {"", "[]"} if "-1" in known else {"", "[]", "-1", "-1.0"}
     labels = (
         label
         for path in paths
-        for _, (label,) in tables.read_table(
-            path, columns.label, header=columns.header, empties_broken_rows=True
+        for _, fields in tables.read_table(
+            path,
+            *columns.labels,
+            header=columns.header,
+            empties_broken_rows=columns.skips_broken_rows,
+            list_columns=columns.label,
         )
+        for label in fields
     )
     first = next(labels, None)  # None where the file has no rows, which its reader reports
-    unlabelled = ("-1", "-1.0")
     return first not in unlabelled or any(label not in unlabelled for label in labels)

@@ -37,6 +37,7 @@ IMAGES = "images-idx3-ubyte"
 LABELS = "labels-idx1-ubyte"
 SIDE = 28  # pixels
 LIGHT = 127  # a border whose mean is above this is a light background
+OTHERS = "for other images, such as a folder for each class, see docs/your_own.md, Your own images"
 MOST_PIXELS = 20_000_000  # pixels of an image file; decoding them takes 400 MB
 
 
@@ -154,14 +155,16 @@ def _digits() -> Images:
 def _folder(dataset: str) -> Images:
     folder = files.expand(dataset)
     if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "no such folder"
+        hint = "; mnist reads Keras's mnist.npz" if folder.suffix == ".npz" else ""
         raise DataError(
-            f"dataset {dataset!r}: no such folder; expected auto, mnist, fashion_mnist, digits or "
-            "a folder with four IDX files named as MNIST's"
+            f"dataset {dataset!r}: {problem}; expected auto, mnist, fashion_mnist, digits or a "
+            f"folder with four IDX files named as MNIST's{hint}; {OTHERS}"
         )
     names = [f"{half}-{kind}" for half in ("train", "t10k") for kind in (IMAGES, LABELS)]
     missing = [name for name in names if not list(folder.glob(f"{name}*"))]
     if missing:
-        raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz")
+        raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz; {OTHERS}")
     train, test = (_read_pair(folder, f"{half}-") for half in ("train", "t10k"))
     return Images(dataset, _three_splits(train, test))
 

@@ -5,9 +5,9 @@ import functools
 import hashlib
 import itertools
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,8 +17,8 @@ from data import files, sequences, tables, word_pieces
 from data.errors import DataError, listed
 from data.live_line import live_line
 from data.next_tokens import Ends
-from data.splits import EXAMPLE, SPLITS, as_one_file, fold, split_of
-from data.templates import Prompt, Template
+from data.splits import SPLITS, files_by_split, fold, layout_hint, of_each, split_of
+from data.templates import NOT_PREDICTED, Prompt, Template, Turn
 from data.text import TEXT, Text
 
 Pair = tuple[Prompt, str]
@@ -32,7 +32,13 @@ CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
 COLUMNS_HINT = "; --prompt-column and --response-column name others"
 HINT = f"{COLUMNS_HINT}, --text-column the column of plain text"
 TEST_HINT = "; name the columns of --test-file as those of the run's data"
+PREFERENCES = {"chosen", "rejected"}  # the fields of two answers to a prompt
+CHOSEN_HINT = (
+    "; preference pairs are not trained on; --response-column chosen trains on the chosen answers"
+)
+CUT = 0.05  # of the prompts of a file without splits, for validation and again for test
 ROLES = {"human": "user", "gpt": "assistant"}  # there; others are named as in messages
+CALLS = ("tool_calls", "function_call")  # of tools, in the assistant's messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,11 @@ class Columns:
     def of_test_file(self) -> "Columns":
         """Returns the same names, for the file of `recipes.evaluate --test-file`."""
         return dataclasses.replace(self, hint=TEST_HINT)
+
+    def hint_for(self, names: Iterable[str]) -> str:
+        """Returns what the message about a missing one ends with, in a file with these names."""
+        is_preference = {*names} >= PREFERENCES and not {*names}.isdisjoint(self.prompt)
+        return CHOSEN_HINT if is_preference and self.hint != TEST_HINT else self.hint
 
     @property
     def were_named(self) -> bool:
@@ -136,37 +147,18 @@ def find_files(dataset: str, columns: Columns = USUAL) -> dict[str, list[Path]]:
         return {"": [path]} if is_asked else {}
     if not path.is_dir():
         return {}
-    words = {"train": "train", "valid|val(?![A-Za-z])|dev": "valid", "test": "test"}
-    paths: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()):
-        split = next((words[word] for word in words if re.match(word, file.name)), None)
-        if split is not None and _has_fields(file) and _is_meant(file, columns):
-            paths.setdefault(split, []).append(file)
+    is_meant = functools.partial(_is_meant, columns)
+    paths = files_by_split(filter(_has_fields, path.iterdir()), dataset, is_meant)
     every = [file for found in paths.values() for file in found]
-    if not columns.were_named and any(map(_holds_text, every)):
-        return {}
-    for split, found in paths.items():
-        whole = as_one_file(found, dataset)
-        if whole is None:
-            raise DataError(
-                f"{dataset}: several {split} files, {', '.join(file.name for file in found[:5])}; "
-                f"expected one, or its shards, called for instance {EXAMPLE}"
-            )
-        paths[split] = whole
-    return paths
+    return {} if not columns.were_named and any(map(_holds_text, every)) else paths
 
 
 def _has_fields(path: Path) -> bool:
     return path.name.lower().endswith(tables.ENDINGS)
 
 
-def _is_meant(path: Path, columns: Columns) -> bool:
-    """Returns whether a file whose name begins with that of a split is not a stray one.
-
-    A longer name, such as train_args.json, needs the fields of prompts.
-    """
-    is_named = re.match(r"(train|valid|validation|val|test|dev)[^A-Za-z_]", path.name) is not None
-    return is_named or tables.has_field(path, *columns.prompt, MESSAGES, CONVERSATIONS)
+def _is_meant(columns: Columns, path: Path) -> bool:
+    return tables.has_field(path, *columns.prompt, MESSAGES, CONVERSATIONS)
 
 
 def _holds_text(path: Path) -> bool:
@@ -203,30 +195,28 @@ def load_prompts(
     """
     paths = find_files(dataset, columns)
     if not paths:
-        is_there = files.expand(dataset).exists()
-        problem = "no files of prompts and responses" if is_there else "no such file or folder"
+        path = files.expand(dataset)
+        problem = "no files of prompts and responses" if path.exists() else "no such file or folder"
         raise DataError(
             f"{dataset}: {problem}; expected a JSONL, JSON, CSV, TSV or Parquet file with prompt "
             "and response, or a folder with train, valid and test files"
+            f"{layout_hint(path)}"
         )
     missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
-    splits_drawn: dict[int, str] = {}  # by the hash of what decides about it
+    to_split: list[Pair] = []
     unread: dict[str, None] = {}  # names of fields, in the order of the files
     for split, found in paths.items():
         for pair in itertools.chain.from_iterable(_read(path, unread, columns) for path in found):
             if not pair[1].strip():
                 empty_responses += 1
                 continue
-            if split == "" or (split == "train" and missing):
-                # In other case or spacing a prompt is where its first form is.
-                drawn = split_of(_beginning(pair[0]))
-                drawn = splits_drawn.setdefault(hash(fold(_beginning(pair[0]))), drawn)
-                is_cut = split == "" or drawn in missing
-                splits[drawn if is_cut else split].append(pair)
-            else:
-                splits[split].append(pair)
+            is_whole = split and (split != "train" or not missing)
+            (splits[split] if is_whole else to_split).append(pair)
+    drawn = _splits_of(to_split, missing or ["valid", "test"])
+    for pair, split in zip(to_split, drawn, strict=True):
+        splits[split].append(pair)
     if test_file is not None:
         pairs = list(_read(files.expand(test_file), unread, columns.of_test_file()))
         splits["test"] = [pair for pair in pairs if pair[1].strip()]
@@ -253,6 +243,21 @@ def load_prompts(
         fields = [repr(name[:40]) for name in unread]
         notes.append(f"fields that are not read: {listed(fields)}")
     return Prompts(dataset, splits, "; ".join(notes) or None)
+
+
+def _splits_of(pairs: Sequence[Pair], held_out: Sequence[str]) -> list[str]:
+    """Returns the split of each pair; in other case or spacing a prompt is where its first is."""
+    beginnings = [_beginning(prompt) for prompt, _ in pairs]
+    first: dict[int, str] = {}
+    for each in beginnings:
+        first.setdefault(hash(fold(each)), each)
+
+    def draw(beginning: str) -> str:
+        split = split_of(beginning)
+        return split if split in held_out else "train"
+
+    drawn = of_each(first.values(), draw, held_out, CUT)
+    return [drawn[first[hash(fold(each))]] for each in beginnings]
 
 
 def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
@@ -292,9 +297,10 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
     """
     is_table = tables.is_table(path.name)
     read = [*columns.prompt, *columns.response, *INPUT, SYSTEM, MESSAGES, CONVERSATIONS]
-    rows = _rows_of_table(path, columns) if is_table else tables.read_objects(path, read)
+    rows: Iterator[tuple[str, Any]] = (
+        _rows_of_table(path, columns) if is_table else tables.read_objects(path, read)
+    )
     header = tables.header_of(path) if tables.is_parquet(path.name) else []
-    unread |= dict.fromkeys(name for name in header if name not in read)
     refused: list[str] = []
     first: DataError | None = None
     for where, row in rows:
@@ -304,6 +310,7 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
             first = first or error
             refused.append(where.removeprefix(f"{path}, "))
             continue
+        unread |= dict.fromkeys(name for name in header if name not in row)  # of Parquet
         yield pair
     if first is not None:
         others = refused[1:]
@@ -338,23 +345,28 @@ def _pair_of(
     chat = next((name for name in chats if row.get(name) is not None), None)
     if chat is not None and not is_table:
         unread |= dict.fromkeys(_not_empty(row, chat))
-        return read_messages(where, _as_messages(row[chat]), ends_with="assistant")
-    fields = [
-        _field_of(where, row, names, columns.hint) for names in (columns.prompt, columns.response)
-    ]
+        return read_messages(where, _as_messages(row[chat]), "assistant", unread)
+    either = (columns.prompt, columns.response)
+    fields = [_field_of(where, row, names, columns.hint) for names in either]
+    if None in fields and columns.were_named:  # which may be names in an object of the row
+        lacking = [names for names in either if row.keys().isdisjoint(names)]
+        row = tables.unnested(row, {*itertools.chain(*lacking)})
+        fields = [_field_of(where, row, names, columns.hint) for names in either]
     if None in fields:
         keys = [*map(str, header or row)]
+        inside = {str(name): each for name, each in row.items() if isinstance(each, dict)}
+        shown = ", ".join(f"{k} ({', '.join(inside[k])})" if k in inside else k for k in keys)
         small = {tables.folded(name) for name in keys} - {*keys}
         hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
         raise DataError(
             f"{where}: expected {' or '.join(columns.prompt)}, and "
-            f"{' or '.join(columns.response)}; or messages; found {', '.join(keys)[:100]!a}{hint}"
-            f"{columns.hint}"
+            f"{' or '.join(columns.response)}; or messages; found {shown[:100]!a}{hint}"
+            f"{columns.hint_for(keys)}"
         )
     parts = [row[name] for name in fields]
     if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
         unread |= dict.fromkeys(_not_empty(row, *fields))
-        return read_messages(where, sum(parts, []), ends_with="assistant")
+        return read_messages(where, sum(parts, []), "assistant", unread)
     about = next((name for name in INPUT if row.get(name)), None)
     unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
     asked, answer = map(row.get, fields)
@@ -392,7 +404,9 @@ def _as_messages(turns):
     ):
         return turns
     return [
-        {"role": ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns
+        {"role": ROLES.get(turn["from"], turn["from"]), "content": turn["value"]}
+        | {name: value for name, value in turn.items() if name not in ("from", "value")}
+        for turn in turns
     ]
 
 
@@ -407,7 +421,7 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[tuple[str, dict]]:
     ]
     names = (columns.prompt[0], columns.response[0], *others)
     wanted = (columns.prompt, columns.response, *((name,) for name in others))
-    for where, values in tables.read_table(path, *wanted, hint=columns.hint):
+    for where, values in tables.read_table(path, *wanted, hint=columns.hint_for(header)):
         yield where, dict(zip(names, values, strict=True))
 
 
@@ -416,16 +430,21 @@ def _not_empty(row: dict, *besides) -> list[str]:
     return [name for name in row if name not in besides and row[name] not in (None, "", [], {})]
 
 
-def read_messages(where: str, messages, ends_with: str) -> Pair:
+def read_messages(where: str, messages, ends_with: str, unread: dict[str, None]) -> Pair:
     """Returns the turns of a chat before its last message, and the last message.
+
+    Assistant's messages of the weight 0 are not trained on. Where such are the last ones, the chat
+    ends before them, with an empty message where all of them are.
 
     Args:
         where: What an error begins with.
         messages: JSON.
         ends_with: The role of the last message, "user" or "assistant".
+        unread: Gets the names of the messages' fields that are neither read nor empty.
 
     Raises:
-        DataError: The roles do not alternate, or a content is not text.
+        DataError: The roles do not alternate, a content is not text, a message calls tools, or a
+            weight is neither 0 nor 1.
     """
     found = messages if isinstance(messages, list) else []
     if found and _is_empty_system(found[0]):
@@ -442,13 +461,31 @@ def read_messages(where: str, messages, ends_with: str) -> Pair:
             f"system message, ending with the {ends_with}; found "
             f"{', '.join(map(str, roles))[:100] or 'none'}{hint}"
         )
-    said = [
-        (str(role), _text(where, f"content of the {role}", each.get("content")))
-        for role, each in zip(roles, found, strict=True)
-    ]
-    *before, (_, last) = said
+    said = [_turn_of(where, message, unread) for message in found]
+    learned = [number for number, (role, _) in enumerate(said) if role == ends_with]
+    if not learned:
+        return tuple(said[:-1]), ""
+    *before, (_, last) = said[: learned[-1] + 1]
     is_text = len(before) == 1 and before[0][0] == "user"
     return before[0][1] if is_text else tuple(before), last
+
+
+def _turn_of(where: str, message: dict, unread: dict[str, None]) -> Turn:
+    """Returns the role of a message, and what it says; adds to `unread` as `read_messages` does.
+
+    Raises:
+        DataError: The content is not text, the message calls tools, or its weight is wrong.
+    """
+    role, weight = message["role"], message.get("weight")
+    for name in CALLS:
+        if message.get(name):
+            raise DataError(f"{where}: the {role} has {name}, which the templates cannot write")
+    text = _text(where, f"content of the {role}", message.get("content"))
+    if weight not in (None, 0, 1):
+        raise DataError(f"{where}: the weight of the {role} is {weight!r:.40}, expected 0 or 1")
+    is_read = ("role", "content", *(["weight"] if role == "assistant" or not weight else []))
+    unread |= dict.fromkeys(f"{name} of the {role}" for name in _not_empty(message, *is_read))
+    return (NOT_PREDICTED if role == "assistant" and weight == 0 else role), text
 
 
 def _is_empty_system(message) -> bool:
@@ -460,7 +497,14 @@ def as_input(prompt: Prompt) -> str:
     """Returns a prompt as `of_input` reads it: a text, or the messages of a chat as JSON."""
     if isinstance(prompt, str):
         return prompt
-    return json.dumps([{"role": role, "content": text} for role, text in prompt])
+    return json.dumps(
+        [
+            {"role": "assistant", "content": text, "weight": 0}
+            if role == NOT_PREDICTED
+            else {"role": role, "content": text}
+            for role, text in prompt
+        ]
+    )
 
 
 def of_input(text: str) -> Prompt:
@@ -477,7 +521,7 @@ def of_input(text: str) -> Prompt:
     first = value[0] if isinstance(value, list) and value else None
     if not isinstance(first, dict) or "role" not in first:
         return text
-    before, last = read_messages(text[:60], value, ends_with="user")
+    before, last = read_messages(text[:60], value, "user", {})
     return (*before, ("user", last))
 
 

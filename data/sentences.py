@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import re
 import warnings
@@ -15,12 +16,21 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from data import batches, class_folders, files, glue, installed_docs, sequences, word_pieces
+from data import (
+    batches,
+    class_folders,
+    files,
+    glue,
+    installed_docs,
+    label_fields,
+    sequences,
+    word_pieces,
+)
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
-from data.splits import EXAMPLE, SPLITS, fold, hash_of
-from data.tables import read_table, unread_note
+from data.splits import EXAMPLE, SPLITS, files_by_split, fold, hash_of, layout_hint, of_each
+from data.tables import ENDINGS, has_lists, has_objects, quoted, read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
 
@@ -58,6 +68,13 @@ MISSING = {"nan", "na", "n/a", "none", "null"}
 MISSING |= {sign + name for sign in ("", "+", "-") for name in ("inf", "infinity")}
 MANY_CLASSES, FEW_OF_A_CLASS = 50, 10  # above, with fewer examples, there is a note
 MOST_FRACTIONS = 20  # different labels that are not integers; more are scores
+MOST_LABELS = 20_000  # of which a sentence may have several; more are free text
+
+KINDS = {
+    "classes": "classes",
+    "scores": "scores",
+    "several": "several labels for a sentence",
+}
 
 Row = tuple[str, str]  # a sentence and its label
 
@@ -69,9 +86,10 @@ class Sentences:
     Attributes:
         name: "installed-docs" or a path.
         splits: "train", "valid" and "test", each a pair of n stripped sentences and their labels:
-            int32 of shape (n,), indices of `classes`; or scores, float64 of shape (n, 1).
-        classes: The labels of the file, two or more: integers sorted by value, names by letters;
-            empty for scores.
+            int32 of shape (n,), indices of `classes`; or scores, float64 of shape (n, 1); or
+            several labels, int8 of shape (n, labels), 1 for those that the sentence has.
+        classes: The labels of the file, two or more: integers sorted by value, names by letters,
+            columns as they were named; empty for scores.
         note: One line that names the default dataset, the split without test labels, rows that are
             left out, files that are not read and similar classes; or None.
         metrics: Metrics of the benchmark besides accuracy and macro F1, see `glue.Columns`.
@@ -93,6 +111,16 @@ class Sentences:
         """Returns whether the labels are scores, not classes."""
         return not self.classes
 
+    @property
+    def several(self) -> bool:
+        """Returns whether each example has any number of labels."""
+        return bool(self.classes) and self.splits["train"][1].ndim == 2
+
+    @property
+    def kind(self) -> str:
+        """Returns what the labels are, one of `KINDS`."""
+        return "scores" if self.scores else "several" if self.several else "classes"
+
     def mean_and_deviation(self) -> tuple[float, float]:
         """Returns the mean and the standard deviation of the training split's scores, 1 for 0."""
         scores = self.splits["train"][1]
@@ -106,19 +134,20 @@ class Sentences:
         }
         return Text(self.name, lines)
 
-    def with_classes(self, classes: Sequence[str]) -> "Sentences":
+    def with_classes(self, classes: Sequence[str], several: bool = False) -> "Sentences":
         """Returns the same sentences, labels numbered by the order of `classes`.
 
         Args:
             classes: Those that a run has learned; none if it has learned scores.
+            several: Whether it has learned several labels for a sentence.
 
         Raises:
-            DataError: `classes` lacks one of the labels, or these are scores, or the reverse.
+            DataError: `classes` lacks one of the labels, or these are of another kind.
         """
-        if self.scores != (not classes):
-            kinds = ("classes", "scores")
+        learned = "scores" if not classes else "several" if several else "classes"
+        if self.kind != learned:
             raise DataError(
-                f"{self.name}: has {kinds[self.scores]}, the run learned {kinds[not classes]}"
+                f"{self.name}: has {KINDS[self.kind]}, the run learned {KINDS[learned]}"
             )
         if self.scores:
             return self
@@ -131,7 +160,12 @@ class Sentences:
             )
         number_of = {name: number for number, name in enumerate(classes)}
         number = np.array([number_of[name] for name in self.classes], np.int32)
-        splits = {split: (texts, number[labels]) for split, (texts, labels) in self.splits.items()}
+        splits = {}
+        for split, (texts, labels) in self.splits.items():
+            if several:
+                columns = np.zeros((len(texts), len(classes)), labels.dtype)
+                columns[:, number] = labels
+            splits[split] = (texts, columns if several else number[labels])
         return dataclasses.replace(self, splits=splits, classes=tuple(classes))
 
     def require_pairs(self, pairs: bool) -> None:
@@ -147,6 +181,12 @@ class Sentences:
     def describe(self) -> str:
         """Describes the sentences in one line."""
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in self.splits.items())
+        if self.several:
+            mean = self.splits["train"][1].sum(axis=1).mean()
+            return (
+                f"{self.name}: {counts}; {len(self.classes):,} labels, {mean:.2g} for a sentence: "
+                f"{_shown(self.classes)}"
+            )
         if not self.scores:
             return f"{self.name}: {counts}; {len(self.classes):,} classes: {_shown(self.classes)}"
         scores, (mean, deviation) = self.splits["train"][1], self.mean_and_deviation()
@@ -162,11 +202,11 @@ def load_sentences(
     *,
     text_column: str | None = None,
     second_text_column: str | None = None,
-    label_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
     labels: str = "auto",
     test_file: Path | None = None,
 ) -> Sentences:
-    """Loads sentences, or pairs of sentences, and labels: classes or scores.
+    """Loads sentences, or pairs of sentences, and labels: classes, scores, or several of each.
 
     A folder in GLUE's layout holds train.tsv, dev.tsv and test.tsv, with the columns of any of
     GLUE's tasks (see `glue.TASKS`). The validation file may be called valid, validation
@@ -200,9 +240,11 @@ def load_sentences(
         cache_dir: The cache of parsed docstrings.
         text_column: The column of the sentences, or of the first ones; None for the names above.
         second_text_column: The column of the second sentences.
-        label_column: The column of the labels.
-        labels: "classes"; "scores", finite numbers; or "auto": scores for STS-B, and where there
-            are more than `MOST_FRACTIONS` different numbers, not all of them integers.
+        label_column: The column of the labels; or several columns of 0 and 1, one for each label.
+        labels: "classes"; "scores", finite numbers; "several", lists, see
+            `label_fields.names_of`; or "auto": scores for STS-B, and where there are more than
+            `MOST_FRACTIONS` different numbers, not all of them integers; several where JSON or
+            Parquet has lists, and of several columns.
         test_file: A file of the same columns, all of which is the test split instead.
 
     Returns:
@@ -217,6 +259,8 @@ def load_sentences(
             raise DataError(
                 f"--labels scores: the labels of {INSTALLED_DOCS} are names, not numbers"
             )
+        if labels == "several":
+            raise DataError(f"--labels several: each text of {INSTALLED_DOCS} has one label")
         labels = "classes"
         rows = {
             split: [(without_names(text), label) for text, label in pairs]
@@ -230,7 +274,8 @@ def load_sentences(
         columns = glue.Columns()
     else:
         name, path = dataset, files.expand(dataset)
-        named = (text_column, second_text_column, label_column)
+        label_columns = (label_column,) if isinstance(label_column, str) else label_column or ()
+        named = (text_column, second_text_column, tuple(label_columns))
         if path.is_dir():
             rows, notes, columns, labels = _load_folder(name, path, named, labels)
         elif path.is_file():
@@ -250,12 +295,18 @@ def load_sentences(
         rows["test"] = _plain_numbers(read, rows["train"])
     if labels == "scores":
         return _scored(name, rows, notes)
+    if labels == "several":
+        return _with_several(name, rows, notes, columns.flags)
     return _numbered(name, rows, notes, columns, test_file)
 
 
-def _columns(path: Path, text: str | None, second: str | None, label: str | None) -> glue.Columns:
+def _columns(
+    path: Path, text: str | None, second: str | None, labels: tuple[str, ...]
+) -> glue.Columns:
     """Returns the columns that the options name, otherwise those of the file's header."""
-    columns = glue.columns_of(path, label)
+    columns = glue.columns_of(path, labels[0] if labels else None)
+    if len(labels) > 1:
+        columns = dataclasses.replace(columns, label=(), flags=labels)
     if text is not None:
         columns = dataclasses.replace(columns, text=(text,), second=())
     if second is not None:
@@ -264,38 +315,43 @@ def _columns(path: Path, text: str | None, second: str | None, label: str | None
 
 
 def _load_folder(
-    name: str, folder: Path, named: tuple[str | None, str | None, str | None], labels: str
+    name: str, folder: Path, named: tuple[str | None, str | None, tuple[str, ...]], labels: str
 ) -> tuple[dict[str, list[Row]], list[str], glue.Columns, str]:
-    """Returns the rows of a folder by split, notes, the columns, and "classes" or "scores"."""
-    paths = {split: glue.files_of(folder, split) for split in SPLITS}
-    if not paths["train"] and class_folders.splits_of(folder):
+    """Returns the rows of a folder by split, notes, the columns, and what labels are."""
+    in_folder = [path for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)]
+    text, second, label = named
+    paths = files_by_split(in_folder, name, lambda path: glue.is_labelled(path, text, *label[:1]))
+    if "train" not in paths and class_folders.splits_of(folder):
         rows, notes = _load_class_folders(name, folder, labels)
-        unused = [column for column in named if column is not None]
+        unused = [column for column in (text, second, *label) if column is not None]
         if unused:
             notes.append(f"the columns {listed(unused)} are not read: {name} has folders of texts")
         return rows, notes, glue.Columns(), "classes"
-    if not paths["train"]:
+    if "train" not in paths:  # its reader names the columns that they lack
+        paths = files_by_split(in_folder, name)
+    if "train" not in paths:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise DataError(
             f"{name}: found {found}; expected train.tsv, dev.tsv and test.tsv (or valid or val "
             "for dev; or .csv, .jsonl, .json, each also .gz, or .parquet), each also in shards, "
             f"called for instance {EXAMPLE}; or a folder for each class with a .txt file for each "
-            "text, also below train and test"
+            f"text, also below train and test{layout_hint(folder)}"
         )
     columns, notes = _columns(paths["train"][0], *named), []
-    fields = (*columns.text, *columns.label)
+    fields = (*columns.text, *columns.label, *columns.flags)
     unread = unread_note(folder, [path for found in paths.values() for path in found], fields)
     if unread is not None:
         notes.append(unread)
     train, labels = _read_training(paths["train"], columns, notes, labels)
     rows = {"train": train}
     known = {label for _, label in rows["train"]}
-    if paths["test"] and not glue.has_labels(paths["test"], columns, known):
-        instead = paths["valid"][0].name if paths["valid"] else "part of training"
-        notes.append(f"{paths['test'][0].name} has no labels: {instead} is the test split")
-        paths["test"], paths["valid"] = paths["valid"], []
+    if "test" in paths and not glue.has_labels(paths["test"], columns, known):
+        instead = paths["valid"][0].name if "valid" in paths else "part of training"
+        notes.append(f"{paths.pop('test')[0].name} has no labels: {instead} is the test split")
+        if "valid" in paths:
+            paths["test"] = paths.pop("valid")
     for split in ("valid", "test"):
-        if paths[split]:
+        if split in paths:
             rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
     rows, more = _with_all_splits(name, rows, by_class=labels == "classes")
     return rows, notes + more, columns, labels
@@ -307,6 +363,8 @@ def _load_class_folders(
     """Returns the rows of folders with a file for each text, by split, and notes."""
     if labels == "scores":
         raise DataError(f"--labels scores: {name} has folders of texts, whose names are classes")
+    if labels == "several":
+        raise DataError(f"--labels several: {name} has folders of texts, one for each class")
     paths = class_folders.splits_of(folder)
     classes = [each for found in paths.values() for each in found]
     unread = class_folders.unread_note(folder, classes)
@@ -343,13 +401,18 @@ def _read_training(
     Args:
         paths: A file or its shards.
         columns: The names of its columns.
-        notes: Gets a line if "auto" chooses scores.
-        labels: "classes", "scores" or "auto".
+        notes: Gets a line if "auto" chooses scores or several.
+        labels: One of `KINDS` or "auto".
 
     Returns:
-        The rows, and "classes" or "scores".
+        The rows, and one of `KINDS`.
     """
-    chosen = "scores" if labels == "auto" and columns.scores else labels
+    chosen = labels
+    if labels == "auto" and columns.scores:
+        chosen = "scores"
+    elif labels == "auto" and (columns.flags or has_lists(paths[0], columns.label)):
+        chosen = "several"
+        notes.append("each sentence has any number of labels")
     read = _read(paths, columns, notes, chosen)
     rows = _plain_numbers(read, read)
     different = {label for _, label in rows}
@@ -362,6 +425,13 @@ def _read_training(
         notes.append(
             f"labels are scores, {len(different):,} different numbers; with --labels classes each "
             "is a class"
+        )
+    fields = (field for text, _ in rows for field in text.split(SEPARATOR))
+    count = 0 if has_objects(paths[0].name) else quoted(fields)
+    if count:
+        notes.append(
+            f"{paths[0].name}: {count:,} sentences are quoted as in a CSV, and a TSV has no "
+            "quoting: write a CSV or JSONL"
         )
     forms: dict[str, set[str]] = {}
     for (_, written), (_, label) in zip(read, rows, strict=True):
@@ -382,11 +452,14 @@ def _plain_numbers(rows: list[Row], training: list[Row]) -> list[Row]:
     return [(text, re.sub(r"\.0+$|(\.[0-9]*[1-9])0+$", r"\1", label)) for text, label in rows]
 
 
-def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, float]:
+def baselines(
+    splits: dict[str, tuple[list[str], np.ndarray]], metrics: Sequence[str] = ()
+) -> dict[str, float]:
     """Measures two baselines: the most frequent class, and TF-IDF.
 
     Args:
         splits: As in `Sentences.splits`.
+        metrics: Names of metrics that TF-IDF is measured by too, see `_measured`.
 
     Returns:
         On the test split: `most_frequent_accuracy`, of always predicting the training split's
@@ -415,11 +488,44 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
             model.fit(features, labels[::every])
     except ValueError:  # no word of two or more letters, or one class
         return scores
-    predictions = model.predict(transform(test_sentences))
-    return scores | {
+    features = transform(test_sentences)
+    predictions = model.predict(features)
+    scores |= {
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),
         "tfidf_macro_f1": float(f1_score(test_labels, predictions, average="macro")),
     }
+    last = model.predict_proba(features)[:, -1]
+    more = {name: _measured(name, test_labels, predictions, last) for name in metrics}
+    return scores | {f"tfidf_{name}": value for name, value in more.items() if value is not None}
+
+
+def _measured(
+    name: str, labels: np.ndarray, predictions: np.ndarray, last: np.ndarray
+) -> float | None:
+    """Returns a metric of `models.metrics.of_classes`, by scikit-learn.
+
+    Args:
+        name: Of the metric.
+        labels: Of shape (n,).
+        predictions: Likewise.
+        last: Probabilities of the last class, of shape (n,).
+
+    Returns:
+        None for the area under the curve of labels that are all the same.
+    """
+    from sklearn import metrics
+
+    if name == "matthews":
+        return float(metrics.matthews_corrcoef(labels, predictions))
+    if name == "auc":
+        several = len(np.unique(labels)) > 1
+        return float(metrics.roc_auc_score(labels, last)) if several else None
+    measures = {
+        "f1": metrics.f1_score,
+        "precision": metrics.precision_score,
+        "recall": metrics.recall_score,
+    }
+    return float(measures[name](labels, predictions, zero_division=0.0))
 
 
 def tfidf(sentences: Sequence[str], most: int = MOST_NGRAMS) -> tuple[Any, Callable]:
@@ -516,7 +622,11 @@ def _numbered(
         )
     notes = list(notes)
     if not integers and all(NUMBER.fullmatch(label) for label in classes):
-        notes.append("labels are numbers: each different one is a class, without an order")
+        notes.append(
+            "labels are numbers: each different one is a class, without an order; --labels scores "
+            "predicts them as numbers"
+        )
+    notes += _no_label_note(classes)
     if len(classes) > MANY_CLASSES and len(classes) > len(rows["train"]) / FEW_OF_A_CLASS:
         numbers = all(map(_is_score, classes))
         notes.append(
@@ -534,7 +644,8 @@ def _numbered(
         if unknown:
             source = test_file if split == "test" and test_file is not None else name
             raise DataError(
-                f"{source}: the label {_shown(unknown)} is in the {split} split, not in training"
+                f"{source}: the label {_shown(unknown)} is in the {split} split, not in training: "
+                "add training examples of it, or remove these rows"
             )
         missing = [label for label in classes if label not in labels[split]]
         if missing:
@@ -569,6 +680,55 @@ def _scored(name: str, rows: dict[str, list[Row]], notes: Sequence[str]) -> Sent
     if np.ptp(splits["test"][1]) == 0:
         notes.append("the correlations are 0: all scores of the test split are equal")
     return Sentences(name, splits, (), "; ".join(notes) or None)
+
+
+def _with_several(
+    name: str, rows: dict[str, list[Row]], notes: Sequence[str], flags: tuple[str, ...]
+) -> Sentences:
+    """Returns sentences that have any number of labels; `flags` names them where columns do."""
+    lists = {split: [json.loads(label) for _, label in rows[split]] for split in SPLITS}
+    found = {split: {label for names in lists[split] for label in names} for split in SPLITS}
+    every = set().union(*found.values())
+    integers = all(map(INTEGER.fullmatch, every))
+    classes = flags or tuple(sorted(every, key=int if integers else None))
+    if len(classes) < 2:
+        shown = _shown(classes) or "none"
+        raise DataError(f"{name}: the only label is {shown}, expected two labels or more")
+    if len(classes) > MOST_LABELS:
+        raise DataError(
+            f"{name}: {len(classes):,} different labels, expected at most {MOST_LABELS:,}: names "
+            "are separated by , and |, or in a JSON list"
+        )
+    notes = list(notes)
+    for split in SPLITS:
+        missing = [label for label in classes if label not in found[split]]
+        if missing:
+            notes.append(f"the {split} split has no example of {_shown(missing)}")
+    without = sum(not names for names in lists["train"])
+    if without:
+        notes.append(f"{without:,} of {len(lists['train']):,} training sentences have no label")
+    number = {label: index for index, label in enumerate(classes)}
+    splits = {}
+    for split in SPLITS:
+        labels = np.zeros((len(rows[split]), len(classes)), np.int8)
+        for row, names in zip(labels, lists[split], strict=True):
+            row[[number[label] for label in names]] = 1
+        splits[split] = ([sentence for sentence, _ in rows[split]], labels)
+    notes += _several_labels_note(rows)
+    return Sentences(name, splits, classes, "; ".join(notes) or None)
+
+
+def _no_label_note(classes: Sequence[str]) -> list[str]:
+    """Returns a line about a class that may mark the sentences without a label."""
+    others = set(classes) - {"-1", "-100", "-"}
+    numbers = all(INTEGER.fullmatch(label) and int(label) >= 0 for label in others)
+    marks = [label for label in classes if label not in others and (label != "-") == numbers]
+    if not marks or len(others) < 2:
+        return []
+    return [
+        f"the label {_shown(marks)} is a class; datasets often mark rows without a label so: "
+        "remove them"
+    ]
 
 
 def _several_labels_note(rows: dict[str, list[Row]]) -> list[str]:
@@ -620,8 +780,7 @@ def _split(
         if label in rare:
             split_of |= dict.fromkeys(sentences, "train")
             continue
-        for sentence, number in _numbers(sentences, len(held_out)).items():
-            split_of[sentence] = held_out[number] if number < len(held_out) else "train"
+        split_of |= of_each(sentences, functools.partial(_drawn, held_out), held_out, HELD_OUT)
     found = {
         split: [row for row in rows if split_of[fold(row[0])] == split]
         for split in ("train", *held_out)
@@ -636,20 +795,10 @@ def _split(
     return found, notes
 
 
-def _numbers(sentences: list[str], held_out: int) -> dict[str, int]:
-    """Numbers the sentences of one class by hash: 0, 1 ... are held out, all others are not.
-
-    Args:
-        sentences: Different ones, more than `held_out`.
-        held_out: Number of splits that get `HELD_OUT` of them each, and at least one sentence.
-    """
-    place = {each: hash_of(each) / 2**64 for each in sentences}
-    numbers = {each: min(int(place[each] / HELD_OUT), held_out) for each in sentences}
-    if len(set(numbers.values())) <= held_out:  # a split would lack this small class: by rank
-        count = max(1, round(HELD_OUT * len(sentences)))
-        ranks = enumerate(sorted(sentences, key=lambda each: place[each]))
-        numbers = {each: min(rank // count, held_out) for rank, each in ranks}
-    return numbers
+def _drawn(held_out: tuple[str, ...], sentence: str) -> str:
+    """Returns the split of a sentence by its hash: one of those held out, or "train"."""
+    number = int(hash_of(sentence) / 2**64 / HELD_OUT)
+    return held_out[number] if number < len(held_out) else "train"
 
 
 def _read(
@@ -661,17 +810,33 @@ def _read(
 ) -> list[Row]:
     """Returns the rows of a file or its shards; adds a line to `notes` about those left out.
 
-    If `kind` is "scores", each label must be a finite number. A message about a missing column ends
-    with `hint`.
+    If `kind` is "scores", each label must be a finite number; if it is "several", that of a row is
+    a JSON list of names. A message about a missing column ends with `hint`.
     """
     rows, left_out, empty, missing = [], 0, [], []
-    wanted = [names for names in (columns.text, columns.second, columns.label) if names]
+    of_texts = [names for names in (columns.text, columns.second) if names]
     skips = columns.skips_broken_rows
     shards = (
-        read_table(path, *wanted, header=columns.header, empties_broken_rows=skips, hint=hint)
+        read_table(
+            path,
+            *of_texts,
+            *columns.labels,
+            header=columns.header,
+            empties_broken_rows=skips,
+            list_columns=columns.label if kind == "several" else (),
+            hint=hint,
+        )
         for path in paths
     )
-    for where, (*texts, label) in itertools.chain.from_iterable(shards):
+    for where, fields in itertools.chain.from_iterable(shards):
+        texts, labels = fields[: len(of_texts)], fields[len(of_texts) :]
+        label = labels[0]
+        if kind == "several" and all(texts):
+            label = json.dumps(
+                label_fields.flagged(where, columns.flags, labels)
+                if columns.flags
+                else label_fields.names_of(where, label)
+            )
         if not all(texts) or not label:
             if skips:
                 left_out += 1
@@ -694,8 +859,8 @@ def _read(
         raise DataError(f"{paths[0]}: no row after the header, expected sentences and their labels")
     if kind == "scores":
         _require_none(missing)
-    labels = {label for _, label in rows if label.casefold() not in MISSING}
-    if labels and all(map(SCORE.fullmatch, labels)):
+    present = {label for _, label in rows if label.casefold() not in MISSING}
+    if present and all(map(SCORE.fullmatch, present)):
         _require_none(missing)
     return rows
 

@@ -3,16 +3,25 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from data.errors import DataError
+from data.errors import DataError, listed
 
 SPLITS = ("train", "valid", "test")
 
 # Of a file in parts: their number, how many there are, and a hash that some names have.
 SHARD = r"-(\d{5})-of-(\d{5})(-[0-9a-f]{16})?"
 EXAMPLE = "train-00000-of-00002.jsonl"
+
+# Names of the files and folders of splits, in any case: those of GLUE and usual others; longer ones
+# that contain the word, of which the first one counts; and words such as trainset.
+_WORD = "train|valid(?:ation)?|val|dev|test"
+_NAMES = (
+    rf"({_WORD})(_matched)?({SHARD})?(\.[a-z]+)?(\.gz)?",
+    rf".*?(?<![a-z])({_WORD})(?![a-z]).*",
+    rf".*?(?<![a-z])({_WORD})(ing|elopment|set|data)(?![a-z]).*",
+)
 
 
 def fold(text: str) -> str:
@@ -29,6 +38,100 @@ def split_of(text: str) -> str:
     """Returns "train", "valid" or "test" for 90, 5 and 5 percent of texts, by hash."""
     percent = hash_of(text) % 100
     return "train" if percent < 90 else "valid" if percent < 95 else "test"
+
+
+def of_each(
+    texts: Iterable[str], draw: Callable[[str], str], held_out: Sequence[str], share: float
+) -> dict[str, str]:
+    """Returns the split of each text: the drawn one, or by rank if that leaves a split empty.
+
+    Args:
+        texts: Different ones, more than `held_out`; of fewer some split stays empty.
+        draw: Returns a text's split by its hash, so that texts that are added move no others.
+        held_out: The splits besides "train".
+        share: Of the texts in each of these splits; by rank each has at least one.
+    """
+    drawn = {text: draw(text) for text in texts}
+    if len(drawn) > len(held_out) and not {"train", *held_out} <= set(drawn.values()):
+        count = max(1, round(share * len(drawn)))
+        for rank, text in enumerate(sorted(drawn, key=hash_of)):
+            drawn[text] = (*held_out, "train")[min(rank // count, len(held_out))]
+    return drawn
+
+
+def named(name: str) -> tuple[str, int] | None:
+    """Returns the split that a file or a folder is named after, or None.
+
+    Returns:
+        The split and the place of the name's form in `_NAMES`: 0 for train.csv, 1 for
+        my_train.csv, 2 for trainset.csv.
+    """
+    for form, pattern in enumerate(_NAMES):
+        match = re.fullmatch(pattern, name, re.IGNORECASE)
+        if match is not None:
+            word = match[1].lower()
+            return (word if word in SPLITS else "valid"), form
+    return None
+
+
+def files_by_split(
+    paths: Iterable[Path], dataset: str, holds: Callable[[Path], bool] = lambda path: True
+) -> dict[str, list[Path]]:
+    """Returns the file of each split, or its shards in their order, by their names.
+
+    Files called train, valid (or validation, val, dev) and test come first; where there is none for
+    a split, a longer name such as my_train.csv counts.
+
+    Args:
+        paths: Of all files that may be one, for instance the tables of a folder; hidden ones are
+            left out.
+        dataset: What an error begins with.
+        holds: Tells whether a file of a longer name has examples: train_args.json may have none.
+
+    Raises:
+        DataError: There are several for a split, or a shard is missing.
+    """
+    forms: dict[tuple[str, int], list[Path]] = {}
+    for path in sorted(paths):
+        split_and_form = named(path.name)
+        if split_and_form is not None and path.name[0] != ".":
+            forms.setdefault(split_and_form, []).append(path)
+    found: dict[str, list[Path]] = {}
+    for (split, form), files in sorted(forms.items()):
+        if split in found:
+            continue
+        meant = [path for path in files if form == 0 or holds(path)]
+        whole = as_one_file(meant, dataset) if meant else []
+        if whole is None:
+            raise DataError(
+                f"{dataset}: several {split} files, {listed([path.name for path in meant])}; "
+                f"expected one, or its shards, called for instance {EXAMPLE}"
+            )
+        if whole:
+            found[split] = whole
+    return found
+
+
+def layout_hint(folder: Path) -> str:
+    """Returns what the message about a folder without training files ends with.
+
+    It names the folder within it that has such files, as a clone of a dataset of Hugging Face has,
+    and the way out of a folder that its library's `save_to_disk()` has written.
+    """
+    if not folder.is_dir():
+        return ""
+    inside = sorted(path for path in folder.iterdir() if path.is_dir())
+    for path in [folder, *inside]:
+        if any(file.suffix == ".arrow" for file in path.iterdir()):
+            return (
+                "; this is what save_to_disk() writes: write each split to a file instead, such as "
+                'dataset["train"].to_parquet("train.parquet")'
+            )
+    for path in inside:
+        files = [file.name for file in path.iterdir() if file.is_file() and file.suffix]
+        if any((named(name) or ("",))[0] == "train" for name in files):
+            return f"; pass {path}, which has training files"
+    return ""
 
 
 def as_one_file(paths: Sequence[Path], dataset: str) -> list[Path] | None:

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import csv
+import decimal
 import io
 import json
 import math
@@ -14,12 +15,15 @@ from typing import Any
 from data import files
 from data.errors import DataError, listed
 
-TABLES = (".tsv", ".csv", ".tsv.gz", ".csv.gz")
+TSV = (".tsv", ".tsv.gz")
+TABLES = (*TSV, ".csv", ".csv.gz")
 JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 PARQUET = (".parquet",)
 ENDINGS = (*TABLES, *JSON, *PARQUET)
 BLOCK = 2**20  # bytes
 PARQUET_ROWS = 1024  # that are in memory at a time, besides the columns' pages
+OPEN = (b"{", b"[", b",", b":")  # ends of the first line of JSON of several lines
+ALONE = "expected one object per line, or one list of them: pass the list alone"
 LONGEST_FIELD = 2**31 - 1  # bytes; Python's limit is 131,072
 
 
@@ -45,7 +49,8 @@ def read_objects(path: str | Path, columns: Collection[str]) -> Iterator[tuple[s
         path: By its name Parquet, whose rows are dicts; otherwise JSON, in UTF-8, of which `.gz` is
             unpacked. JSON is read line by line, unless it begins with "[".
         columns: Names of the columns to read of Parquet, as far as they exist: others may have
-            values that Python lacks. The objects of JSON are whole.
+            values that Python lacks. The objects of JSON are whole. A column of objects that have
+            one of these fields is read, too.
 
     Raises:
         DataError: The file cannot be read, is not JSON or Parquet, repeats one of the columns, or
@@ -62,19 +67,72 @@ def read_objects(path: str | Path, columns: Collection[str]) -> Iterator[tuple[s
             try:
                 values = json.load(stream)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: not JSON ({error})") from error
+                raise DataError(f"{path}: not JSON ({_reason(error, beginning)})") from error
             yield from ((f"{path}, value {n}", value) for n, value in enumerate(values, start=1))
             return
+        first = b""
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
+            first = first or line
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, line {number}: not JSON, one object per line ({error})"
-                ) from error
+                about = f"not JSON, one object per line ({_reason(error, beginning)})"
+                if line is first and line.strip()[-1:] in OPEN:
+                    about = f"an object of several lines; {ALONE}"
+                raise DataError(f"{path}, line {number}: {about}") from error
+            rows = _list_in(value, columns) if first is line else None
+            if rows is not None:
+                place = stream.tell()
+                if not any(map(bytes.strip, stream)):
+                    raise DataError(f"{path}: one object, of which {rows!a} is a list; {ALONE}")
+                stream.seek(place)
             yield f"{path}, line {number}", value
+
+
+def _reason(error: Exception, beginning: bytes) -> str:
+    """Returns why JSON cannot be read: of what is not text what it is."""
+    is_text = not isinstance(error, UnicodeDecodeError)
+    return str(error) if is_text else files.how_to_convert(beginning)
+
+
+def _list_in(value, columns: Collection[str]) -> str | None:
+    """Returns the name of a list of objects in an object that has none of the columns, or None."""
+    if not isinstance(value, dict) or not columns or not value.keys().isdisjoint(columns):
+        return None
+    return next(
+        (
+            name
+            for name, rows in value.items()
+            if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
+        ),
+        None,
+    )
+
+
+def quoted(fields: Iterable[str]) -> int:
+    """Counts the fields of a TSV that have the quotes of a CSV.
+
+    Returns:
+        0 if a field has quotes that a CSV would not have.
+    """
+    found = [field for field in fields if '"' in field]
+    like_a_csv = all(re.fullmatch(r'"(?:[^"]|"")*"', field) for field in found)
+    return sum('""' in field[1:-1] for field in found) if like_a_csv else 0
+
+
+def unnested(row: dict, names: Collection[str]) -> dict:
+    """Returns a row with the fields of an object in it, if that has one of these names.
+
+    Args:
+        row: For instance {"translation": {"en": "yes", "de": "ja"}}.
+        names: Of fields that the row itself lacks.
+    """
+    for name, value in row.items():
+        if isinstance(value, dict) and not value.keys().isdisjoint(names):
+            return value | {other: row[other] for other in row if other != name}
+    return row
 
 
 @contextlib.contextmanager
@@ -92,12 +150,20 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[tuple[str, object]]:
+    import pyarrow
+
     header = header_of(path)
     for name in columns:
         _place(str(path), header, (name, ""), "", any_case=False)  # once, or not at all
     number = 0
     with _parquet(path) as file:
-        for rows in file.iter_batches(PARQUET_ROWS, columns=[*dict.fromkeys(columns)]):
+        objects = [
+            field.name
+            for field in file.schema_arrow
+            if pyarrow.types.is_struct(field.type)
+            and not {inside.name for inside in field.type}.isdisjoint(columns)
+        ]
+        for rows in file.iter_batches(PARQUET_ROWS, columns=[*dict.fromkeys([*columns, *objects])]):
             try:
                 values = rows.to_pylist()
             except (ValueError, OverflowError) as error:
@@ -128,6 +194,7 @@ def read_table(
     keeps_empty_rows: bool = False,
     any_case: bool = False,
     takes_chats: bool = False,
+    list_columns: Collection[str] = (),
     hint: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the wanted columns of each row, by default without empty rows.
@@ -135,15 +202,16 @@ def read_table(
     Args:
         path: UTF-8 with a header; `.tsv`, or a tab in the first line, makes it a TSV. A CSV has
             quoting, a TSV has none. JSON and Parquet, by their names, have objects whose fields are
-            texts or numbers. `.gz` is unpacked.
+            texts or numbers; null is "". `.gz` is unpacked.
         *columns: The possible names of each wanted column; "" among them makes it optional: a
-            missing column has the values "", as has null in an object. Other columns are ignored.
+            missing column has the values "". Other columns are ignored.
         header: The names of the columns, if the file has no header line.
         empties_broken_rows: Whether rows of another length than the header have the values "".
-        keeps_empty_rows: Whether a row whose fields are all empty is yielded too, and null is "".
+        keeps_empty_rows: Whether a row of a table whose fields are all empty is yielded too.
         any_case: Whether names that differ by case and outer spaces alone are the same.
         takes_chats: Whether a field may be a list of objects, the turns of a chat: its value is
             their JSON.
+        list_columns: Names of columns whose fields may be lists: their values are JSON.
         hint: What the message about a missing or repeated column ends with.
 
     Yields:
@@ -155,16 +223,18 @@ def read_table(
     """
     path = files.expand(path)
     if has_objects(path.name):
-        places, keys = [], []
+        read = [name for names in columns for name in names if name]
         if is_parquet(path.name):
             keys = header_of(path)
             places = [_place(str(path), keys, names, hint, any_case) for names in columns]
-        read = [keys[place] for place in places if place is not None]
+            read = [keys[place] for place in places if place is not None]
         for where, row in read_objects(path, read):
             yield (
                 where,
                 [
-                    _field(where, row, names, hint, any_case, keeps_empty_rows, takes_chats)
+                    _field(
+                        *(where, row, names, hint, any_case, takes_chats, list_columns),
+                    )
                     for names in columns
                 ],
             )
@@ -175,6 +245,8 @@ def read_table(
             raise DataError(f"{path}, line 1: empty, expected the names of the columns")
         if any(";" in name for name in names) or (len(names) == 1 and "|" in names[0]):
             hint = "; separate the columns by commas or tabs"
+        elif not header and any(map(_is_value, names)):
+            hint = f"{hint}; the first line must name the columns"
         places = [_place(f"{path}, line 1", names, wanted, hint, any_case) for wanted in columns]
         line = reader.line_num
         for row in reader:
@@ -297,6 +369,15 @@ def _cell(value):
     return value
 
 
+def has_lists(path: Path, names: Collection[str]) -> bool:
+    """Returns whether one of these fields of the first row of JSON or Parquet is a list."""
+    if not has_objects(path.name):
+        return False
+    fields = [name for name in header_of(path) if name in names]
+    _, first = next(read_objects(path, fields), ("", None))
+    return isinstance(first, dict) and any(isinstance(first[name], list) for name in fields)
+
+
 def has_field(path: Path, *names: str) -> bool:
     """Returns whether the first row has one of these fields; False where it cannot be read."""
     try:
@@ -339,14 +420,16 @@ def _rows(path: Path) -> Iterator[Any]:
         # Spreadsheets write a byte order mark; with plain utf-8 it would be part of the first name.
         lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
         csv.field_size_limit(LONGEST_FIELD)  # of the process
-        if path.name.lower().endswith((".tsv", ".tsv.gz")) or b"\t" in first:
+        if path.name.lower().endswith(TSV) or b"\t" in first:
             reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:  # `strict`: an unclosed quote is an error, not one long value
             reader = csv.reader(lines, strict=True, skipinitialspace=True)
         try:
             yield reader
         except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num}: not a row ({error})") from error
+            hint = '; write a quote in a field twice (""), or JSONL'
+            hint = hint if "expected after" in str(error) else ""
+            raise DataError(f"{path}, line {reader.line_num}: not a row ({error}){hint}") from error
         except UnicodeDecodeError as error:
             place = f"{path}: not UTF-8 at byte {_undecodable(path)}"
             raise DataError(f"{place}; {files.how_to_convert(first)}") from error
@@ -372,8 +455,8 @@ def _field(
     names: Sequence[str],
     hint: str,
     any_case: bool,
-    null_is_empty: bool,
     takes_chats: bool,
+    list_columns: Collection[str],
 ) -> str:
     """Returns a field of an object as a table would have it."""
     if not isinstance(row, dict):
@@ -384,18 +467,26 @@ def _field(
         return ""
     value = row[keys[place]]
     # What pandas writes for a gap in a column of numbers.
-    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if is_missing and (null_is_empty or "" in names):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if isinstance(value, bool | int | float) and not is_missing:
+    if isinstance(value, decimal.Decimal):
+        value = f"{value:f}"
+    if isinstance(value, bool | int | float):
         value = str(value)
     if takes_chats and isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
         value = json.dumps(value, default=str) if value else ""
+    if keys[place] in list_columns and isinstance(value, list):
+        value = json.dumps(value, default=str)
     if not isinstance(value, str):
         raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")
     if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
         raise DataError(f"{where}: {keys[place]} is not UTF-8 text")
     return value.strip()
+
+
+def _is_value(name: str) -> bool:
+    """Returns whether a field of a first line is a number or a sentence, not a column's name."""
+    return re.fullmatch(r"[-+]?\d+(\.\d+)?", name) is not None or len(name.split()) > 5
 
 
 def folded(name: str) -> str:

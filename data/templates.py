@@ -14,7 +14,9 @@ TEXT = "{prompt}\n{response}"
 EXAMPLES_AT_ONCE = 1000  # that are tokenised
 
 
-Turn = tuple[str, str]  # a role, "system", "user" or "assistant", and what it says
+# The role of the assistant's turns that are context alone: their tokens are not predicted.
+NOT_PREDICTED = "assistant (not predicted)"
+Turn = tuple[str, str]  # a role, "system", "user", "assistant" or this, and what it says
 Prompt = str | tuple[Turn, ...]  # the turns of a chat before the response; a text is a user's
 # Of an example: a text that is not tokenised yet, or tokens; and whether it is predicted.
 Part = tuple[str | list[int], bool]
@@ -215,7 +217,8 @@ class Template:
     ) -> Iterator[tuple[list[int], list[bool]]]:
         """Yields the tokens of each prompt with its response, and which of them are predicted.
 
-        Those are the response and the assistant's earlier turns, each with the token that ends it.
+        Those are the response and the assistant's earlier turns, each with the token that ends it,
+        except the turns whose role is `NOT_PREDICTED`.
 
         Args:
             pairs: Prompts and responses; reads `EXAMPLES_AT_ONCE` of them at a time.
@@ -252,8 +255,11 @@ class Template:
             said = self._checked(said)
             if role == "system" and not chat.has_system:
                 system = f"{said}\n\n"
-            elif role == "assistant":
-                parts += self._with_markers(text + opening) + self._of_response(said)
+            elif role in ("assistant", NOT_PREDICTED):
+                response = self._of_response(said)
+                if role == NOT_PREDICTED:
+                    response = [(part, False) for part, _ in response]
+                parts += self._with_markers(text + opening) + response
                 text = chat.between
             else:
                 turn = chat.turn.replace("{role}", role).replace("{text}", system + said)

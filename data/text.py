@@ -9,20 +9,20 @@ import itertools
 import json
 import math
 import random
-import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
 from data.live_line import live_line
-from data.splits import EXAMPLE, SPLITS, as_one_file, split_of
+from data.splits import EXAMPLE, SPLITS, files_by_split, layout_hint, of_each, split_of
 
 TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
 HINT = "; --text-column names another"
-PLAIN = (".txt", ".tokens", ".raw")
-ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN), *tables.ENDINGS)
+PLAIN = (".txt", ".tokens", ".raw", ".txt.gz", ".tokens.gz", ".raw.gz")
+ENDINGS = (*PLAIN, *tables.ENDINGS)
+CONTENT_TYPES = "[Content_Types].xml"  # in the archives that Excel and Word write
 LEARNED_FROM = 200_000_000  # characters of text to learn a vocabulary from, at most
 LONGEST_HEADING = 8  # words
 MOST_COMPARED = 1_000_000  # test lines, in some 100 bytes of memory each
@@ -38,10 +38,11 @@ class Lines:
 
     Args:
         sources: Paths, each with the name of a member if it is a zip archive.
-        split: Keeps only the lines whose hash belongs to this split.
+        split: Keeps only the lines that `split_of` puts into this split.
         start: The first line to read, counted from 0 without empty lines.
         stop: The line after the last one to read; None for all.
         column: Its name in tables and JSON.
+        split_of: Returns the split of a line, by default by its hash.
 
     Raises (while iterating):
         DataError: A file is not UTF-8 text, or lacks a field.
@@ -54,9 +55,10 @@ class Lines:
         start: int = 0,
         stop: int | None = None,
         column: str = TEXT,
+        split_of: Callable[[str], str] = split_of,
     ):
         self.sources, self.split, self.start, self.stop = sources, split, start, stop
-        self.column = column
+        self.column, self.split_of = column, split_of
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(self._read(), self.start, self.stop)
@@ -67,8 +69,7 @@ class Lines:
                 if "\0" in line:
                     raise DataError(f"{where}: not UTF-8 text")
                 words = " ".join(line.split())  # indented, it is the same text
-                taken = self.split is None or split_of(words) == self.split
-                if words and taken:
+                if words and (self.split is None or self.split_of(words) == self.split):
                     yield line
 
 
@@ -81,6 +82,8 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
     if member is None and tables.has_objects(path.name):
         for where, row in tables.read_objects(path, (column,)):
             value = row.get(column) if isinstance(row, dict) else None
+            if value is None and isinstance(row, dict) and column in row:
+                value = ""  # null is like the empty cell of a table
             if not isinstance(value, str):
                 found = type(row).__name__
                 if isinstance(row, dict):  # of Parquet it has no other columns
@@ -94,11 +97,15 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
             yield from ((where, line) for line in value.split("\n"))
         return
     with files.open_bytes(path, member) as stream:
+        beginning = b""
         for number, raw in enumerate(stream, 1):
+            beginning = beginning or raw
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                where, hint = f"{path}, line {number}", files.how_to_convert(raw)
+                if "\0" in line:
+                    raise ValueError
+            except ValueError as error:  # UnicodeDecodeError is one
+                where, hint = f"{path}, line {number}", files.how_to_convert(beginning + raw)
                 raise DataError(f"{where}: not UTF-8 text; {hint}") from error
             yield f"{path}, line {number}", line
 
@@ -211,7 +218,8 @@ def load_text(
         dataset: `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, `wikitext-103-raw`; `novels`;
             `installed-docs`; `auto` (`wikitext-2` if it is cached or a mirror answers, otherwise
             `installed-docs`); or a path: a folder with train, valid (or val or dev) and test files
-            (without a test file, the last twentieth of the training lines is the test split), one
+            (of those that are missing, the last twentieth of the training lines is the test split,
+            the twentieth at the end of the others the validation split), one
             text file or a glob of several (split 90/5/5 by a hash of each line), or a WikiText zip.
             Files are text, JSONL, JSON, CSV or TSV, also compressed (`.gz`), or Parquet; those of a
             folder may be in shards, such as train-00000-of-00002.jsonl.
@@ -271,14 +279,14 @@ def _load(dataset: str, cache_dir: Path, contiguous: bool, column: str) -> Text:
         raise DataError(
             f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
         )
+    every = Lines(sources, column=column)
     if contiguous:
-        count = sum(1 for _ in Lines(sources, column=column))
-        held_out = math.ceil(count * TEST_SHARE)
-        ends = [0, max(0, count - 2 * held_out), count - held_out, count]
-        parts = zip(SPLITS, itertools.pairwise(ends), strict=True)
-        splits = {split: Lines(sources, None, *part, column) for split, part in parts}
-    else:
-        splits = {split: Lines(sources, split, column=column) for split in SPLITS}
+        return _not_empty(Text(dataset, _cut({"train": every})[0]))
+    splits = {split: Lines(sources, split, column=column) for split in SPLITS}
+    if not all(map(_has_lines, splits.values())):  # there are few
+        different = dict.fromkeys(" ".join(line.split()) for line in every)
+        drawn = of_each(different, split_of, ("valid", "test"), TEST_SHARE).__getitem__
+        splits = {split: Lines(sources, split, column=column, split_of=drawn) for split in SPLITS}
     return _not_empty(Text(dataset, splits))
 
 
@@ -298,6 +306,8 @@ def _load_zip(name: str, path: Path) -> Text:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
+            if CONTENT_TYPES in members:
+                raise DataError(f"{name}: a file of Excel or Word: save it as CSV, or as text")
     except zipfile.BadZipFile as error:
         raise DataError(f"{name}: damaged zip archive ({error})") from error
     return _with_splits(name, {member: (path, member) for member in members})
@@ -306,7 +316,7 @@ def _load_zip(name: str, path: Path) -> Text:
 def _with_splits(
     name: str, sources: dict[str, tuple[Path, str | None]], column: str = TEXT
 ) -> Text:
-    """Picks the source of each split by name; cuts a missing test split from training.
+    """Picks the source of each split by name; cuts those that are missing from training.
 
     Args:
         name: Name of the text, for messages.
@@ -315,37 +325,33 @@ def _with_splits(
     """
     # A Mac stores a file's attributes in another one.
     sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
-    splits, note = {}, None
-    endings = r"txt|tokens|raw|jsonl?|ndjson|csv|tsv|parquet"
-    if any(member is not None for _, member in sources.values()):
-        endings = r"txt|tokens|raw"  # tables and JSON are not read from an archive
-    words = {"train": "train", "valid": "(valid(ation)?|val|dev)", "test": "test"}
-    for split, word in words.items():
-        pattern = rf"(.*[^a-z])?{word}([^a-z].*)?\.({endings})(\.gz)?"
-        matches = [
-            file for file in sources if re.fullmatch(pattern, Path(file).name, re.IGNORECASE)
-        ]
-        if len(matches) > 1:  # one may be a stray file, such as train_args.json
-            matches = [file for file in matches if _holds_text(*sources[file], column)] or matches
-        source_of = {Path(file): sources[file] for file in matches}
-        shards = as_one_file(list(source_of), name) if matches else None
-        if shards is not None:
-            splits[split] = Lines([source_of[shard] for shard in shards], column=column)
-            is_wikitext = "wiki." in matches[0]
-        elif split == "test" and not matches and len(splits) == 2:
-            splits, note = _cut_test(splits)
-    if len(splits) == len(SPLITS):
+    is_folder = all(member is None for _, member in sources.values())
+    endings = ENDINGS if is_folder else PLAIN  # tables and JSON are not read from an archive
+    source_of = {
+        Path(file): source for file, source in sources.items() if file.lower().endswith(endings)
+    }
+    found = files_by_split(source_of, name, lambda file: _holds_text(*source_of[file], column))
+    if "train" not in found:  # its reader names the column that it lacks
+        found = files_by_split(source_of, name)
+    if "train" in found:
+        splits, note = _cut(
+            {
+                split: Lines([source_of[file] for file in files], column=column)
+                for split, files in found.items()
+            }
+        )
         read = [path for lines in splits.values() for path, member in lines.sources if not member]
         unread = tables.unread_note(read[0].parent, read, (column,), ENDINGS) if read else None
         note = "; ".join(filter(None, (note, unread))) or None
+        is_wikitext = "wiki." in str(found["train"][0])
         return _not_empty(Text(name, splits, is_wikitext, note))
     names = ", ".join(sorted(sources)[:5]) or "nothing"
     raise DataError(
-        f"{name}: found {names}; expected one train, one valid (or val or dev) and perhaps one "
+        f"{name}: found {names}; expected one train, and perhaps one valid (or val or dev) and one "
         "test file called wiki.*.tokens, wiki.*.raw, *.txt, *.jsonl, *.csv or *.tsv, each also "
         ".gz, or *.parquet (a zip archive may contain text only; unpack other files), or its "
         f"shards, called for instance {EXAMPLE}; or, of files without splits, a quoted glob, such "
-        "as 'FOLDER/*.txt'"
+        f"as 'FOLDER/*.txt'{layout_hint(files.expand(name))}"
     )
 
 
@@ -355,25 +361,40 @@ def _holds_text(path: Path, member: str | None, column: str) -> bool:
     return is_plain or tables.has_field(path, column)
 
 
-def _cut_test(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str]:
-    """Cuts the test split from the end of the training lines; returns the splits and a note.
+def _cut(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str | None]:
+    """Cuts the splits that are missing from the end of the training lines.
 
     The end, not random lines: paragraphs next to trained ones would be easier to predict.
+
+    Returns:
+        All splits, in their order, and a note about those that were cut.
     """
-    train = splits["train"]
-    count = sum(1 for _ in train)
-    kept = count - math.ceil(count * TEST_SHARE)
-    cut = {
-        "train": Lines(train.sources, stop=kept, column=train.column),
-        "test": Lines(train.sources, start=kept, column=train.column),
-    }
-    note = f"no test file: the last {count - kept:,} of {count:,} training lines are the test split"
-    return splits | cut, note
+    train, notes = splits["train"], []
+    missing = [split for split in ("test", "valid") if split not in splits]
+    if not missing:
+        return {split: splits[split] for split in SPLITS}, None
+    count = stop = sum(1 for _ in train)
+    size, cut = math.ceil(count * TEST_SHARE), {}
+    for split in missing:
+        start = max(0, stop - size)
+        cut[split] = Lines(train.sources, start=start, stop=stop, column=train.column)
+        which = f"the last {size:,} of {count:,} training lines are"
+        if stop < count:
+            which = f"the {size:,} lines before them are"
+        title = {"test": "test", "valid": "validation"}[split]
+        notes.append(f"no {title} file: {which} the {title} split")
+        stop = start
+    cut["train"] = Lines(train.sources, stop=stop, column=train.column)
+    return {split: (splits | cut)[split] for split in SPLITS}, "; ".join(notes)
+
+
+def _has_lines(lines: Iterable[str]) -> bool:
+    return next(iter(lines), None) is not None
 
 
 def _not_empty(text: Text) -> Text:
     for split, lines in text.splits.items():
-        if next(iter(lines), None) is None:
+        if not _has_lines(lines):
             raise DataError(
                 f"{text.name}: no line of text for the {split} split; expected more lines (each is "
                 "a paragraph, and in one split), or a folder with train, valid and test files"

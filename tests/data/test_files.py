@@ -74,6 +74,13 @@ class TestPaths:
         monkeypatch.delenv("RECIPES_CACHE_DIR")
         assert files.default_cache_dir() == Path.home() / ".cache" / "keras-recipes"
 
+    def test_a_cache_without_a_home_folder(self, monkeypatch):
+        """As in a container whose user has no entry in /etc/passwd: `~` would be its name."""
+        monkeypatch.delenv("RECIPES_CACHE_DIR")
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+        with pytest.raises(DataError, match="no such home folder; set RECIPES_CACHE_DIR"):
+            files.default_cache_dir()
+
     def test_home_folders_and_unknown_users(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
         assert files.expand("~/a.txt") == tmp_path / "a.txt"

@@ -1,5 +1,7 @@
 """GLUE's files as its archive has them: headers, no header, no test labels, broken rows."""
 
+import json
+
 import pytest
 
 from data import sentences
@@ -89,6 +91,27 @@ def test_mnli_reads_gold_labels_and_the_matched_files(tmp_path):
     assert found.classes == ("contradiction", "entailment", "neutral") and found.metrics == ()
     assert found.splits["test"][0][0] == "A dev_matched 0\tB"
     assert found.splits["test"][1].tolist() == [2, 1, 0] * 2
+
+
+def test_mnli_of_hugging_face_has_other_names(tmp_path):
+    sizes = {"train": 30, "validation_matched": 6, "validation_mismatched": 3, "test_matched": 4}
+    for name, count in sizes.items():
+        rows = [
+            {"premise": f"{name} {n}", "hypothesis": "B", "label": -1 if "test" in name else n % 3}
+            for n in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = sentences.load_sentences(str(tmp_path), tmp_path)
+    assert found.pairs and found.classes == ("0", "1", "2")
+    assert found.splits["test"][0][0] == "validation_matched 0\tB"
+    assert "test_matched.jsonl has no labels: validation_matched.jsonl is the test" in found.note
+
+
+def test_qqp_of_hugging_face_has_other_names(tmp_path):
+    rows = [{"question1": f"Why {n}?", "question2": "How?", "label": n % 2} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = sentences.load_sentences(str(tmp_path / "a.jsonl"), tmp_path)
+    assert found.pairs and found.metrics == ("f1",)
 
 
 def test_rows_of_qqp_that_are_cut_short_are_left_out(tmp_path):

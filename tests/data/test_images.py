@@ -137,6 +137,16 @@ def test_no_such_folder(tmp_path):
     assert "no such folder" in message and "mnist, fashion_mnist, digits" in message
 
 
+def test_what_is_not_a_folder_of_idx_files_is_told_the_way(tmp_path):
+    (tmp_path / "mnist.npz").touch()
+    message = message_of(tmp_path / "mnist.npz")
+    assert "mnist.npz': is a file; expected auto" in message
+    assert "mnist reads Keras's mnist.npz" in message
+    (tmp_path / "cat").mkdir()
+    way = "such as a folder for each class, see docs/your_own.md, Your own images"
+    assert way in message and way in message_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [

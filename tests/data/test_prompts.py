@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data import prompts
+from data import prompts, templates
 from data.errors import DataError
 from data.next_tokens import Ends
 from data.text import load_text
@@ -288,6 +288,98 @@ def test_names_in_capitals_are_hinted_at(tmp_path):
         prompts.load_prompts(str(tmp_path / "a.jsonl"))
 
 
+def chat_of(*messages):
+    """The row of a chat; a message is a role, what it says, and more fields."""
+    return {
+        "messages": [
+            {"role": role, "content": content} | (more[0] if more else {})
+            for role, content, *more in messages
+        ]
+    }
+
+
+def read_chats(folder, *chats):
+    """Returns the pairs and the note of chats, with others beside them to fill the splits."""
+    others = [chat_of(("user", f"{n}?"), ("assistant", f"{n}!")) for n in range(200)]
+    loaded = prompts.load_prompts(write_objects(folder / "chats.jsonl", *chats, *others))
+    known = {(f"{n}?", f"{n}!") for n in range(200)}
+    found = [pair for pairs in loaded.splits.values() for pair in pairs]
+    return [pair for pair in found if pair not in known], loaded.note
+
+
+def test_messages_of_weight_zero_are_not_trained_on(tmp_path):
+    """As of OpenAI's files; what follows the last one that is trained on is left out."""
+    no = dict(weight=0)
+    first = ("user", "say one"), ("assistant", "six", no)
+    second = ("user", "no, one"), ("assistant", "one", dict(weight=1))
+    third = ("user", "say two"), ("assistant", "nine", no)
+    (pair,), note = read_chats(tmp_path, chat_of(*first, *second, *third))
+    (asked, wrong), (again, right) = [[text for _, text, *_ in turns] for turns in (first, second)]
+    turns = (("user", asked), (templates.NOT_PREDICTED, wrong), ("user", again))
+    assert (pair, note) == ((turns, right), None)
+    assert prompts.texts_of(pair) == [asked, wrong, again, right]
+    assert prompts.of_input(prompts.as_input(turns)) == turns
+    # In ShareGPT's form, and null as in Parquet.
+    (row,) = [chat_of(*first, *second)["messages"]]
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [
+        {"from": names[each["role"]], "value": each["content"], "weight": each.get("weight")}
+        for each in row
+    ]
+    assert read_chats(tmp_path, {"conversations": shared}) == ([(turns, right)], None)
+
+
+def test_a_chat_without_a_message_to_train_on_has_no_response(tmp_path):
+    turns = (("system", "x"), ("user", "say one"), ("assistant", "six", dict(weight=0)))
+    found, note = read_chats(tmp_path, chat_of(*turns))
+    assert (found, note) == ([], "1 prompts without a response are left out")
+
+
+def test_fields_of_messages_that_are_not_read_are_named(tmp_path):
+    turns = (
+        ("user", "say one", dict(name="Ann", weight=1)),
+        ("assistant", "one", dict(reasoning_content="x", tool_calls=[], refusal=None, weight=1)),
+    )
+    (pair,), note = read_chats(tmp_path, chat_of(*turns))
+    assert pair == ("say one", "one")
+    assert note == (
+        "fields that are not read: 'name of the user', 'weight of the user', "
+        "'reasoning_content of the assistant'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (dict(weight=0.5), "the weight of the assistant is 0.5, expected 0 or 1"),
+        (dict(weight="0"), "the weight of the assistant is '0', expected 0 or 1"),
+        (dict(weight=[0]), r"the weight of the assistant is \[0\], expected 0 or 1"),
+        (
+            dict(tool_calls=[{"id": "a"}]),
+            "the assistant has tool_calls, which the templates cannot write",
+        ),
+        (dict(function_call={"name": "a"}), "the assistant has function_call, which the templates"),
+    ],
+)
+def test_messages_that_cannot_be_trained_on_are_refused(more, message, tmp_path):
+    turns = (("user", "say one"), ("assistant", "one", more))
+    with pytest.raises(DataError, match=f"chats.jsonl, line 1: {message}"):
+        read_chats(tmp_path, chat_of(*turns))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_the_way_to_train_on_one_answer_of_preference_pairs_is_named(ending, tmp_path):
+    rows = [{"prompt": f"say {n}", "chosen": f"{n}", "rejected": "no"} for n in range(200)]
+    path = tmp_path / f"a.{ending}"
+    path = str(write_parquet(path, rows) if ending == "parquet" else write_objects(path, *rows))
+    hint = "preference pairs are not trained on; --response-column chosen trains on the chosen"
+    with pytest.raises(DataError, match=hint):
+        prompts.load_prompts(path)
+    loaded = prompts.load_prompts(path, columns=prompts.Columns.of(None, "chosen"))
+    assert ("say 7", "7") in all_pairs(loaded)
+    assert loaded.note == "fields that are not read: 'rejected'"
+
+
 def test_fields_beside_messages_are_named(tmp_path):
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [
@@ -321,6 +413,28 @@ def test_a_folder_may_lack_splits(tmp_path):
     assert found.splits["test"] == whole.splits["test"] and len(found.splits["valid"]) == 10
     assert len(found.splits["train"]) + len(found.splits["test"]) == 200
     assert found.note == "no file for test: a twentieth of the training prompts each"
+
+
+@pytest.mark.parametrize("files", [("a",), ("train",), ("train", "valid"), ("train", "test")])
+def test_few_prompts_are_in_every_split(files, tmp_path):
+    """A hash alone leaves a split of a small file empty."""
+    write_prompts(tmp_path / f"{files[0]}.jsonl", range(3))
+    for number, name in enumerate(files[1:], start=3):
+        write_prompts(tmp_path / f"{name}.jsonl", [number])
+    dataset = tmp_path / "a.jsonl" if files == ("a",) else tmp_path
+    found = prompts.load_prompts(str(dataset)).splits
+    sizes = {split: len(pairs) for split, pairs in found.items()}
+    assert sizes == {"train": 2 if len(files) == 2 else 1, "valid": 1, "test": 1}
+    assert found == prompts.load_prompts(str(dataset)).splits
+
+
+@pytest.mark.parametrize(
+    "names", [("Train.jsonl", "VAL.jsonl"), ("my_train.jsonl", "devset.jsonl")]
+)
+def test_files_of_splits_have_the_names_of_other_recipes(names, tmp_path):
+    for file, numbers in zip(names, (range(100), [100]), strict=True):
+        write_prompts(tmp_path / file, numbers)
+    assert prompts.load_prompts(str(tmp_path)).splits["valid"] == [("say 100", "it")]
 
 
 def test_prompts_without_a_response_are_left_out_and_counted(tmp_path):
@@ -389,6 +503,11 @@ def test_other_names_of_the_validation_file(name, tmp_path):
         write_prompts(tmp_path / file, [number])
     assert prompts.load_prompts(str(tmp_path)).splits["valid"] == [("say 1", "it")]
     write_prompts(tmp_path / "valid.jsonl", [3])
+    if name == "val_2024.jsonl":  # is not what a file of a longer name is
+        loaded = prompts.load_prompts(str(tmp_path))
+        assert loaded.splits["valid"] == [("say 3", "it")]
+        assert loaded.note == f"files that are not read: {name}"
+        return
     with pytest.raises(DataError, match="several valid files, .*; expected one"):
         prompts.load_prompts(str(tmp_path))
 
@@ -405,7 +524,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        ("train-small.jsonl", "train.jsonl"),
+        ("train-large.jsonl", "train-small.jsonl"),
         ("train-00000-of-00002.jsonl", "train.jsonl"),
         ("train-a-00000-of-00002.jsonl", "train-b-00001-of-00002.jsonl"),
     ],
@@ -617,3 +736,27 @@ def test_other_columns_of_parquet_are_named_and_not_read(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="2 columns prompt, expected one"):
         prompts.load_prompts(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_named_columns_may_be_in_an_object(ending, tmp_path):
+    """As in the datasets of run_translation.py."""
+    rows = [
+        {"id": n, "translation": {"en": f"day {n}", "de": f"Tag {n}", "fr": "x"}} for n in range(99)
+    ]
+    path = tmp_path / f"train.{ending}"
+    if ending == "parquet":
+        write_parquet(path, rows)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    for dataset in (path, tmp_path):
+        loaded = prompts.load_prompts(str(dataset), columns=prompts.Columns.of("en", "de"))
+        pairs = [pair for found in loaded.splits.values() for pair in found]
+        assert sorted(pairs) == sorted((f"day {n}", f"Tag {n}") for n in range(99))
+        assert "fields that are not read: 'id', 'fr'" in loaded.note or (
+            "fields that are not read: 'fr', 'id'" in loaded.note
+        )
+    with pytest.raises(DataError, match="expected prompt or .*; found 'id, translation"):
+        prompts.load_prompts(str(path))
+    with pytest.raises(DataError, match="expected en, and it; or messages; found '(en|id, tr)"):
+        prompts.load_prompts(str(path), columns=prompts.Columns.of("en", "it"))

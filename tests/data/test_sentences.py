@@ -167,7 +167,10 @@ def test_sentences_of_training_and_test_are_counted():
             {"header": "words\tlabel"},
             ["train.tsv, line 1", "no column sentence or text", "--text-column, --second"],
         ),
-        ({"dev": ["a\t2", *TINY]}, ["the label '2' is in the valid split, not in training"]),
+        (
+            {"dev": ["a\t2", *TINY]},
+            ["the label '2' is in the valid split, not in training: add training exam"],
+        ),
         ({"train": TINY[:1]}, ["the only label is '1'"]),
         ({"train": [*TINY, " \t1"]}, ["train.tsv, line 4", "the sentence is empty"]),
         ({"train": [*TINY, "a\t"]}, ["train.tsv, line 4", "the label is empty"]),
@@ -204,7 +207,8 @@ def test_few_fractions_and_all_integers_are_classes(tmp_path):
     loaded = load_sentences(str(stars), cache_dir=None)
     assert loaded.classes == ("0.5", "1", "1.5")
     assert loaded.note.endswith(
-        "labels are numbers: each different one is a class, without an order"
+        "labels are numbers: each different one is a class, without an order; --labels scores "
+        "predicts them as numbers"
     )
     many = csv_file(tmp_path / "c.csv", rows(400, tuple(map(str, range(40)))))
     assert len(load_sentences(str(many), cache_dir=None).classes) == 40
@@ -232,6 +236,73 @@ def test_test_files_of_hugging_face_have_no_labels(tmp_path):
     assert load_sentences(str(folder), cache_dir=None).splits["test"][0] == ["a dull day"]
 
 
+@pytest.mark.parametrize("empty", ["", None])
+def test_test_files_with_empty_labels_have_none(empty, tmp_path):
+    for name in ("train", "valid", "test"):
+        pairs = [(f"{name} {n}", empty if name == "test" else str(n % 2)) for n in range(20)]
+        write_rows(tmp_path / f"{name}.{'csv' if empty == '' else 'jsonl'}", pairs)
+    loaded = load_sentences(str(tmp_path), cache_dir=None)
+    assert "has no labels: valid." in loaded.note and len(loaded.splits["test"][0]) == 20
+    lines = [json.dumps({"text": f"test {n}", "label": n or None}) for n in range(2)]
+    write(tmp_path / "test.jsonl", *lines)
+    (tmp_path / "test.csv").unlink(missing_ok=True)
+    assert "test.jsonl, line 1: the label is empty: remove the row" in error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "mark"),
+    [
+        (("-1", "0", "1"), "-1"),
+        (("0", "1", "-100"), "-100"),
+        (("yes", "-", "no"), "-"),
+        (("-1", "1"), None),
+        (("-1", "-2", "1", "2"), None),
+        (("-1", "yes", "no"), None),
+    ],
+)
+def test_a_label_that_often_marks_a_missing_one_is_noted(labels, mark, tmp_path):
+    path = csv_file(tmp_path / "a.csv", rows(400, labels))
+    note = load_sentences(str(path), cache_dir=None).note
+    assert ("datasets often mark rows without a label so: remove them" in note) == bool(mark)
+    assert mark is None or f"the label '{mark}' is a class;" in note
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_noted"),
+    [
+        (['"said ""yes"" to {}"', "plain {}"], True),
+        (['"said ""yes"" to {}"', '"yes" he said {}'], False),
+        (['"in quotes {}"', "plain {}"], False),
+    ],
+)
+def test_the_quotes_of_a_csv_in_a_tsv_are_noted(texts, is_noted, tmp_path):
+    """As pandas writes them with sep="\\t"; the files of GLUE have single ones."""
+    pairs = [(texts[n % 2].format(n), "no yes".split()[n // 2 % 2]) for n in range(60)]
+    lines = ["sentence\tlabel", *map("\t".join, pairs)]
+    loaded = load_sentences(str(write(tmp_path / "a.tsv", *lines)), cache_dir=None)
+    noted = "a.tsv: 30 sentences are quoted as in a CSV, and a TSV has no quoting: write a CSV or"
+    assert (noted in loaded.note) == is_noted
+    assert sorted(text for texts, _ in loaded.splits.values() for text in texts) == sorted(
+        text for text, _ in pairs
+    )
+
+
+@pytest.mark.parametrize("names", [("Train.csv", "Dev.csv"), ("train_data.csv", "my-val.CSV")])
+def test_files_of_splits_have_the_names_of_other_recipes(names, tmp_path):
+    for name, pairs in zip(names, (rows(40), rows(80)[60:]), strict=True):
+        csv_file(tmp_path / name, pairs)
+    (tmp_path / "test_predictions.csv").write_text("text,predicted\na,1\n")
+    (tmp_path / "train_args.json").write_text('{"rate": 0.1}')
+    loaded = load_sentences(str(tmp_path), cache_dir=None)
+    assert sorted(pairs_of(loaded)["valid"]) == sorted(rows(80)[60:])
+    assert "files that are not read: test_predictions.csv" in loaded.note
+
+
+def test_a_longer_name_without_the_columns_is_told_its_options(tmp_path):
+    (tmp_path / "train_data.csv").write_text("review,mood\na,good\n")
+    assert "train_data.csv, line 1: no column sentence or text" in error(tmp_path)
+
+
 def test_a_quote_after_a_space(tmp_path):
     lines = ["text, label", *(f'"a, {n}", "{n % 2}"' for n in range(60))]
     loaded = load_sentences(str(write(tmp_path / "a.csv", *lines)), cache_dir=None)
@@ -242,6 +313,8 @@ def test_missing_files(tmp_path):
     (write_folder(tmp_path) / "train.tsv").unlink()
     assert "found dev.tsv, test.tsv; expected train.tsv, dev.tsv and test.tsv" in error(tmp_path)
     assert "no such file or folder" in error(tmp_path / "nothing")
+    write_folder(tmp_path / "data")
+    assert error(tmp_path).endswith(f"; pass {tmp_path / 'data'}, which has training files")
 
 
 @pytest.mark.parametrize("name", ["{}.csv", "{}.jsonl", "{}.json.gz"])
@@ -273,7 +346,7 @@ def test_json_holds_what_a_csv_holds(tmp_path):
     ("line", "message"),
     [
         ('{"review": "a", "label": 1}', "no column sentence or text, expected one; found 'review,"),
-        ('{"text": "a", "label": null}', "label is None, expected a text or a number"),
+        ('{"text": "a", "label": null}', "the label is empty: remove the row"),
         ('{"text": ["a"], "label": 1}', "text is ['a'], expected a text or a number"),
         ('{"text": "\\ud800", "label": 1}', "text is not UTF-8 text"),
         ("[1]", "expected an object, found [1]"),
@@ -790,6 +863,11 @@ class TestClassFolders:
         assert sorted(texts) == sorted(text.strip() for text in (*self.POS, *self.NEG))
         assert f"{tmp_path / 'train' / 'unsup'} has no labels: left out" in found.note
         assert "a tenth of the training sentences is the validation split" in found.note
+
+    def test_names_of_splits_in_capitals(self, tmp_path):
+        write_classes(tmp_path / "Train", pos=self.POS, neg=self.NEG)
+        write_classes(tmp_path / "TEST", pos=["fine"], neg=["dull"])
+        assert load_sentences(str(tmp_path), tmp_path).splits["test"][0] == ["dull", "fine"]
 
     def test_without_splits(self, tmp_path):
         write_classes(tmp_path, pos=self.POS, neg=self.NEG)

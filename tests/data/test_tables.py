@@ -1,5 +1,8 @@
+import bz2
+import decimal
 import gzip
 import json
+import lzma
 import tracemalloc
 
 import pyarrow
@@ -80,7 +83,7 @@ def test_a_list_with_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_null_in_a_column_that_may_be_missing(tmp_path, ending):
+def test_null_is_an_empty_field(tmp_path, ending):
     """Pandas writes it where a CSV has an empty field."""
     rows = [{"tm": 50.0, "dh": None}, {"tm": None, "dh": -60.0}]
     path = tmp_path / f"rows.{ending}"
@@ -89,9 +92,7 @@ def test_null_in_a_column_that_may_be_missing(tmp_path, ending):
     else:
         write_parquet(path, rows)
     found = read_table(path, ("tm",), ("dh", ""))
-    assert next(found)[1] == ["50.0", ""]
-    with pytest.raises(DataError, match="tm is None, expected a text or a number"):
-        next(found)
+    assert [fields for _, fields in found] == [["50.0", ""], ["", "-60.0"]]
 
 
 def test_parquet_has_rows_of_objects(tmp_path):
@@ -111,7 +112,7 @@ def test_parquet_has_rows_of_objects(tmp_path):
 
 
 def test_a_field_of_parquet_that_is_no_text(tmp_path):
-    for value, shown in ((None, "None"), (b"raw", "b'raw'"), (["a"], "['a']")):
+    for value, shown in ((b"raw", "b'raw'"), (["a"], "['a']")):
         path = write_parquet(tmp_path / "a.parquet", [{"text": value}, {"text": value}])
         with pytest.raises(DataError) as caught:
             list(read_table(path, ["text"]))
@@ -288,10 +289,77 @@ def test_a_number_that_is_none_is_a_gap(tmp_path, ending):
     else:
         path.write_text("\n".join(map(json.dumps, rows)) if ending == "jsonl" else json.dumps(rows))
     assert [fields for _, fields in read_table(path, ["tm", ""])] == [["1.5"], [""]]
-    empty = read_table(path, ["text"], ["tm"], keeps_empty_rows=True)
+    empty = read_table(path, ["text"], ["tm"])
     assert [fields for _, fields in empty] == [["a", "1.5"], ["", ""]]
-    with pytest.raises(DataError, match="tm is nan, expected a text or a number"):
-        list(read_table(path, ["tm"]))
+
+
+def test_decimals_are_numbers(tmp_path):
+    values = [decimal.Decimal("4.50"), decimal.Decimal("1E+2"), None]
+    path = write_parquet(tmp_path / "a.parquet", [{"price": value} for value in values])
+    assert [fields for _, fields in read_table(path, ["price"])] == [["4.50"], ["100.00"], [""]]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_hinted"),
+    [
+        ("a film that one does not forget,1", True),
+        ("__label__1 a film that one does not forget", True),
+        ("fine,1", True),
+        ("review,mood", False),
+        (",review,stars 1 to 5", False),
+    ],
+)
+def test_a_first_line_of_values_is_hinted_at(first, is_hinted, tmp_path):
+    with pytest.raises(DataError, match="no column text, expected one; found .*; others") as caught:
+        (tmp_path / "a.csv").write_text(f"{first}\n")
+        list(read_table(tmp_path / "a.csv", ["text"], hint="; others"))
+    assert str(caught.value).endswith("; the first line must name the columns") == is_hinted
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (json.dumps({"data": [{"text": "a"}, {"text": "b"}]}), "a.json: one object, of which 'dat"),
+        (json.dumps({"data": [{"text": "a"}]}, indent=1), "line 1: an object of several lines; ex"),
+        ('{"data": [\n{"text": "a"}]}', "line 1: an object of several lines; expected one object "),
+    ],
+)
+def test_a_list_inside_of_an_object_is_hinted_at(value, message, tmp_path):
+    with pytest.raises(DataError, match="pass the list alone$") as caught:
+        read(tmp_path / "a.json", value.encode(), ["text"])
+    assert message in str(caught.value)
+
+
+def test_a_field_may_be_a_list_of_objects(tmp_path):
+    rows = [{"text": "a", "spans": [{"at": 1}]}, {"text": "b", "spans": []}]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    assert [fields for _, fields in read(tmp_path / "a.jsonl", lines, ["text"])] == [["a"], ["b"]]
+    # The message about a missing column is that of any row.
+    with pytest.raises(DataError, match="line 1: no column label, expected one; found 'text, sp"):
+        read(tmp_path / "a.jsonl", lines, ["label"])
+
+
+def test_backslashes_before_quotes_are_hinted_at(tmp_path):
+    raw = b'text,label\n"he said \\"yes\\" to it",1\n'
+    with pytest.raises(DataError, match=r'line 2: not a row .*; write a quote .* \(""\), or JSONL'):
+        read(tmp_path / "a.csv", raw, ["text"])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"PK\3\4\x14\0\xff\xff", "it is a zip archive, or a file of Excel: unpack it, or save"),
+        (bz2.compress(b"text"), "it is packed by bzip2: unpack it"),
+        (lzma.compress(b"text"), "it is packed by xz: unpack it"),
+        (gzip.compress(b"text"), "it is packed by gzip: its name must end in .gz"),
+        (b"\x28\xb5\x2f\xfd\x04", "it is packed by Zstandard: unpack it"),
+        (b"a\0\xff", "it has bytes that are zero: it is not a text file"),
+    ],
+)
+def test_what_is_not_text_is_told_what_it_is(name, raw, message, tmp_path):
+    with pytest.raises(DataError, match=f"{name}.*: not (UTF-8|JSON).*{message}"):
+        read(tmp_path / name, raw, ["text"])
 
 
 def test_utf_16_is_named(tmp_path):

@@ -91,6 +91,20 @@ def test_turns_of_a_chat_follow_one_another_and_all_responses_are_predicted(fami
         list(text.examples([(TURNS, "four")]))
 
 
+@pytest.mark.parametrize("family", ["Qwen", "Gemma", "Llama3"])
+def test_a_turn_that_is_not_predicted_is_context_alone(family):
+    tokenizer = make_tokenizer(family)
+    template = templates.Template(CHAT_OF.get(family, "gemma"), tokenizer)
+    unpredicted = [
+        (templates.NOT_PREDICTED, text) if role == "assistant" else (role, text)
+        for role, text in TURNS
+    ]
+    (ids, _), (same, predicted) = template.examples([(TURNS, "four"), (tuple(unpredicted), "four")])
+    assert ids == same
+    said = [token for token, is_said in zip(ids, predicted, strict=True) if is_said]
+    assert said == template.response("four")
+
+
 def test_the_loss_is_on_the_response_and_the_end_of_its_turn():
     tokenizer = make_tokenizer("Gemma")
     rows = prompts.make_rows(

@@ -322,11 +322,6 @@ def test_a_column_of_another_name(tmp_path, contiguous):
             "line 2: expected a text in .* text; found body",
         ),
         ("a.jsonl", '{"text": "a"}\n7', "line 2: expected a text in the field text; found int"),
-        (
-            "a.jsonl",
-            '{"text": "a"}\n{"text": null}',
-            "line 2: expected a text in the field text; its value is null",
-        ),
         ("a.jsonl", '{"text": ["a"]}', r'line 1: expected a .*; its value is \["a"\]'),
         ("a.jsonl", '{"text": "a"}\n{', "line 2: not JSON, one object per line"),
         ("a.jsonl", '{"text": "a\\ud800"}', "line 1: not UTF-8 text"),
@@ -341,6 +336,39 @@ def test_what_lacks_a_text_is_named(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=f"{name}, {message}"):
         list(text.load_text(str(tmp_path / name), tmp_path).splits["train"])
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_rows_without_a_text_are_skipped(ending, tmp_path):
+    texts = [*LINES[:40], None, *LINES[40:80], None]
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        write_parquet(path, [{"text": each} for each in texts])
+    elif ending == "jsonl":
+        path.write_text("\n".join(json.dumps({"text": each}) for each in texts))
+    else:
+        path.write_text("\n".join(["text,n", *(f"{each or ''},1" for each in texts)]))
+    found = lines_of(text.load_text(str(path), tmp_path))
+    assert sorted(itertools.chain(*found.values())) == sorted(LINES[:80])
+
+
+@pytest.mark.parametrize("raw", [b"PK\3\4\x14\0ab", b"PK\3\4\n\xff", b"PK\3\4\nabc\0"])
+def test_a_packed_file_is_told_what_it_is(raw, tmp_path):
+    (tmp_path / "a.txt").write_bytes(raw)
+    message = error_of(tmp_path / "a.txt", tmp_path)
+    assert "not UTF-8 text; it is a zip archive, or a file of Excel: unpack it" in message
+
+
+def test_a_workbook_is_told_what_it_is(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "")
+    assert "a file of Excel or Word: save it as CSV" in error_of(tmp_path / "a.xlsx", tmp_path)
+
+
+def test_a_clone_of_a_dataset_is_told_its_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").touch()
+    assert f"; pass {tmp_path / 'data'}, which has" in error_of(tmp_path, tmp_path)
 
 
 def test_a_fingerprint_shows_its_progress(monkeypatch):
@@ -394,22 +422,63 @@ def test_a_damaged_gzip_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "several"),
     [
-        ("train.txt", "test.txt"),
-        ("a-train.txt", "b-train.txt", "valid.txt", "test.txt"),
-        ("train.txt", "valid.txt", "a-test.txt", "b-test.txt"),
-        ("train.txt", "val.txt", "valid.txt", "test.txt"),
-        ("train.txt", "dev.txt", "val.txt", "test.txt"),
-        ("train.txt", "values.txt", "device.txt", "test.txt"),
-        ("train.txt",),
+        (("a-train.txt", "b-train.txt", "valid.txt", "test.txt"), "train"),
+        (("train.txt", "valid.txt", "a-test.txt", "b-test.txt"), "test"),
+        (("train.txt", "val.txt", "valid.txt", "test.txt"), "valid"),
+        (("train.txt", "dev.txt", "val.txt", "test.txt"), "valid"),
     ],
 )
-def test_a_folder_that_lacks_a_split_or_is_not_clear(tmp_path, names):
+def test_a_folder_with_several_files_of_a_split(names, several, tmp_path):
     for name in names:
         (tmp_path / name).write_text("text")
     message = error_of(tmp_path, tmp_path)
-    assert f"found {', '.join(sorted(names))}; expected one train, one valid" in message
+    assert f"{tmp_path}: several {several} files, " in message and "expected one" in message
+
+
+def test_a_folder_without_training_text(tmp_path):
+    for name in ("valid.txt", "test.txt", "notes.txt"):
+        (tmp_path / name).write_text("text")
+    message = error_of(tmp_path, tmp_path)
+    assert "found notes.txt, test.txt, valid.txt; expected one train, and perhaps" in message
+
+
+@pytest.mark.parametrize("names", [(), ("test.txt",), ("test.txt", "values.txt", "device.txt")])
+def test_without_a_validation_file_the_end_of_training_validates(names, tmp_path):
+    (tmp_path / "train.txt").write_text("\n".join(LINES[:100]))
+    for name in names:
+        (tmp_path / name).write_text("one line")
+    loaded = text.load_text(str(tmp_path), tmp_path / "cache")
+    found = lines_of(loaded)
+    if names:
+        assert found == {"train": LINES[:95], "valid": LINES[95:100], "test": ["one line"]}
+        assert loaded.note.startswith(
+            "no validation file: the last 5 of 100 training lines are the validation split"
+        )
+    else:
+        assert found == {"train": LINES[:90], "valid": LINES[90:95], "test": LINES[95:100]}
+        assert loaded.note == (
+            "no test file: the last 5 of 100 training lines are the test split; no validation "
+            "file: the 5 lines before them are the validation split"
+        )
+
+
+def test_a_name_with_the_words_of_two_splits_is_that_of_the_first(tmp_path):
+    (tmp_path / "test_train.txt").write_text("one line")
+    (tmp_path / "train.txt").write_text("\n".join(LINES[:100]))
+    found = lines_of(text.load_text(str(tmp_path), tmp_path / "cache"))
+    assert found["test"] == ["one line"] and len(found["train"]) == 95
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_few_lines_are_in_every_split(count, tmp_path):
+    """A hash alone leaves a split of a small file empty."""
+    (tmp_path / "a.txt").write_text("\n".join([*LINES[:count], f"  {LINES[0]}"]))
+    found = lines_of(text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache"))
+    assert {len(found["valid"]), len(found["test"])} <= {1, 2, 3}
+    assert sorted(itertools.chain(*found.values())) == sorted([*LINES[:count], f"  {LINES[0]}"])
+    assert sum({LINES[0], f"  {LINES[0]}"} <= set(lines) for lines in found.values()) == 1
 
 
 @pytest.mark.long

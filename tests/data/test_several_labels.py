@@ -1,0 +1,162 @@
+"""Any number of labels for a sentence: how they are read, and what is measured from them."""
+
+import json
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+from sklearn.metrics import accuracy_score, f1_score, hamming_loss
+
+from data import label_fields, sentences, several_labels
+from data.errors import DataError
+
+NAMES = [["sad"], ["funny", "sad"], [], ["funny", "long, slow"]]
+
+
+def load(path, **options):
+    return sentences.load_sentences(str(path), None, **options)
+
+
+def labels_of(found):
+    """The names of each sentence's labels."""
+    return {
+        text: [found.classes[index] for index in np.flatnonzero(row)]
+        for texts, labels in found.splits.values()
+        for text, row in zip(texts, labels, strict=True)
+    }
+
+
+EXPECTED = {f"film {n}": sorted(NAMES[n % 4]) for n in range(60)}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_lists_are_recognised(ending, tmp_path):
+    path = tmp_path / f"films.{ending}"
+    rows = [{"text": f"film {n}", "labels": NAMES[n % 4]} for n in range(60)]
+    if ending == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    found = load(path)
+    assert found.kind == "several" and found.classes == ("funny", "long, slow", "sad")
+    assert labels_of(found) == EXPECTED
+    assert found.note.startswith("each sentence has any number of labels; ")
+    assert "training sentences have no label" in found.note
+    with pytest.raises(DataError, match=r"labels is \['sad'\], expected a text or a number"):
+        load(path, labels="classes")
+
+
+def test_fields_of_a_table_are_lists_or_names_between_separators(tmp_path):
+    forms = ("{}", "{}", "{}", '"[""funny"", ""long, slow""]"')
+    rows = [f"film {n},{forms[n % 4].format('|'.join(NAMES[n % 4]))}" for n in range(60)]
+    path = tmp_path / "films.csv"
+    path.write_text("\n".join(["text,mood", *rows]))
+    found = load(path, label_column="mood", labels="several")
+    assert labels_of(found) == EXPECTED
+    # Otherwise a combination is a class, as before.
+    path.write_text("\n".join(["text,mood", *(f"film {n},{'ab'[n % 2]}|c" for n in range(60))]))
+    assert load(path, label_column="mood").classes == ("a|c", "b|c")
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        ("b, a|b", ["a", "b"]),
+        ('["a, b", 3]', ["3", "a, b"]),
+        ("[]", []),
+        ("", []),
+        ("a", ["a"]),
+    ],
+)
+def test_a_field(field, names):
+    assert label_fields.names_of("here", field) == names
+    assert label_fields.names_of("here", label_fields.as_field(names)) == names
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("['a']", "are not a list of JSON; names may also be separated by , or |, without"),
+        ("[1.5]", "are not texts or integers"),
+        ("[true]", "are not texts or integers"),
+        ("a||b", "is empty, or not UTF-8"),
+        ('["\\ud800"]', "is empty, or not UTF-8"),
+    ],
+)
+def test_a_field_that_is_no_list_is_refused(field, message):
+    with pytest.raises(DataError, match=f"^here: .*{message.replace('|', '[|]')}"):
+        label_fields.names_of("here", field)
+
+
+def test_columns_of_zeros_and_ones(tmp_path):
+    rows = [f"film {n},{n % 2},{float(n % 3 == 0)},0" for n in range(60)]
+    path = tmp_path / "films.csv"
+    path.write_text("\n".join(["text,toxic,rude,mild", *rows]))
+    found = load(path, label_column=("toxic", "rude", "mild"))
+    assert found.classes == ("toxic", "rude", "mild") and found.kind == "several"
+    expected = {f"film {n}": ["toxic"] * (n % 2) + ["rude"] * (n % 3 == 0) for n in range(60)}
+    assert labels_of(found) == expected
+    assert "the train split has no example of 'mild'" in found.note
+    path.write_text("text,toxic,rude\na film,0,2\n")
+    with pytest.raises(DataError, match=f"^{path}, line 2: rude is '2', expected 0 or 1$"):
+        load(path, label_column=("toxic", "rude"))
+
+
+def test_a_label_of_one_split_is_noted_and_another_run_has_its_own_order(tmp_path):
+    for name, lists in (("train", ["a|b", "b"]), ("valid", ["a"]), ("test", ["c", "a"])):
+        rows = [f"{name} film {n}\t{field}" for n, field in enumerate(lists)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    found = load(tmp_path, labels="several")
+    assert found.classes == ("a", "b", "c") and "train split has no example of 'c'" in found.note
+    again = found.with_classes(["c", "x", "b", "a"], several=True)
+    assert labels_of(again) == {
+        text: sorted(names, key="cxba".index) for text, names in labels_of(found).items()
+    }
+    with pytest.raises(DataError, match="class 'c', the run knows 'a', 'b': rename the classes"):
+        found.with_classes(["a", "b"], several=True)
+    with pytest.raises(DataError, match="has several labels for a sentence, the run learned cla"):
+        found.with_classes(["a", "b", "c"])
+
+
+def test_one_label_is_refused(tmp_path):
+    rows = [f"film {n},a" for n in range(40)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(DataError, match="the only label is 'a', expected two labels or more"):
+        load(tmp_path, labels="several")
+
+
+@pytest.fixture
+def truth():
+    rng = np.random.default_rng(0)
+    labels = (rng.random((40, 5)) < [0.5, 0.2, 0.7, 0.1, 0.0]).astype(np.int8)
+    return labels, labels ^ (rng.random((40, 5)) < [0.3, 0.1, 0.1, 0.2, 0.0])
+
+
+def test_measures_as_scikit_learn(truth):
+    found = several_labels.measure(*truth)
+    labels, predicted = truth
+    seen = slice(4)  # the last label is neither there nor predicted
+    assert found == pytest.approx(
+        {
+            "binary_accuracy": 1 - hamming_loss(labels, predicted),
+            "micro_f1": f1_score(labels, predicted, average="micro"),
+            "macro_f1": f1_score(labels[:, seen], predicted[:, seen], average="macro"),
+            "exact_match": accuracy_score(labels, predicted),
+        }
+    )
+    nothing = several_labels.measure(np.zeros((3, 2)), np.zeros((3, 2)))
+    assert nothing == {"binary_accuracy": 1, "micro_f1": 0, "macro_f1": 0, "exact_match": 1}
+
+
+def test_baselines():
+    """Each word tells a label; a label that all sentences have is always predicted."""
+    pairs = [("good" if n % 2 else "poor", "long" if n % 3 else "short") for n in range(60)]
+    texts = [f"{one} {other} film" for one, other in pairs]
+    labels = np.array([[n % 2, n % 3 > 0, 1, 0] for n in range(60)], np.int8)
+    splits = {"train": (texts, labels), "test": (texts[:12], labels[:12])}
+    found = several_labels.baselines(splits)
+    assert found["most_frequent_binary_accuracy"] == pytest.approx((0.5 + 2 / 3 + 1 + 1) / 4)
+    assert found["tfidf_exact_match"] == found["tfidf_macro_f1"] == 1.0
+    wordless = {name: (["a b"] * len(y), y) for name, (_, y) in splits.items()}
+    assert not any(name.startswith("tfidf") for name in several_labels.baselines(wordless))
