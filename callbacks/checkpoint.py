@@ -11,7 +11,8 @@ A checkpoint is a folder, `step-00000500`. It contains
     Keras's global one, and of stateful layers, which Keras's file lacks;
   - `metrics`: the sums of the epoch's metrics per replica, before the validation; of a whole epoch
     those after it, since a metric may keep something from one epoch to the next;
-  - `best`, `best_epoch`, `best_metric`: values of `--keep-best`;
+  - `best`, `best_epoch`, `best_metric` ...: values of `--keep-best`, and `best_since`, the first
+    epoch that they compare, as the option may be added to a run that resumes;
   - `fingerprint`: shapes of the weights, optimizer and first batches, compared when the run
     resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
@@ -26,6 +27,8 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +46,8 @@ from distribution.metric_states import MetricStates
 from distribution.step import flat_results
 
 log = logging.getLogger("recipes")
+
+NAME = re.compile(r"step-\d{8,}")  # of a checkpoint; a user's copy or archive has another one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +113,9 @@ def newest_path(folder: Path) -> str | None:
 
 
 def _all(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+    """Returns the checkpoints of a folder, which need not exist, oldest first."""
+    paths = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
@@ -239,13 +246,17 @@ class Checkpoint(StepCallback):
         self.best_value: float | None = None
         self.epochs_done = restored.epochs_done if restored else 0
         self.best_epoch = self.epochs_done
+        self.best_since = self.epochs_done + 1
         self.best_step: int | None = None
         self._direction: str | None = None  # in which `best_value` was the best
         if restored and restored.state["best_metric"] == best:
             self.best_value = restored.state["best"]
             self.best_epoch = restored.state["best_epoch"]
+            self.best_since = restored.state.get("best_since", 1)
             self.best_step = restored.state["best_step"]
             self._direction = restored.state["best_direction"]
+        records = restored.state["callbacks"].get("records", {}) if restored else {}
+        self._values_before: list[float] = records.get("history", {}).get(best, [])
         self.weights_step: int | None = None
         self.notes: list[str] = []
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
@@ -334,6 +345,8 @@ class Checkpoint(StepCallback):
         mode = direction(str(self.best), self.model, self.best_mode)
         is_other, self._direction = self._direction not in (None, mode), mode
         if before is None or is_other or (value > before if mode == "max" else value < before):
+            if is_other:
+                self.best_since = epoch
             self.best_value, self.best_epoch, self.best_step = value, epoch, self.step
             return True
         return False
@@ -352,7 +365,10 @@ class Checkpoint(StepCallback):
 
     def on_train_end(self, logs=None):
         """Restores the best weights if `patience` is set: they are tested and saved."""
-        if self.patience is None or self.best_value is None:
+        if self.best_value is None:
+            return
+        self._note_a_better_epoch(self.best_value)
+        if self.patience is None:
             return
         # By its step: a run that ended within an epoch may have been extended to its end.
         if self.best_step != self.step:
@@ -364,16 +380,30 @@ class Checkpoint(StepCallback):
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self.weights_step = read(best).step
         within = self.weights_step is not None and (self.best_step or 0) % self.steps_per_epoch
+        compared = f"epochs {self.best_since} to {self.epochs_done}"
         log.log(
             RESULT,
-            "%-14s of %sepoch %d, the best of %d (%s %.4f)",
+            "%-14s of %sepoch %d, the best of %s (%s %.4f)",
             "weights",
             f"step {self.best_step} in " if within else "",
             self.best_epoch,
-            self.epochs_done,
+            compared if self.best_since > 1 else self.epochs_done,
             self.best,
             self.best_value,
         )
+
+    def _note_a_better_epoch(self, best_value: float) -> None:
+        """Notes a better epoch from before `--keep-best` was added: its weights are gone."""
+        sign = -1 if self._direction == "max" else 1
+        values = [sign * value for value in self._values_before[: self.best_since - 1]]
+        value = min(values, default=math.inf)
+        if value < sign * best_value:
+            self.notes.append(
+                f"epoch {values.index(value) + 1} had a better {self.best} ({sign * value:.4f}) "
+                f"than the best weights, those of epoch {self.best_epoch}: --keep-best was added "
+                f"or changed after epoch {self.best_since - 1}"
+            )
+            log.warning("%s", self.notes[-1])
 
     def _best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint, or another one of its step; None if both are damaged.
@@ -430,6 +460,7 @@ class Checkpoint(StepCallback):
             **states,
             "best": self.best_value,
             "best_epoch": self.best_epoch,
+            "best_since": self.best_since,
             "best_step": self.best_step,
             "best_metric": self.best,
             "best_direction": self._direction,

@@ -159,8 +159,9 @@ class ClassifiedSentences(Predictions):
         tensorboard: writes the text.
         inputs: the model's inputs for a split, a dict of arrays; the first ten examples are shown.
         sentences: the same sentences as text.
-        labels: their classes, integers of shape (n,), or their scores, float of shape (n, 1).
-        classes: the names of the classes; none for scores.
+        labels: their classes, integers of shape (n,), or their scores, float of shape (n, 1), or
+            several labels, 0 or 1, of shape (n, labels).
+        classes: the names of the classes or labels; none for scores.
     """
 
     def __init__(
@@ -178,13 +179,27 @@ class ClassifiedSentences(Predictions):
 
     def show(self, outputs):
         """Writes a table; correct predictions of classes are bold."""
-        rows = self._scores(outputs) if not self.classes else self._classes(outputs)
+        make_rows = self._scores
+        if self.classes:
+            make_rows = self._classes if self.labels.ndim == 1 else self._several
+        rows = make_rows(outputs)
         tf.summary.text("sentences", "\n".join(rows))
 
     def _scores(self, outputs) -> list[str]:
         numbers = zip(self.sentences, self.labels.ravel(), np.ravel(outputs), strict=True)
         rows = ["| sentence | score | predicted |", "| --- | --- | --- |"]
         return rows + [f"| {shortened(text)} | {a:.4g} | {b:.4g} |" for text, a, b in numbers]
+
+    def _several(self, outputs) -> list[str]:
+        rows = ["| sentence | labels | predicted |", "| --- | --- | --- |"]
+        for sentence, labels, logits in zip(self.sentences, self.labels, outputs, strict=True):
+            right = [escape(self.classes[index]) for index in np.flatnonzero(labels)]
+            predicted = [
+                bold_if(bool(labels[index]), self.classes[index])
+                for index in np.flatnonzero(logits > 0)
+            ]
+            rows.append(f"| {shortened(sentence)} | {', '.join(right)} | {', '.join(predicted)} |")
+        return rows
 
     def _classes(self, outputs) -> list[str]:
         shares = scipy.special.softmax(np.asarray(outputs, np.float64), axis=-1)

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from distribution.cluster import LAUNCHED, PLANNED_WORKERS, RESTARTED
 from launch import processes as launch
 from launch.processes import WRONG_OPTIONS, whole_number
 from training.errors import SAVED_AND_STOPPED
+from training.options import interpreter
 
 try:
     import ray
@@ -149,7 +149,7 @@ class RayRun(launch.Requests):
 
     def say_how_to_resume(self) -> int:
         """Prints how to resume a stopped run; returns its exit status."""
-        say(f"stopped. Resume with:\n  {shlex.join(self.options.command)}")
+        say(f"stopped. Resume with:\n  {launch.resuming(self.options.command)}")
         return SAVED_AND_STOPPED
 
     def await_head(self) -> None:
@@ -226,7 +226,8 @@ class RayRun(launch.Requests):
     def checkpoint(self) -> str:
         """Returns the name of the newest checkpoint."""
         folder = self.options.run_dir / "checkpoints"
-        return max((path.name for path in folder.glob("step-*")), default="")
+        names = (path.name for path in folder.glob("step-*"))
+        return max((name for name in names if name[5:].isdecimal()), default="")  # else a copy
 
     def release(self) -> None:
         """Ends all actors and their processes; releases the reserved slots."""
@@ -369,7 +370,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if run_dir is None or not run_dir.is_absolute():
         parser.error("--run-dir after the module must be an absolute path, on a shared disk")
     options.run_dir, options.folder = run_dir, os.getcwd()
-    options.command = ["python", "-m", "launch.on_ray", *argv]
+    options.command = [interpreter(), "-m", "launch.on_ray", *argv]
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     options.environment = passed_on | {
         "PYTHONUNBUFFERED": "1",

@@ -33,7 +33,8 @@ from distribution.cluster import LAUNCHED, RESTARTED, slurm_tasks
 from distribution.errors import DistributionError
 from training.errors import SAVED_AND_STOPPED
 from training.folder_check import make_new_folder, missing_folders, not_a_run, remove_empty
-from training.signals import SAME_REQUEST_SECONDS
+from training.options import interpreter
+from training.signals import HANDLED, SAME_REQUEST_SECONDS
 
 WRONG_OPTIONS = 2  # exit status for wrong options; a restart does not help
 DELIBERATE = (WRONG_OPTIONS, SAVED_AND_STOPPED)  # the other workers end the same way by themselves
@@ -61,7 +62,8 @@ two machines: the same command on each, with its own --node-rank (here on the se
   python -m launch --hosts 10.0.0.1,10.0.0.2 --node-rank 1 \\
       -m recipes.bert_mlm --run-dir /shared/runs/first
 
-Ctrl-C (or SIGTERM) asks the processes to save and stop, a second one kills them.
+Ctrl-C, SIGTERM or SIGHUP (of a closed terminal) asks the processes to save and stop, a second one
+kills them.
 exit status: that of the first process that failed; 128 + n if signal n killed it; 75 if the run
 stopped (the same command resumes it); 2 if the options are wrong.
 Ports are neither encrypted nor protected by a password: private networks only.
@@ -81,6 +83,17 @@ def say(text: str, speaker: str = "launch") -> None:
     with contextlib.suppress(OSError):
         if select.select([], [2], [], OUTPUT_SECONDS)[1]:  # standard error
             print(f"{speaker}: {text}", file=sys.stderr, flush=True)
+
+
+def resuming(command: list[str]) -> str:
+    """Returns the command line that resumes a run: without `--resume never`, which refuses it."""
+    never = ("--resume", "never")
+    pairs = zip(["", *command[:-1]], command, [*command[1:], ""], strict=True)
+    return shlex.join(
+        word
+        for before, word, after in pairs
+        if never not in ((before, word), (word, after)) and word != "=".join(never)
+    )
 
 
 def show(text: bytes, seconds: float = 0) -> bytes:
@@ -196,7 +209,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     problems = find_problems(options, run_dir)
     if problems:
         parser.exit(WRONG_OPTIONS, "".join(f"launch: {problem}\n" for problem in problems))
-    options.command = ["python", "-m", "launch", *argv]
+    options.command = [interpreter(), "-m", "launch", *argv]
     options.run_dir, options.node_rank = run_dir, options.node_rank or 0
     if len(options.hosts) > 1:
         options.base_port = options.base_port or DEFAULT_BASE_PORT
@@ -270,7 +283,7 @@ def run_dir_problems(module: str, run_dir: Path) -> list[str]:
     """Returns one line if a module cannot use a folder as `--run-dir`, otherwise none."""
     try:
         # A module that is not a recipe may keep any files in its folder.
-        if run_dir.is_dir() and module.startswith("recipes."):
+        if module.startswith("recipes."):
             return not_a_run(run_dir)
         (run_dir / "results.json").exists()  # raises for a name that the file system rejects
     except OSError as error:
@@ -518,8 +531,8 @@ class Requests:
 
     def listen(self) -> None:
         """Installs the signal handlers, but not for signals that are ignored."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT in the background
+        for number in HANDLED:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, the background
                 signal.signal(number, self.take_signal)
 
     def take_signal(self, number: int, frame: object) -> None:
@@ -570,7 +583,7 @@ class Launch(Requests):
         if status == WRONG_OPTIONS:
             self.remove_logs()
         if status == SAVED_AND_STOPPED:
-            say(f"stopped. Resume with:\n  {shlex.join(options.command)}")
+            say(f"stopped. Resume with:\n  {resuming(options.command)}")
         return status
 
     def run_once(self) -> int:

@@ -13,7 +13,9 @@ def prepare_streams() -> None:
     What the encoding of the locale lacks is written as an escape, as on standard error.
     """
     open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    # Python's answers to what cannot be encoded; the second one is that of the locale C.
+    stock = ("strict", "surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in stock:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

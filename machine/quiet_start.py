@@ -136,12 +136,13 @@ def _standard_error_caught() -> Iterator[None]:
 STOCK_HANDLERS: dict[int, typing.Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
 }
 _release: Callable[[], None] | None = None  # undoes exit_on_interrupt()
 
 
 def exit_on_interrupt(line: str, status: int) -> None:
-    """Makes Ctrl-C and SIGTERM end this process with one line.
+    """Makes Ctrl-C, SIGTERM and SIGHUP end this process with one line.
 
     Ctrl-C would print a traceback through the imports; a container's first process would not notice
     SIGTERM. The process ends at once: native code that imports Python modules may swallow an
@@ -176,7 +177,7 @@ def exit_on_interrupt(line: str, status: int) -> None:
 
 
 def release_interrupt() -> None:
-    """Restores Python's answer to both signals if `exit_on_interrupt()` has replaced it."""
+    """Restores Python's answer to these signals if `exit_on_interrupt()` has replaced it."""
     global _release
     if _release is not None:
         _release()

@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from machine.output import silent_broken_pipe
 
+NAME = "keras-recipes"  # of this package
 # An installed TensorFlow in this range is kept. KerasNLP 0.32 needs 2.20 or later.
 FITS = SpecifierSet(">=2.20,<2.22")
 # These must match TensorFlow's first two version numbers.
@@ -25,8 +26,16 @@ OF_TENSORFLOW = ("tensorflow-text", "tensorboard")
 
 
 def project() -> dict:
-    """Returns the `[project]` table of `pyproject.toml`: installed metadata may be outdated."""
+    """Returns name, version and dependencies of this package.
+
+    From `pyproject.toml`, as the metadata of `pip install -e` may be outdated; from the metadata
+    where the package was installed without `-e`.
+    """
     path = pathlib.Path(__file__).resolve().parents[1] / "pyproject.toml"
+    version = installed(NAME)
+    if version is not None and not path.exists():
+        lines = [line for line in metadata.requires(NAME) or () if "extra ==" not in line]
+        return {"name": NAME, "version": version, "dependencies": lines}
     return tomllib.loads(path.read_text(encoding="utf-8"))["project"]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 
 import keras
 import numpy as np
@@ -88,6 +89,19 @@ class TestOnDisk:
         assert newest(tmp_path) is None
         ends = [message.rpartition(": ")[2] for message in caplog.messages]
         assert ends == ["the one before is used"] * 6 + ["no other one is left"]
+
+    def test_copies_and_archives_of_a_user_are_not_checkpoints(self, tmp_path):
+        shutil.copytree(save(tmp_path, 8), tmp_path / "step-00000008-backup")
+        (tmp_path / "step-00000009.tar.gz").touch()
+        (tmp_path / "step-00000009").touch()  # not a folder
+        before = names(tmp_path)
+        assert newest(tmp_path).folder == tmp_path / "step-00000008"
+        assert names(tmp_path) == before, "nothing is set aside"
+
+    def test_the_newest_has_the_largest_step(self, tmp_path):
+        for step in (99_999_999, 100_000_000):
+            save(tmp_path, step)
+        assert newest(tmp_path).step == 100_000_000
 
     def test_a_finished_run_is_reopened_within_its_epoch(self, tmp_path):
         save(tmp_path, 20, epochs_done=3, callbacks={"records": RECORDS})
@@ -175,6 +189,33 @@ class TestWhen:
         epoch(callback, 1, val_accuracy=0.1)
         assert callback.best_value == 0.1 and not callback.model.stop_training
 
+    @pytest.mark.parametrize(
+        "mode, better", [("min", "epoch 2 had a better val_loss (1.0000)"), ("max", None)]
+    )
+    def test_one_that_is_added_compares_the_epochs_from_then_on(
+        self, made, tmp_path, caplog, monkeypatch, mode, better
+    ):
+        history = Counter()
+        history.get_state = lambda: {"history": {"val_loss": [3.0, 1.0]}}
+        callback = made(total_steps=6, stateful_callbacks={"records": history})
+        for number in range(2):
+            epoch(callback, number, val_loss=1.0)
+        arguments = dict(best="val_loss", best_mode=mode, patience=9, every=100)
+        arguments["stateful_callbacks"] = {"records": history}
+        for number, value in ((2, 4.0), (3, 5.0)):
+            callback = made(
+                total_steps=12, restored=newest(tmp_path / "checkpoints"), **arguments
+            ).count_steps(3, 12, 3 * number)
+            epoch(callback, number, val_loss=value)
+        monkeypatch.setattr(callback, "_best_checkpoint", lambda: None)
+        with caplog.at_level("INFO", logger="recipes"):
+            callback.on_train_end()
+        if better is None:
+            assert callback.notes == [] and "the best of epochs 3 to 4" in caplog.text
+        else:
+            assert callback.notes[0].startswith(better)
+            assert callback.notes[0].endswith("--keep-best was added or changed after epoch 2")
+
     def test_another_direction_begins_again(self, made, tmp_path):
         callback = made(best="val_loss")
         for number, value in enumerate((4.6, 2.0)):
@@ -201,6 +242,14 @@ class TestWhen:
         assert [state["finished"] for state in states] == [False, False, True]
         found = [(s["epochs_done"], s["steps_into_epoch"]) for s in states]
         assert found == [(2, 0), (2, 2), (3, 0)]
+
+    def test_a_copy_of_a_user_is_not_removed(self, made, tmp_path):
+        callback = made(keep=1)
+        epoch(callback, 0)
+        folder = tmp_path / "checkpoints"
+        shutil.copytree(folder / "step-00000003", folder / "step-00000003.good")
+        epoch(callback, 1)
+        assert names(folder) == ["step-00000003.good", "step-00000006"]
 
     def test_a_stop_is_noticed_after_each_step(self, made):
         callback = made(asked_to_stop=lambda: True)

@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ class Package(types.ModuleType):
 )
 def test_a_tracker_gets_every_number(package, log, init, tmp_path, monkeypatch):
     noted = Package(package)
-    noted.config = {}  # of wandb
+    noted.config, noted.summary = {}, {}  # of wandb
     monkeypatch.setitem(sys.modules, package, noted)
     (block,) = (block for block in BLOCKS if f"import {package}" in block)
     names = {}
@@ -50,3 +51,20 @@ def test_a_tracker_gets_every_number(package, log, init, tmp_path, monkeypatch):
     assert sent[1][1].keys() >= {"validation/loss", "validation/accuracy"}
     assert sent[-1][1]["test/accuracy"] == pytest.approx(results["test"]["accuracy"])
     assert "epoch/val_loss" in sent[-2][1]
+
+
+def test_weights_and_biases_drops_no_test_of_earlier_weights(monkeypatch):
+    """As with --early-stopping: it ignores what is logged for an earlier step than its last one."""
+    noted = Package("wandb")
+    noted.config, noted.summary = {}, {}
+    monkeypatch.setitem(sys.modules, "wandb", noted)
+    (block,) = (block for block in BLOCKS if "import wandb" in block)
+    names = {}
+    exec(block, names)
+    run = types.SimpleNamespace(recipe="tiny", options=tiny_recipe.Options(run_dir=Path("run")))
+    tracker = names["Tracker"](run)
+    tracker.on_record({"event": "epoch", "step": 18, "epoch": 2, "val_loss": 0.5})
+    tracker.on_record(
+        {"event": "evaluation", "step": 9, "epoch": 1, "split": "test", "accuracy": 0.8}
+    )
+    assert noted.summary == {"test/accuracy": 0.8}

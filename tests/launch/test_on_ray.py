@@ -231,7 +231,7 @@ def test_a_cluster_that_is_gone_ends_with_the_command_that_resumes(nodes, whole)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
     said = end(process, 75)
     assert "does not answer" in said
-    assert re.search(r"Resume with:\n  python -m launch.on_ray .*--run-dir \S+gone", said)
+    assert re.search(r"Resume with:\n  \S*python\S* -m launch.on_ray .*--run-dir \S+gone", said)
 
 
 # --- Supervision, of small modules in place of recipes ---

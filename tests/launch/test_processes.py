@@ -538,18 +538,29 @@ def test_no_restart_after_a_save(runs):
 # --- Requests to stop ---
 
 
-def test_a_request_is_passed_on_once(runs):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_request_is_passed_on_once(number, runs):
     code = COUNTS_SIGNALS + "time.sleep(index)\nnote(f'{name}.saved', '')\nsys.exit(75)"
     process = runs.start(code, "--nproc-per-node", "2", "--max-restarts", "3")
     runs.wait_for("worker-0.0.json", "worker-1.0.json")
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)  # the same request, delivered twice
+    process.send_signal(number)
+    process.send_signal(number)  # the same request, delivered twice
     status, _, err = runs.end(process)
     assert status == 75 and "stopped. Resume with:" in err
     got = [json.loads((runs.notes / f"worker-{i}.got").read_text()) for i in range(2)]
     assert got == [[signal.SIGTERM]] * 2
     assert (runs.notes / "worker-1.saved").exists()  # the slower one was waited for
     assert len(runs.pids()) == 2  # nothing was started again
+
+
+@pytest.mark.parametrize("words", [["--resume", "never"], ["--resume=never"]])
+def test_the_command_that_resumes_does_not_refuse_the_run(words):
+    command = ["python", "-m", "launch", "-m", "recipes.mnist", *words, "--dataset", "a b"]
+    assert launch.resuming(command) == "python -m launch -m recipes.mnist --dataset 'a b'"
+    command[-1] = "--resume never"  # one word
+    assert launch.resuming([*command, "--resume", "extend"]).endswith(
+        "'--resume never' --resume extend"
+    )
 
 
 def test_a_second_request_kills(runs):
@@ -587,7 +598,7 @@ def test_a_request_before_the_workers_handle_signals(runs, servers):
     process.send_signal(signal.SIGINT)
     status, _, err = runs.end(process)
     assert status == 75, err
-    assert "stopped. Resume with:\n  python -m launch" in err
+    assert re.search(r"stopped\. Resume with:\n  \S*python\S* -m launch -", err)
     assert len(runs.pids()) == 1 + 2 * servers
 
 

@@ -36,13 +36,14 @@ def test_the_launcher_ends_with_the_status_of_its_processes(tmp_path):
     assert ended.returncode == 0
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second in the locale C
 @pytest.mark.parametrize("begin", ["import recipes", "with o.silent_broken_pipe(): pass"])
-def test_what_the_encoding_lacks_is_escaped(begin):
+def test_what_the_encoding_lacks_is_escaped(begin, errors):
     program = f"from machine import output as o\n{begin}\nprint('数 é \\udcff')"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={"PYTHONIOENCODING": "latin-1"},
+        env={"PYTHONIOENCODING": f"latin-1:{errors}"},
         capture_output=True,
     )
     assert ended.stdout == b"\\u6570 \xe9 \\udcff\n", ended.stderr
