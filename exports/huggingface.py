@@ -80,13 +80,14 @@ IDEOGRAPHS = (
 )
 
 
-def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
+def write(model: keras.Model, folder: Path, classes: Sequence[str], several: bool = False) -> str:
     """Writes weights, configuration and tokenizer.
 
     Args:
         model: a `BertMaskedLM` or a `BertTextClassifier` with its preprocessor.
         folder: does not exist yet.
         classes: names in the order of a classifier's logits; none for scores.
+        several: whether a text has any number of the classes.
 
     Returns:
         Python that loads it, which `README.md` holds, too.
@@ -98,7 +99,7 @@ def write(model: keras.Model, folder: Path, classes: Sequence[str]) -> str:
     tokenizer = model.preprocessor.tokenizer
     special = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
     files = {
-        "config.json": config(model, classes),
+        "config.json": config(model, classes, several),
         "tokenizer.json": json.loads(tokenizer_json(tokenizer)),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is
@@ -349,7 +350,7 @@ def named_tensors(model: keras.Model) -> dict[str, np.ndarray]:
     return tensors
 
 
-def config(model: keras.Model, classes: Sequence[str]) -> dict:
+def config(model: keras.Model, classes: Sequence[str], several: bool = False) -> dict:
     """Returns the content of `config.json`."""
     backbone = model.backbone
     values = {
@@ -377,6 +378,8 @@ def config(model: keras.Model, classes: Sequence[str]) -> dict:
         elif not classes:
             values["problem_type"] = "regression"
             classes = ["score"]
+        elif several:
+            values["problem_type"] = "multi_label_classification"
         values["id2label"] = {str(number): name for number, name in enumerate(classes)}
         values["label2id"] = {name: number for number, name in enumerate(classes)}
     return values

@@ -18,7 +18,12 @@ SECOND_TEXTS = tf.TensorSpec([None], tf.string, name="second_texts")
 
 
 def write(
-    model: keras.Model, folder: Path, preset: str, classes: Sequence[str], pairs: bool = False
+    model: keras.Model,
+    folder: Path,
+    preset: str,
+    classes: Sequence[str],
+    pairs: bool = False,
+    several: bool = False,
 ) -> str:
     """Writes the SavedModel; its signature `serving_default` takes `texts`, strings of (batch,).
 
@@ -35,12 +40,13 @@ def write(
         preset: the model's own preset, for its tokenizer.
         classes: names in the order of the logits; none for scores; not read for a `BertMaskedLM`.
         pairs: whether a classifier reads two sentences.
+        several: whether a text has any number of the classes: probabilities are then each one's.
 
     Returns:
         One line that describes its inputs.
     """
     is_masked_lm = isinstance(model, keras_nlp.models.BertMaskedLM)
-    serve = _fills(model, preset) if is_masked_lm else _classes(model, classes, pairs)
+    serve = _fills(model, preset) if is_masked_lm else _classes(model, classes, pairs, several)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", serve)
@@ -49,13 +55,14 @@ def write(
     return f"takes {inputs} of at most {model.preprocessor.sequence_length} tokens"
 
 
-def compare(model: keras.Model, folder: Path, preset: str) -> float:
+def compare(model: keras.Model, folder: Path, preset: str, several: bool = False) -> float:
     """Runs the SavedModel on a text; returns its largest difference from the Keras model.
 
     Args:
         model: the exported model.
         folder: the export.
         preset: the model's own preset, for its tokenizer.
+        several: as `write` got it.
 
     Raises:
         Differs: the outputs differ.
@@ -86,7 +93,8 @@ def compare(model: keras.Model, folder: Path, preset: str) -> float:
     if not is_masked_lm:
         if "scores" in outputs:
             return require_equal([outputs["scores"]], model(inputs, training=False)[:, 0])
-        probabilities = keras.ops.softmax(model(inputs, training=False))
+        activation = keras.ops.sigmoid if several else keras.ops.softmax
+        probabilities = activation(model(inputs, training=False))
         return require_equal([outputs["probabilities"]], -np.sort(-np.asarray(probabilities)))
     inputs["mask_positions"] = np.argwhere(ids == tokenizer.mask_token_id)[:, 1:].astype(np.int32)
     logits = np.array(model(inputs, training=False))[..., : tokenizer.vocabulary_size()]
@@ -135,8 +143,14 @@ def _fills(model: keras_nlp.models.BertMaskedLM, preset: str):
     return serve
 
 
-def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str], pairs: bool):
+def _classes(
+    model: keras_nlp.models.BertTextClassifier,
+    classes: Sequence[str],
+    pairs: bool,
+    several: bool,
+):
     names = tf.constant(list(classes), tf.string)
+    activation = tf.nn.sigmoid if several else tf.nn.softmax
 
     @tf.function(input_signature=[TEXTS, SECOND_TEXTS] if pairs else [TEXTS])
     def serve(*texts):
@@ -146,7 +160,7 @@ def _classes(model: keras_nlp.models.BertTextClassifier, classes: Sequence[str],
         inputs = {name: tf.cast(value, tf.int32) for name, value in inputs.items()}
         if not classes:
             return {"scores": tf.cast(model(inputs, training=False)[:, 0], tf.float32)}
-        best = tf.math.top_k(tf.nn.softmax(model(inputs, training=False)), len(names))
+        best = tf.math.top_k(activation(model(inputs, training=False)), len(names))
         return {"classes": tf.gather(names, best.indices), "probabilities": best.values}
 
     return serve

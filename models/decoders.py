@@ -314,13 +314,35 @@ def learner(task: keras_nlp.models.CausalLM) -> keras.Model:
     return ChunkedHead(task, hidden, kernel, transposed=not embedding.tie_weights)
 
 
-def stop_tokens(tokenizer) -> set[int]:
-    """Returns the tokens that end a text: those at which KerasNLP's `generate()` stops."""
-    stop = {int(tokenizer.end_token_id)}
+def stop_tokens(tokenizer, stop: Sequence[str] = ()) -> set[int]:
+    """Returns the tokens that end a text: those at which KerasNLP's `generate()` stops.
+
+    Args:
+        tokenizer: of KerasNLP.
+        stop: stop strings; the token of each that is one token, and reads the same, is added.
+    """
+    tokens = {int(tokenizer.end_token_id)}
     if hasattr(tokenizer, "end_token2_id"):  # Llama 3 has one more
-        stop.add(int(tokenizer.end_token2_id))
+        tokens.add(int(tokenizer.end_token2_id))
     known = set(tokenizer.get_vocabulary())
-    return stop | {int(tokenizer.token_to_id(turn)) for turn in TURN_ENDS if turn in known}
+    tokens |= {int(tokenizer.token_to_id(turn)) for turn in TURN_ENDS if turn in known}
+    for text in stop:
+        ids = list(map(int, tokenizer(text)))
+        if len(ids) == 1 and tokenizer.detokenize(ids) == text:
+            tokens.add(ids[0])
+    return tokens
+
+
+def before_stop(text: str, stop: Sequence[str], begin: int = 0) -> str:
+    """Returns a text up to the stop string that is complete first, or all of it.
+
+    Args:
+        text: which the model has written from `begin` on.
+        stop: stop strings.
+        begin: where the search begins.
+    """
+    found = [(at + len(each), at) for each in stop if (at := text.find(each, begin)) >= 0]
+    return text[: min(found)[1]] if found else text
 
 
 def prompt_tokens(prompt: Prompt, tokenizer, template: Template | None = None) -> list[int]:
@@ -346,6 +368,7 @@ def generate(
     sampler: samplers.Sampler,
     strip_prompt: bool = False,
     template: Template | None = None,
+    stop: Sequence[str] = (),
 ) -> list[str]:
     """Continues texts by the model's own `generate()`, with its cache, all in one batch.
 
@@ -357,6 +380,7 @@ def generate(
         sampler: how tokens are drawn.
         strip_prompt: whether to leave out the prompts.
         template: makes tokens of the prompts, and names the one that ends a response.
+        stop: texts before which a continuation ends, see `before_stop`.
 
     Returns:
         The texts, without special tokens.
@@ -381,9 +405,9 @@ def generate(
         return ids
 
     given = read_each(tokens_of, prompts)
-    stop = stop_tokens(tokenizer)
+    ends = stop_tokens(tokenizer, stop)
     if template is not None:
-        stop.add(template.end)
+        ends.add(template.end)
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
     samplers.draw_by(task, sampler)
     inputs = preprocessor.generate_preprocess(texts, sequence_length=max_length)
@@ -398,13 +422,20 @@ def generate(
         with keras_compat.patch_generation_for(max_length):
             # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
             outputs = keras_nlp.models.CausalLM.generate(
-                task, inputs, stop_token_ids=sorted(stop), strip_prompt=strip_prompt
+                task, inputs, stop_token_ids=sorted(ends), strip_prompt=strip_prompt
             )
     finally:
         task.preprocessor = attached
     if template is not None:  # the token that ends a turn is not special to every tokenizer
         outputs["padding_mask"] = outputs["padding_mask"] & (outputs["token_ids"] != template.end)
     generated = [str(text) for text in preprocessor.generate_postprocess(outputs)]
+    if stop:
+        begins = [0] * len(generated)
+        if not strip_prompt:
+            begins = [len(str(text)) for text in preprocessor.generate_postprocess(inputs)]
+        generated = [
+            before_stop(text, stop, begin) for text, begin in zip(generated, begins, strict=True)
+        ]
     if template is None:
         return generated
     return [text.removesuffix(template.after) for text in generated]  # learned as its end

@@ -129,7 +129,11 @@ def load_task(preset: str, dropout: float | None, longest: int) -> keras_nlp.mod
 
 
 def generate(
-    task: keras_nlp.models.Seq2SeqLM, preprocessor, prompts: Sequence[str], sampler
+    task: keras_nlp.models.Seq2SeqLM,
+    preprocessor,
+    prompts: Sequence[str],
+    sampler,
+    stop: Sequence[str] = (),
 ) -> list[str]:
     """Answers prompts by the model's own `generate()`, with its cache, all in one batch.
 
@@ -138,6 +142,7 @@ def generate(
         preprocessor: its preprocessor, with the lengths of prompts and responses.
         prompts: texts; long ones are cut as in training.
         sampler: of `models.samplers`, how tokens are drawn.
+        stop: texts before which an answer ends, see `decoders.before_stop`.
 
     Returns:
         The answers, without special tokens.
@@ -150,12 +155,14 @@ def generate(
     # As in training: T5Gemma's generate_preprocess() leaves out the token that ends a prompt.
     encoded, _, _ = preprocessor(texts)
     inputs |= {name: encoded[name] for name in inputs if name.startswith("encoder")}
+    # A search compares whole answers: ended earlier, another one could be the likeliest.
+    searches = isinstance(sampler, samplers.BeamSearch)
+    ends = decoders.stop_tokens(tokenizer, () if searches else stop)
     attached, task.preprocessor = task.preprocessor, None
     try:
         with keras_compat.integers_of_32_bits():
-            outputs = keras_nlp.models.CausalLM.generate(
-                task, inputs, stop_token_ids=sorted(decoders.stop_tokens(tokenizer))
-            )
+            outputs = keras_nlp.models.CausalLM.generate(task, inputs, stop_token_ids=sorted(ends))
     finally:
         task.preprocessor = attached
-    return [str(text) for text in preprocessor.generate_postprocess(outputs)]
+    answers = [str(text) for text in preprocessor.generate_postprocess(outputs)]
+    return [decoders.before_stop(text, stop) for text in answers]

@@ -159,6 +159,38 @@ def init_scores(model, evidence: np.ndarray, inputs: dict[str, np.ndarray]) -> N
     bias.assign([means.mean() - slope * answers.mean()])
 
 
+def init_several(
+    model, evidence: np.ndarray, inputs: dict[str, np.ndarray], labels: np.ndarray
+) -> None:
+    """Initialises a new `BertTextClassifier` of several labels as naive Bayes for each label.
+
+    As `init_naive_bayes()`. The pooled columns are centred, since an offset, which classes would
+    share, decides whether a label is predicted; so without any evidence a label is as likely as it
+    is frequent.
+
+    Args:
+        model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it.
+        evidence: of the pieces, half of the log odds, float of shape (vocabulary size, labels).
+        inputs: its inputs for some hundred sentences.
+        labels: theirs, 0 or 1, of shape (sentences, labels).
+    """
+    init_naive_bayes(model, evidence)
+    kernel, bias = (np.array(keras.ops.convert_to_numpy(w)) for w in model.output_dense.weights)
+    pooled = model.backbone.get_layer("pooled_dense")
+    columns = int(np.count_nonzero(kernel))  # the first ones
+    outputs = keras.ops.convert_to_numpy(model.backbone(inputs)["pooled_output"])
+    offsets = np.array(keras.ops.convert_to_numpy(pooled.bias))
+    offsets[:columns] -= np.arctanh(outputs[:, :columns].astype(np.float64)).mean(axis=0)
+    pooled.bias.assign(offsets)
+    shares = (labels.sum(axis=0) + 0.5) / (len(labels) + 1)
+    model.output_dense.set_weights([2 * kernel, np.log(shares) - np.log1p(-shares)])
+
+
+def _constant_logits(labels: np.ndarray) -> np.ndarray:
+    """Returns logits of labels that all examples have, or none: as far from 0 as n of them say."""
+    return np.where(labels[0] > 0, 1.0, -1.0) * np.log(1 + len(labels))
+
+
 def add_mean_layer(backbone, inputs: dict[str, np.ndarray]) -> keras_nlp.models.BertBackbone:
     """Returns the backbone with one more layer, in which [CLS] starts as the mean of all tokens.
 
@@ -207,14 +239,16 @@ def init_probe(
     Over a frozen encoder little else is learned, and an optimizer needs hundreds of steps to find
     what a regression finds at once: logistic for classes, ridge for scores, whose penalty is the
     best of leaving one sentence out. It learns from standardised inputs; the weights take them as
-    they are. A class without an example begins as unlikely as one in all of them. Does nothing if
-    all examples are of one class, or if there are more than `MOST_PROBED_CLASSES`.
+    they are. A class without an example begins as unlikely as one in all of them. Each of several
+    labels has a regression. Does nothing if all examples are of one class, or if there are more
+    than `MOST_PROBED_CLASSES`.
 
     Args:
         model: a `keras_nlp.models.TextClassifier`; of scores if its activation is a
             `keras.layers.Rescaling`.
         inputs: its inputs for the training sentences, of which at most `MOST_PROBED` are used.
-        labels: classes, or scores, of shape (sentences,).
+        labels: classes, of shape (sentences,); scores, (sentences, 1); or several labels, 0 or 1,
+            (sentences, labels).
         class_weight: of the loss, by class.
     """
     from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -238,7 +272,16 @@ def init_probe(
     standard = StandardScaler()
     features = standard.fit_transform(np.concatenate(parts))
     kernel, bias = (np.array(keras.ops.convert_to_numpy(w)) for w in model.output_dense.weights)
-    if is_scores:
+    if not is_scores and labels.ndim == 2:
+        columns = np.flatnonzero(np.ptp(labels, axis=0))
+        kernel[:], bias[:] = 0.0, _constant_logits(labels)
+        slopes, offsets = np.zeros((len(columns), features.shape[1])), np.zeros(len(columns))
+        with Waiting("fitting the head"):
+            for place, column in enumerate(columns):
+                logistic = LogisticRegression(C=PROBE, solver="newton-cg", tol=1e-8)
+                logistic.fit(features, labels[:, column])
+                slopes[place], offsets[place] = logistic.coef_[0], logistic.intercept_[0]
+    elif is_scores:
         scale = model.activation
         ridge = RidgeCV(10.0 ** np.arange(6)).fit(features, (labels - scale.offset) / scale.scale)
         columns, slopes, offsets = np.array([0]), ridge.coef_[None], np.array([ridge.intercept_])

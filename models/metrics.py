@@ -13,35 +13,41 @@ class ClassCounts(keras.metrics.Metric):
     """Counts labels, predictions and correct predictions by class; a base class.
 
     Keras's `F1Score` reads, adds and assigns: replicas that share one copy of a variable overwrite
-    each other.
+    each other; and it has no threshold for logits.
 
     Args:
         num_classes: number of classes.
         name: of the metric.
+        several: whether an example may have several of the classes, or none.
     """
 
-    def __init__(self, num_classes: int, name: str, dtype=None):
+    def __init__(self, num_classes: int, name: str, dtype=None, *, several: bool = False):
         super().__init__(name=name, dtype=dtype)
         self.num_classes = num_classes
+        self.several = several
         self.hits = self.add_weight((num_classes,), "zeros", name="hits")
         self.labelled = self.add_weight((num_classes,), "zeros", name="labelled")
         self.predicted = self.add_weight((num_classes,), "zeros", name="predicted")
 
     def get_config(self):
         """Returns the arguments of the constructor."""
-        return {"num_classes": self.num_classes, "name": self.name}
+        config = {"num_classes": self.num_classes, "name": self.name}
+        return config | ({"several": True} if self.several else {})
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         """Counts a batch.
 
         Args:
-            y_true: labels, integers of shape (batch,).
-            y_pred: logits or probabilities of shape (batch, classes).
+            y_true: labels, integers of shape (batch,); several of shape (batch, classes), 0 or 1.
+            y_pred: logits or probabilities of shape (batch, classes); of several labels logits.
             sample_weight: weights of shape (batch,), or None for ones.
         """
         ops = keras.ops
-        labelled = ops.one_hot(ops.reshape(y_true, (-1,)), self.num_classes, dtype=self.dtype)
-        predicted = ops.one_hot(ops.argmax(y_pred, axis=-1), self.num_classes, dtype=self.dtype)
+        if self.several:
+            labelled, predicted = ops.cast(y_true, self.dtype), ops.cast(y_pred > 0, self.dtype)
+        else:
+            labelled = ops.one_hot(ops.reshape(y_true, (-1,)), self.num_classes, dtype=self.dtype)
+            predicted = ops.one_hot(ops.argmax(y_pred, axis=-1), self.num_classes, dtype=self.dtype)
         if sample_weight is not None:
             weights = ops.reshape(ops.cast(sample_weight, self.dtype), (-1, 1))
             labelled, predicted = labelled * weights, predicted * weights
@@ -79,13 +85,15 @@ class ClassCounts(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("keras_recipes")
 class MacroF1(ClassCounts):
-    """Computes the mean of the classes' F1 scores from integer labels.
+    """Computes the mean of the classes' F1 scores.
 
     A class that neither occurs nor is predicted does not count, as in scikit-learn.
     """
 
-    def __init__(self, num_classes: int, name: str = "macro_f1", dtype=None):
-        super().__init__(num_classes, name, dtype)
+    def __init__(
+        self, num_classes: int, name: str = "macro_f1", dtype=None, *, several: bool = False
+    ):
+        super().__init__(num_classes, name, dtype, several=several)
 
     def result(self):
         """Returns the score, a scalar from 0 to 1."""
@@ -93,6 +101,42 @@ class MacroF1(ClassCounts):
         total = self.labelled + self.predicted
         seen = ops.sum(ops.cast(total > 0, self.dtype))
         return ops.divide_no_nan(ops.sum(ops.divide_no_nan(2 * self.hits, total)), seen)
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class MicroF1(ClassCounts):
+    """Computes the F1 score of all of several labels together."""
+
+    def __init__(
+        self, num_classes: int, name: str = "micro_f1", dtype=None, *, several: bool = True
+    ):
+        super().__init__(num_classes, name, dtype, several=several)
+
+    def result(self):
+        """Returns the score, a scalar from 0 to 1."""
+        ops = keras.ops
+        hits, total = ops.sum(self.hits), ops.sum(self.labelled) + ops.sum(self.predicted)
+        return ops.divide_no_nan(2 * hits, total)
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class ExactMatch(keras.metrics.Mean):
+    """Computes the share of examples all of whose several labels are right, from logits."""
+
+    def __init__(self, name: str = "exact_match", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds a batch.
+
+        Args:
+            y_true: labels, 0 or 1, of shape (batch, labels).
+            y_pred: logits of shape (batch, labels).
+            sample_weight: weights of shape (batch,), or None for ones.
+        """
+        ops = keras.ops
+        right = ops.all(ops.equal(ops.cast(y_true, "bool"), y_pred > 0), axis=-1)
+        return super().update_state(right, sample_weight)
 
 
 @keras.saving.register_keras_serializable("keras_recipes")
@@ -182,5 +226,47 @@ class Pearson(keras.metrics.Metric):
         return ops.divide_no_nan(covariance, ops.sqrt(spread(x, xx) * spread(y, yy)))
 
 
-# By their names in `data.glue.Columns.metrics`.
-GLUE_METRICS = {"f1": LastClassF1, "matthews": Matthews}
+class OfTwoClasses:
+    """Passes the last of two classes to a metric of Keras, which has one output; a mixin."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds a batch.
+
+        Args:
+            y_true: labels, 0 or 1, of shape (batch,).
+            y_pred: logits of shape (batch, 2).
+            sample_weight: weights of shape (batch,), or None for ones.
+        """
+        # The softmax of two logits.
+        probability = keras.ops.sigmoid(y_pred[:, 1] - y_pred[:, 0])
+        y_true = keras.ops.reshape(y_true, (-1,))
+        return super().update_state(y_true, probability, sample_weight)  # type: ignore[misc]
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class LastClassAUC(OfTwoClasses, keras.metrics.AUC):
+    """Computes the area under the ROC curve, of the last of two classes."""
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class LastClassPrecision(OfTwoClasses, keras.metrics.Precision):
+    """Computes the precision of the last of two classes."""
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class LastClassRecall(OfTwoClasses, keras.metrics.Recall):
+    """Computes the recall of the last of two classes."""
+
+
+def of_classes(name: str, num_classes: int) -> keras.metrics.Metric:
+    """Returns a metric of `--metrics` or of GLUE by its name.
+
+    Args:
+        name: f1, matthews, auc, precision or recall; all but matthews are of the last class.
+        num_classes: number of classes; 2 for auc, precision and recall.
+    """
+    counted = {"f1": LastClassF1, "matthews": Matthews}
+    if name in counted:
+        return counted[name](num_classes)
+    kinds = {"auc": LastClassAUC, "precision": LastClassPrecision, "recall": LastClassRecall}
+    return kinds[name](name=name)

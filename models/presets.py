@@ -213,21 +213,27 @@ def load_backbone(preset: str, dropout: float | None = None):
     return backbone
 
 
-def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
+def kept_head(
+    preset: str, classes: Sequence[str], several: bool = False
+) -> tuple[bool, str | None]:
     """Decides whether to keep the head of a classifier's folder or to train a new one.
 
     The head is kept if it has weights and as many classes as the data, and the same ones where the
     folder names them, as `model/` of a run does. One for scores is kept only if the folder says
-    that it is.
+    that it is; one for several labels only for those.
 
     Args:
         preset: a name, a handle, or a folder.
         classes: names of the data's classes, in the order of their numbers; none for scores.
+        several: whether each of the data's examples has any number of them.
 
     Returns:
         Whether the head is kept, and a line for the log; None if the folder has no classifier.
     """
     if transformers_format.has_head(preset, "TextClassifier"):
+        is_of_several = transformers_format.has_several_labels(preset)
+        if is_of_several is not None and is_of_several != several:
+            return False, _other_kind(preset, is_of_several)
         names = transformers_format.classes_of(preset)
         named = not names[0].startswith("LABEL_")
         return _fits(preset, classes, len(names), names if named else None, len(names) == 1)
@@ -243,7 +249,15 @@ def kept_head(preset: str, classes: Sequence[str]) -> tuple[bool, str | None]:
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
     count = stored.get("config", {}).get("num_classes")
     metadata = files.json_object(folder / files.METADATA)
+    is_of_several = metadata.get("several") is True
+    if metadata.get("classes") and is_of_several != several:
+        return False, _other_kind(preset, is_of_several)
     return _fits(preset, classes, count, metadata.get("classes"), metadata.get("scores") is True)
+
+
+def _other_kind(preset: str, several: bool) -> str:
+    kind = "several labels for a text" if several else "one class for each text"
+    return f"a new head: that of {preset} is for {kind}"
 
 
 def _fits(
@@ -346,6 +360,8 @@ def require_task(kind, preset: str) -> None:
             raise DataError(
                 f"preset {preset}: a {task}, not a masked LM; pass its encoder's preset"
             )
+    elif folder.is_file():
+        raise DataError(f"preset {preset}: a file, expected a folder; {_way_to_folder(preset)}")
     elif "://" not in preset:
         close = difflib.get_close_matches(preset, known, n=1)
         hint = (
@@ -511,6 +527,16 @@ def _omits_tied_embeddings(folder: Path, line: str) -> bool:
     if kind is None or "token_embedding" not in line or name in str(stored.get("config")):
         return False
     return name in inspect.signature(kind.__init__).parameters
+
+
+def _way_to_folder(file: str) -> str:
+    """Returns how to save the model of a file as a preset."""
+    save = "task.save_to_preset(FOLDER), and pass that"
+    if file.endswith(".weights.h5"):
+        return f"build the task that they are of, load_weights({file!r}), {save}"
+    if file.endswith((".keras", ".h5")):
+        return f"task = keras.saving.load_model({file!r}), {save}"
+    return "pass the one of its config.json"
 
 
 def _no_task(kind, preset: str, family: str) -> str:

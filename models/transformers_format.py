@@ -307,6 +307,16 @@ def classes_of(preset: str) -> list[str]:
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(count)]
 
 
+def has_several_labels(preset: str) -> bool | None:
+    """Tells whether a classifier's head is for several labels of a text; None if it is not said.
+
+    Args:
+        preset: a model in this format.
+    """
+    problem_type = config_of(preset).get("problem_type")
+    return None if problem_type is None else problem_type == "multi_label_classification"
+
+
 def has_head(preset: str, task: str) -> bool:
     """Tells whether a model in this format has a head that `load_head` reads.
 

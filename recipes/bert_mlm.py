@@ -188,6 +188,7 @@ def main(options: Options) -> dict:
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
+            warmup_steps=200,
             tokens_per_example=tokens,
             about={
                 "text": f"{text.name}: {len(sequences['train']):,} training sequences",
@@ -221,7 +222,7 @@ def main(options: Options) -> dict:
             presets.require_vocabulary(network, tokenizer, str(preset))
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
-            warmup = plan.warmup_steps(options.warmup_steps)
+            warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = fine_tuning.make_optimizer(
                 options, WarmUp(warmup, decay), beta_2=options.beta_2

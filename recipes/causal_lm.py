@@ -254,6 +254,7 @@ def main(options: Options) -> dict:
         plan = run.plan(
             examples=len(rows["train"]),
             base_learning_rate=base_learning_rate,
+            warmup_steps=200,
             tokens_per_example=predicted["train"] / len(rows["train"]),
             about={
                 "text": f"{data.name}: {len(rows['train']):,} training sequences",
@@ -282,7 +283,7 @@ def main(options: Options) -> dict:
         # The head in chunks, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = decoders.learner(task)
-            warmup = plan.warmup_steps(options.warmup_steps)
+            warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             model.compile(
                 optimizer=fine_tuning.make_optimizer(
@@ -562,6 +563,7 @@ def predict(
     top_k: int = 40,
     top_p: float = 1.0,
     seed: int = 0,
+    stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
     """Continues texts, or answers prompts, all in one batch.
 
@@ -576,11 +578,14 @@ def predict(
         top_k: sample among the K most likely tokens; 0 for all.
         top_p: sample among the most likely tokens whose probabilities add up to P.
         seed: seed of the sampling.
+        stop: texts before the first of which a continuation ends, such as '###'.
 
     Raises:
         OptionsError: a value is out of range.
     """
     problems = samplers.sampling_problems(temperature, top_k, top_p)
+    if "" in stop:
+        problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if max_length < 0 or max_length == 1:
         problems.insert(0, f"--max-length {max_length}: must be 0 or at least 2")
     if problems:
@@ -598,6 +603,7 @@ def predict(
         sampler=samplers.Sampler(temperature, top_k or None, top_p, seed),
         strip_prompt=template is not None,
         template=template and Template(template, task.preprocessor.tokenizer),
+        stop=stop,
     )
     return [[{"text": text}] for text in texts]
 

@@ -103,7 +103,9 @@ class Options(TransformerOptions):
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
     base_learning_rate: float = 2e-3
-    warmup_steps: int = 50
+    warmup_steps: int | None = option(
+        None, "Steps of linear warm-up (default: 50, but at most a tenth of the run)."
+    )
     epochs: int = 8
 
     def problems(self) -> list[str]:
@@ -342,6 +344,7 @@ def main(options: Options) -> dict:
             examples=len(train_tm),
             base_learning_rate=options.base_learning_rate,
             batch_size_per_replica=64,
+            warmup_steps=50,
             tokens_per_example=float((train_inputs["columns"] > 0).sum(axis=1).mean()),
             about={"molecules": f"{run.dataset}: {counts}; mean {mean:.1f} °C"},
             dataset=run.dataset,
@@ -378,7 +381,7 @@ def main(options: Options) -> dict:
             model = side_by_side(answering)
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
-            warmup = plan.warmup_steps(options.warmup_steps)
+            warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             optimizer = fine_tuning.make_optimizer(
                 options, WarmUp(warmup, decay), beta_2=0.98, output_layers=OUTPUT_LAYERS

@@ -83,7 +83,7 @@ def main(options: Options) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic(folder) as temporary:
             note = write(model, temporary, options, run, takes_texts)
-            compared = compare(model, temporary, options, str(run.preset) if takes_texts else None)
+            compared = compare(model, temporary, options, run if takes_texts else None)
             files.write_checksums(temporary)
     except OSError as error:
         raise RunError(f"--folder {folder}: {error.strerror or error}") from error
@@ -119,15 +119,15 @@ def write(
         DataError: the format does not have the model's family.
         OSError: the folder cannot be written.
     """
-    classes = run.metadata.get("classes", ())
+    classes, several = run.metadata.get("classes", ()), run.metadata.get("several", False)
     try:
         if options.to == "huggingface" and isinstance(model, keras_nlp.models.CausalLM):
             return huggingface.write_causal_lm(model, folder, run.metadata.get("template"))
         if options.to == "huggingface":
-            return huggingface.write(model, folder, classes)
+            return huggingface.write(model, folder, classes, several)
         if options.to == "saved_model" and takes_texts:
             pairs = run.metadata.get("pairs", False)
-            return texts.write(model, folder, str(run.preset), classes, pairs)
+            return texts.write(model, folder, str(run.preset), classes, pairs, several)
         return keras_formats.write(model, folder, options.to)
     except (safetensors.SafetensorError, tf.errors.OpError) as error:
         if options.to in LACKING_OPERATIONS:
@@ -136,14 +136,14 @@ def write(
         raise OSError(f"cannot be written ({first_line(error)}); nothing is kept") from error
 
 
-def compare(model: keras.Model, folder: Path, options: Options, preset: str | None) -> str:
+def compare(model: keras.Model, folder: Path, options: Options, run: LoadedRun | None) -> str:
     """Compares an export with the Keras model.
 
     Args:
         model: the exported model.
         folder: the export.
         options: the format, and whether to compare.
-        preset: the preset of a BERT whose SavedModel takes texts, or None.
+        run: the run of a BERT whose SavedModel takes texts, or None.
 
     Returns:
         One line: the largest difference, or why they were not compared.
@@ -159,8 +159,9 @@ def compare(model: keras.Model, folder: Path, options: Options, preset: str | No
         return f"no: needs {', '.join(missing)}"
     if options.to == "huggingface":
         largest = compare_with_transformers(model, folder)
-    elif options.to == "saved_model" and preset is not None:
-        largest = texts.compare(model, folder, preset)
+    elif options.to == "saved_model" and run is not None:
+        several = run.metadata.get("several", False)
+        largest = texts.compare(model, folder, str(run.preset), several)
     elif symbolic_inputs(model) is None:
         return f"no: {type(model).__name__} does not say what its inputs are"
     else:

@@ -195,7 +195,10 @@ def main(options: Options, **more) -> list[list[dict]]:
         refused = [f"input {index + 1}: {error}" for index, error in table.errors()]
         print(f"{options.csv} has {table.begun:,} of {len(inputs):,} rows, the others follow")
     asked = [text for text in inputs[begun:] if text and not isinstance(text, InputError)]
-    found = _in_parts(run, asked, options.more | more)
+    chosen = options.more | more
+    if run.metadata.get("several") and chosen.get("top") is None and (options.json or options.csv):
+        chosen["top"] = 0  # probabilities of all labels, not only of those that a text has
+    found = _in_parts(run, asked, chosen)
     with table or contextlib.nullcontext():
         for number, text in enumerate(inputs[begun:], start=begun + 1):
             # An empty line or field has no answer, and keeps its place.

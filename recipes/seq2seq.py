@@ -35,6 +35,7 @@ from data.errors import has_inputs
 from data.live_line import live_line
 from data.rouge import rouge
 from models import encoder_decoders, fine_tuning, presets, samplers
+from models.losses import smoothed_cross_entropy
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
@@ -99,6 +100,12 @@ class Options(FineTuningOptions):
         "on: pairs of similar length share a batch, whose prompts and responses are cut after the "
         "longest.",
         group="data",
+    )
+    label_smoothing: float = option(
+        0.0,
+        "Probability of a token to spread evenly over the vocabulary, in the losses of training "
+        "and validation; 0.1 is usual for BART.",
+        within="[0, 1)",
     )
     answered_examples: int = option(
         200,
@@ -185,6 +192,7 @@ def main(options: Options) -> dict:
         plan = run.plan(
             examples=len(splits["train"]),
             base_learning_rate=base_learning_rate,
+            warmup_steps=200,
             tokens_per_example=tokens_per_example(encoded["train"]),
             about={
                 "text": f"{data.name}: {len(splits['train']):,} training prompts",
@@ -203,11 +211,14 @@ def main(options: Options) -> dict:
             if run.trained is None:
                 presets.require_vocabulary(model, tokenizer, asked)
                 fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps(options.warmup_steps)
+            warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            if options.label_smoothing:
+                loss = smoothed_cross_entropy(options.label_smoothing)
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                loss=loss,
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
@@ -426,6 +437,7 @@ def predict(
     top_k: int = 40,
     top_p: float = 1.0,
     seed: int = 0,
+    stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
     """Answers prompts, all in one batch; the answer to one does not depend on the others.
 
@@ -437,11 +449,14 @@ def predict(
         top_k: sample among the K most likely tokens; 0 for all.
         top_p: sample among the most likely tokens whose probabilities add up to P.
         seed: seed of the sampling.
+        stop: texts before the first of which an answer ends, such as '###'.
 
     Raises:
         OptionsError: a value is out of range.
     """
     problems = samplers.sampling_problems(temperature, top_k, top_p)
+    if "" in stop:
+        problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if not 0 <= num_beams <= 100:
         problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
     elif num_beams > 1 and temperature > 0:
@@ -456,7 +471,7 @@ def predict(
         sampler = likeliest(num_beams or run.options.num_beams)
     task = run.load_model("float32")
     asked = [(run.options.prefix or "") + text for text in inputs]
-    answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler)
+    answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler, stop)
     return [[{"text": text}] for text in answers]
 
 

@@ -3,20 +3,22 @@
     python -m recipes.text_classification --dataset folder_with_train_dev_test_tsv
     python -m recipes.text_classification --dataset reviews.csv --init-from runs/bert_mlm/first
     python -m recipes.text_classification --dataset reviews.csv --label-column stars --labels scores
+    python -m recipes.text_classification --dataset posts.jsonl --label-column tags --labels several
     python -m recipes.text_classification --strategy mirrored --replicas 2
 
 Reads sentences and labels (without --dataset: paragraphs of the installed packages' docstrings, to
 be classified by package), and trains `keras_nlp.models.BertTextClassifier` with `model.fit()`:
 AdamW, linear warm-up, PolynomialDecay to zero. A new model is initialised as a naive Bayes
 classifier; token dropout masks half of the word pieces, redrawn every epoch. Labels may be scores
-instead (STS-B, ratings): the same model with one output, trained on squared errors.
+instead (STS-B, ratings): the same model with one output, trained on squared errors. Or a text may
+have several labels, or none (topics, emotions): each is a yes or no.
 
 From scratch on the docstrings: test accuracy 89.5%, macro F1 76.8% (most frequent class: accuracy
 71.7%) in 60 to 90 seconds on 2 CPU cores; SST-2 in README.md.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,13 +31,18 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
-from data import arrays, scores, sentences, word_pieces
+from data import arrays, sentences, word_pieces
 from data.errors import DataError, has_inputs, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
-from models import bert, fine_tuning, presets, transformers_format
-from models.initial_weights import add_mean_layer, init_naive_bayes, init_probe, init_scores
-from models.metrics import GLUE_METRICS, MacroF1, Pearson
+from models import bert, fine_tuning, label_kinds, presets, transformers_format
+from models.initial_weights import (
+    add_mean_layer,
+    init_naive_bayes,
+    init_probe,
+    init_scores,
+    init_several,
+)
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.errors import OptionsError
@@ -66,11 +73,21 @@ class Options(FineTuningOptions):
         "Column of the second sentences, for pairs (default: sentence2, text_pair beside text, or "
         "those of GLUE's tasks; none with --text-column).",
     )
-    label_column: str | None = option(None, "Column of the labels (default: label).")
-    labels: Literal["auto", "classes", "scores"] = option(
+    label_column: tuple[str, ...] = option(
+        (),
+        "Column of the labels (default: label or labels); or several columns of 0 and 1, one for "
+        "each of --labels several.",
+    )
+    labels: Literal["auto", "classes", "scores", "several"] = option(
         "auto",
-        "classes; scores, numbers to predict (a regression); or auto: scores for STS-B and for "
-        "more than 20 different numbers with decimals.",
+        "classes; scores, numbers to predict (a regression); several, any number of labels for a "
+        "text: a JSON list, or names separated by , or |; or auto: scores for STS-B and for more "
+        "than 20 different numbers with decimals, several for lists in JSON or Parquet.",
+    )
+    metrics: tuple[Literal["f1", "matthews", "auc", "precision", "recall"], ...] = option(
+        (),
+        "Metrics of classes besides accuracy and macro F1: Matthews correlation; of the last of "
+        "two classes F1, area under the ROC curve, precision, recall.",
     )
     preset: str = option(
         "scratch",
@@ -86,13 +103,13 @@ class Options(FineTuningOptions):
     dropout: float | None = option(
         None,
         "Dropout in the encoder and before the last layer (default: from scratch or from a run "
-        "0.3, for scores 0.1; otherwise the preset's).",
+        "0.3, for scores and several labels 0.1; otherwise the preset's).",
         within="[0, 1)",
     )
     token_dropout: float | None = option(
         None,
         "Share of a training sentence's tokens to replace by the mask token, redrawn every epoch "
-        "(default: 0.5 from scratch or from a run, 0 from a preset or for scores).",
+        "(default: 0.5 from scratch or from a run, 0 from a preset, for scores or several labels).",
         within="[0, 1)",
     )
     class_weights: Literal["none", "balanced"] = option(
@@ -102,8 +119,8 @@ class Options(FineTuningOptions):
     )
     label_smoothing: float = option(
         0.0,
-        "Probability of a label to spread evenly over all classes, in the losses of training and "
-        "validation.",
+        "Probability of a label to spread evenly over all classes (of several labels: over yes and "
+        "no), in the losses of training and validation.",
         within="[0, 1)",
     )
     group_by_length: Literal["auto", "on", "off"] = option(
@@ -119,7 +136,9 @@ class Options(FineTuningOptions):
         "Peak learning rate for one replica (default: 5e-4 from scratch, 1e-3 from a run, 5e-5 "
         "from a preset, or 5e-4 from a preset with adapters or a frozen backbone).",
     )
-    warmup_steps: int = 100
+    warmup_steps: int | None = option(
+        None, "Steps of linear warm-up (default: 100, but at most a tenth of the run)."
+    )
     epochs: int = 2
 
     @property
@@ -139,10 +158,10 @@ class Options(FineTuningOptions):
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""
         problems = super().problems() + presets.problems_of_presets(self)
-        if self.labels == "scores" and self.class_weights != "none":
-            problems.append(f"--class-weights {self.class_weights}: not with --labels scores")
-        if self.labels == "scores" and self.label_smoothing:
-            problems.append(f"--label-smoothing {self.label_smoothing}: not with --labels scores")
+        problems += refused(self, self.labels, f"not with --labels {self.labels}")
+        if len(self.label_column) > 1 and self.labels not in ("auto", "several"):
+            columns = " ".join(self.label_column)
+            problems.append(f"--label-column {columns}: several need --labels several")
         if self.preset == "auto":
             problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
         for name in ("freeze_backbone", "lora_rank"):
@@ -162,21 +181,24 @@ def build_model(
     sample: dict[str, np.ndarray] | None = None,
     keep_head: bool = False,
     scale: keras.layers.Rescaling | None = None,
+    several: np.ndarray | None = None,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
     Args:
         options: sizes and dropout.
-        num_classes: number of classes; 1 for scores.
+        num_classes: number of classes, or of several labels; 1 for scores.
         preset: a name, handle or folder of any family with a `TextClassifier`; None for a new
             `BertTextClassifier`.
         evidence: for a new model: its initial logits per word piece, float of shape (word pieces,
-            classes); see `sentences.naive_bayes_evidence` and `scores.evidence`.
+            classes); see `sentences.naive_bayes_evidence`, `scores.evidence` and
+            `several_labels.evidence`.
         sample: for a BERT of a run or of sentence-transformers, whose [CLS] is untrained, and for a
-            new model of scores: inputs of several hundred training sentences.
+            new model of scores or several labels: inputs of some hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes; an
             activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a head for scores that is new or of `transformers`; see `scale_of`.
+        several: for a new model of several labels: those of `sample`.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
@@ -185,18 +207,20 @@ def build_model(
     head: dict[str, Any] = {"num_classes": num_classes, "activation": scale}
     dropout = options.dropout
     if dropout is None and (preset is None or options.init_from is not None):
-        dropout = 0.3 if scale is None else 0.1  # its noise is an error of every score
+        # Its noise is an error of every score, and of several labels.
+        dropout = 0.3 if scale is None and several is None else 0.1
     if preset is None:
         assert evidence is not None
         options = dataclasses.replace(options, dropout=dropout)
         model = BertTextClassifier(
             bert.new_backbone(options, len(evidence)), **head, dropout=dropout
         )
-        if scale is None:
-            init_naive_bayes(model, evidence)
-        else:
-            assert sample is not None
+        if sample is not None and several is not None:
+            init_several(model, evidence, sample, several)
+        elif sample is not None and scale is not None:
             init_scores(model, evidence, sample)
+        else:
+            init_naive_bayes(model, evidence)
         return model
     drops = {} if dropout is None else {"dropout": dropout}
     untrained_cls = options.init_from is not None or transformers_format.pools_means(preset)
@@ -232,13 +256,13 @@ def main(options: Options) -> dict:
             text_column=options.text_column,
             second_text_column=options.second_text_column,
             label_column=options.label_column,
-            labels="scores" if run.metadata.get("scores") else options.labels,
+            labels=next((k for k in ("scores", "several") if run.metadata.get(k)), options.labels),
             test_file=run.test_file,
         )
-        if data.scores:
-            require_classes(options, data.name)
+        require_kind(options, data)
         if run.trained is not None:  # in the order of its classes
-            data = data.with_classes(run.metadata.get("classes", ()))
+            known = run.metadata.get("classes", ())
+            data = data.with_classes(known, run.metadata.get("several", False))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
@@ -255,7 +279,7 @@ def main(options: Options) -> dict:
         fine_tunes = preset is not None and options.init_from is None
         token_dropout = options.token_dropout
         if token_dropout is None:
-            token_dropout = 0.0 if fine_tunes or data.scores else 0.5
+            token_dropout = 0.0 if fine_tunes or data.kind != "classes" else 0.5
         if token_dropout:
             presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
@@ -263,6 +287,7 @@ def main(options: Options) -> dict:
             examples=len(labels["train"]),
             base_learning_rate=default_learning_rate(options, preset),
             batch_size_per_replica=32 if fine_tunes else 64,
+            warmup_steps=100,
             tokens_per_example=float(is_token.sum(axis=1).mean()),
             about={"sentences": data.describe(), "model": preset or "from scratch"},
             dataset=data.name,
@@ -273,7 +298,8 @@ def main(options: Options) -> dict:
         train_data, valid_data, test_data = make_batches(
             options, plan, inputs, labels, tokenizer, token_dropout
         )
-        baseline = (scores if data.scores else sentences).baselines(splits)
+        kind = label_kinds.KINDS[data.kind](data, options.metrics)
+        baseline = kind.baselines()
         run.note(baseline_note(data, baseline))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
@@ -283,11 +309,11 @@ def main(options: Options) -> dict:
             keep_head = run.trained is not None  # that of the run, with the scale of its scores
             scale = scale_of(data) if data.scores else None
             if preset is None:
-                evidence = evidence_of(data, inputs["train"], tokenizer)
+                evidence = kind.evidence(inputs["train"], tokenizer)
             elif options.init_from is not None and run.trained is None:
-                run.note(unused_head_note(options.init_from, preset, data.classes))
+                run.note(unused_head_note(options.init_from, preset, data))
             elif run.trained is None:
-                keep_head, about_head = presets.kept_head(preset, data.classes)
+                keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
                 is_frozen = options.freeze_backbone or options.lora_rank is not None
                 run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
             model = build_model(
@@ -298,6 +324,7 @@ def main(options: Options) -> dict:
                 sample=sample if run.trained is None else None,
                 keep_head=keep_head,
                 scale=scale,
+                several=labels["train"][::every] if data.several else None,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
             class_weight = None
@@ -307,26 +334,12 @@ def main(options: Options) -> dict:
                 init_probe(model, inputs["train"], labels["train"], class_weight)
             if run.trained is None:
                 fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps(options.warmup_steps)
+            warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            if options.label_smoothing:
-                loss = smoothed_cross_entropy(options.label_smoothing)
-            metrics = [
-                keras.metrics.SparseCategoricalAccuracy("accuracy"),
-                MacroF1(len(data.classes)),
-                *(GLUE_METRICS[name](len(data.classes)) for name in data.metrics),
-            ]
-            if scale is not None:
-                loss = keras.losses.MeanSquaredError()
-                metrics = [
-                    keras.metrics.MeanAbsoluteError("mae"),
-                    keras.metrics.RootMeanSquaredError("rmse"),
-                    Pearson(),
-                ]
+            metrics = kind.metrics()
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=loss,
+                loss=kind.loss(options.label_smoothing),
                 loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
@@ -340,13 +353,10 @@ def main(options: Options) -> dict:
         )
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
-        if data.scores:
-            results = score_results(test, model, inputs, labels)
-        else:
-            results = class_results(test, metrics, data.classes)
+        results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
         results["metadata"]["pairs"] = data.pairs
         # Called for `recipes.evaluate --examples` alone.
-        results["examples_table"] = lambda: worst_first(model, inputs["test"], data)
+        results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
         return run.finish(
@@ -358,17 +368,37 @@ def main(options: Options) -> dict:
         )
 
 
-def require_classes(options: Options, name: str) -> None:
-    """Rejects options that are not for scores.
+def refused(options: Options, kind: str, reason: str) -> list[str]:
+    """Returns a line for each option that labels of a kind do not have.
 
     Args:
         options: the options.
-        name: name of the dataset.
+        kind: what the labels are, one of `sentences.KINDS`, or "auto".
+        reason: how a line ends.
     """
-    if options.class_weights != "none":
-        raise OptionsError(f"--class-weights {options.class_weights}: {name} has scores")
-    if options.label_smoothing:
-        raise OptionsError(f"--label-smoothing {options.label_smoothing}: {name} has scores")
+    lines = []
+    if kind in ("scores", "several") and options.class_weights != "none":
+        lines.append(f"--class-weights {options.class_weights}: {reason}")
+    if kind == "scores" and options.label_smoothing:
+        lines.append(f"--label-smoothing {options.label_smoothing}: {reason}")
+    if kind in ("scores", "several") and options.metrics:
+        lines.append(f"--metrics {' '.join(options.metrics)}: {reason}")
+    return lines
+
+
+def require_kind(options: Options, data: sentences.Sentences) -> None:
+    """Rejects options that the labels of the data do not have.
+
+    Raises:
+        OptionsError: with a line for each.
+    """
+    lines = refused(options, data.kind, f"{data.name} has {sentences.KINDS[data.kind]}")
+    of_two = [name for name in options.metrics if name in label_kinds.OF_TWO]
+    if data.kind == "classes" and of_two and len(data.classes) != 2:
+        needs = f"{data.name} has {len(data.classes):,} classes, expected two"
+        lines.append(f"--metrics {' '.join(of_two)}: {needs}")
+    if lines:
+        raise OptionsError("\n".join(lines))
 
 
 def limited(options: Options, data: sentences.Sentences) -> sentences.Sentences:
@@ -424,101 +454,23 @@ def make_batches(
     return [train, *evaluated]
 
 
-def smoothed_cross_entropy(label_smoothing: float) -> Callable:
-    """Returns a loss with smoothed labels (Szegedy et al., arXiv 1512.00567, section 7).
-
-    That of `keras.losses.CategoricalCrossentropy`, for labels that are numbers of classes: Keras's
-    `SparseCategoricalCrossentropy` has no `label_smoothing`.
-
-    Args:
-        label_smoothing: probability of a label to spread evenly over all classes.
-
-    Returns:
-        A function of labels, of shape (batch,), and logits, of shape (batch, classes), for
-        `compile()`; it returns the cross-entropy of each example.
-    """
-
-    def cross_entropy(labels, logits):
-        numbers = keras.ops.cast(labels, "int32")
-        targets = keras.ops.one_hot(numbers, logits.shape[-1], dtype=logits.dtype)
-        return keras.losses.categorical_crossentropy(
-            targets, logits, from_logits=True, label_smoothing=label_smoothing
-        )
-
-    return cross_entropy
-
-
-def class_results(test: dict[str, float], metrics: Sequence, classes: Sequence[str]) -> dict:
-    """Returns arguments of `run.finish()`.
-
-    Args:
-        test: what `evaluate()` returned.
-        metrics: those of the model, among them a `MacroF1`.
-        classes: names of the classes.
-    """
-    (macro_f1,) = (metric for metric in metrics if isinstance(metric, MacroF1))
-    by_class = macro_f1.by_class(classes)
-    return {
-        "test": {metric.name: test[metric.name] for metric in metrics},
-        "test_by_class": by_class,
-        "test_examples": sum(numbers["examples"] for numbers in by_class.values()),
-        "metadata": {"classes": classes},
-    }
-
-
-def score_results(
-    test: dict[str, float], model: keras.Model, inputs: dict, labels: dict[str, np.ndarray]
-) -> dict:
-    """Returns arguments of `run.finish()`, with the rank correlations of validation and test.
-
-    No sums over batches give a rank correlation: it is computed from all answers of the model.
-
-    Args:
-        test: what `evaluate()` returned.
-        model: the trained model.
-        inputs: its inputs by split.
-        labels: scores by split.
-    """
-    spearman = {
-        split: scores.measure(labels[split], outputs_of(model, inputs[split]))["spearman"]
-        for split in ("valid", "test")
-    }
-    return {
-        "test": {name: test[name] for name in ("mae", "rmse", "pearson")}
-        | {"spearman": spearman["test"]},
-        "valid_spearman": spearman["valid"],
-        "metadata": {"scores": True},
-    }
-
-
 def worst_first(
-    model: keras.Model, inputs: dict[str, np.ndarray], data: sentences.Sentences
+    model: keras.Model, inputs: dict[str, np.ndarray], kind: label_kinds.Classes
 ) -> list[list]:
     """Returns the rows of `recipes.evaluate --examples`, a header first.
 
     Args:
         model: the trained model.
         inputs: its inputs for the test split.
-        data: sentences and labels of the test split.
+        kind: of the labels, with the sentences.
 
     Returns:
-        `input` (and `second_input` of pairs), `label` and `predicted`; of classes also
-        `probability`, that of the predicted one: errors by falling probability, then the rest by
-        rising. Scores by falling error.
+        `input` (and `second_input` of pairs), and the columns of `kind.worst_first()`, in its
+        order.
     """
-    texts, labels = data.splits["test"]
-    outputs = outputs_of(model, inputs).astype(np.float64)
-    header = ["input", "second_input"] if data.pairs else ["input"]
-    if data.scores:
-        columns = {"label": labels[:, 0], "predicted": outputs[:, 0]}
-        order = np.argsort(-np.abs(outputs - labels)[:, 0], kind="stable")
-    else:
-        names, predicted = np.array(data.classes, object), outputs.argmax(axis=1)
-        probabilities = scipy.special.softmax(outputs, axis=1).max(axis=1)
-        is_error = predicted != labels
-        columns = {"label": names[labels], "predicted": names[predicted]}
-        columns["probability"] = probabilities
-        order = np.lexsort((np.where(is_error, -probabilities, probabilities), ~is_error))
+    texts, _ = kind.data.splits["test"]
+    columns, order = kind.worst_first(outputs_of(model, inputs).astype(np.float64))
+    header = ["input", "second_input"] if kind.data.pairs else ["input"]
     rows = [
         [*texts[index].split(sentences.SEPARATOR), *(column[index] for column in columns.values())]
         for index in order
@@ -546,14 +498,6 @@ def scale_of(data: sentences.Sentences) -> keras.layers.Rescaling:
     return keras.layers.Rescaling(deviation, mean, dtype=keras.config.floatx())
 
 
-def evidence_of(data: sentences.Sentences, inputs: dict, tokenizer) -> np.ndarray:
-    """Returns what word pieces say about the classes or the scores of the training split."""
-    _, labels = data.splits["train"]
-    if data.scores:
-        return scores.evidence(inputs, labels, tokenizer)
-    return sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
-
-
 def default_learning_rate(options: Options, preset: str | None) -> float:
     """Returns the default peak learning rate for one replica."""
     if options.init_from is not None:
@@ -573,9 +517,9 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
     return BertTextClassifierPreprocessor(tokenizer, options.sequence_length)
 
 
-def unused_head_note(init_from: Path, preset: str, classes: Sequence[str]) -> str | None:
+def unused_head_note(init_from: Path, preset: str, data: sentences.Sentences) -> str | None:
     """Returns a note if `--init-from` names a classifier, whose head it does not use."""
-    fits, about_head = presets.kept_head(preset, classes)
+    fits, about_head = presets.kept_head(preset, data.classes, data.several)
     if about_head is None:
         return None
     remedy = f"; --preset {preset} keeps its head" if fits else ""
@@ -586,7 +530,7 @@ def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str 
     """Returns a note if there is no TF-IDF baseline, or if it learns from a part of the data."""
     if sentences.too_many_classes(len(data.classes) or 1):
         return f"no TF-IDF baseline: {len(data.classes):,} classes"
-    if not {"tfidf_accuracy", "ridge_mae"} & set(baseline):
+    if not {"tfidf_accuracy", "tfidf_micro_f1", "ridge_mae"} & set(baseline):
         return "no TF-IDF baseline: one class, or no word of two or more letters"
     if len(data.splits["train"][0]) > sentences.MOST_SENTENCES:
         return f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
@@ -616,16 +560,17 @@ def token_notes(name: str, split: str, token_ids: np.ndarray, tokenizer) -> list
 
 
 def predict(
-    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int = 3
+    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int | None = None
 ) -> list[list[dict]]:
-    """Returns the most likely classes of texts, or their scores.
+    """Returns the most likely classes of texts, the labels that they have, or their scores.
 
     Args:
         run: a finished run of this recipe.
         inputs: texts; long ones are truncated as in training, and of a run on `installed-docs` the
             packages' names are removed as there. The two sentences of a pair are separated by
             "|||", or are a tuple.
-        top: number of classes of each answer; 0 for all; without effect on scores.
+        top: number of classes of each answer, 0 for all; without effect on scores (default: 3; of
+            several labels those whose probability is at least 50%).
     """
     if not has_inputs(inputs):
         return []
@@ -640,8 +585,14 @@ def predict(
     logits = outputs_of(model, sentences.encode(texts, model.preprocessor))
     if run.metadata.get("scores"):
         return [[{"score": float(score)}] for score in logits[:, 0]]
-    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
-    return [top_k(row, run.metadata["classes"], top) for row in probabilities]
+    classes = run.metadata["classes"]
+    if not run.metadata.get("several"):
+        probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
+        return [top_k(row, classes, 3 if top is None else top) for row in probabilities]
+    answers = [top_k(row, classes, top or 0) for row in scipy.special.expit(logits)]
+    if top is None:
+        answers = [[each for each in row if each["probability"] >= 0.5] for row in answers]
+    return answers
 
 
 def _pair(text: str | tuple[str, str]) -> str:

@@ -24,7 +24,7 @@ from machine.requirements import version_line
 from training import options
 from training.errors import SAVED_AND_STOPPED, OptionsError, RunError, WorkerLost
 from training.options import RECIPES, flag, from_json, metadata
-from training.signals import StopRequested
+from training.signals import StopRequested, all_interrupt
 
 NOT_BEGUN = "stopped before training began: the same command starts again"
 INTERRUPTED = "stopped: the same command starts again"
@@ -101,7 +101,8 @@ def value_arguments(hint) -> dict:
     if origin is Literal:
         return {"choices": arguments}
     if origin is tuple:
-        return {"nargs": "*"}
+        choices = value_arguments(arguments[0]).get("choices")
+        return {"nargs": "*"} | ({} if choices is None else {"choices": choices})
     kind = arguments[0] if arguments else hint  # X | None is parsed as an X
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -195,6 +196,8 @@ NAMES_ELSEWHERE = {
     "--run-name": "--run-dir",
     "--model-name-or-path": "--preset",
     "--dataset-name": "--dataset",
+    "--task-name": "--dataset",
+    "--data-dir": "--dataset",
     "--train-file": "--dataset",
     "--validation-file": "--dataset",
     "--test-file": "--dataset",
@@ -205,26 +208,64 @@ NAMES_ELSEWHERE = {
     "--max-seq-length": "--sequence-length",
     "--block-size": "--sequence-length",
     "--label-smoothing-factor": "--label-smoothing",
+    "--line-by-line": "--text-mode lines",
+    "--tokenizer": "--vocabulary",
+    "--tokenizer-name": "--vocabulary",
+    "--source-prefix": "--prefix",
+    "--text-column": "--prompt-column",  # in run_summarization.py
+    "--summary-column": "--response-column",
+    "--max-source-length": "--sequence-length",
+    "--max-target-length": "--response-length",
+    "--val-max-target-length": "--response-length",
+    "--generation-max-length": "--response-length",
+    "--pad-to-max-length": "--group-by-length off",
+    "--ema-decay": "--ema",
     "--logging-steps": "--log-every",
     "--torch-compile": "--jit",
     "--optim": "--optimizer",
     "--warmup-ratio": "--warmup-steps",
     "--init-from": "--preset",  # causal_lm has only this one: a run's model is a preset
-    # Nothing here does the same; the options spelled alike do something else.
+    # Nothing here does the same, or not in every recipe; options spelled alike do something else.
     **dict.fromkeys(
         (
             "--adam-beta1",
             "--adam-beta2",
             "--adam-epsilon",
+            "--assistant-only-loss",
+            "--beta",
+            "--data-seed",
+            "--dataloader-num-workers",
+            "--deepspeed",
             "--do-eval",
             "--do-predict",
             "--do-train",
+            "--eval-accumulation-steps",
+            "--eval-batch-size",
             "--gradient-checkpointing",
+            "--label-smoothing",
+            "--local-rank",
+            "--logging-strategy",
+            "--lora-alpha",
+            "--lora-dropout",
             "--lr-scheduler-type",
+            "--max-predict-samples",
+            "--model-revision",
+            "--no-repeat-ngram-size",
+            "--num-beams",
+            "--num-workers",
             "--overwrite-output-dir",
+            "--packing",
+            "--per-device-eval-batch-size",
             "--push-to-hub",
+            "--remove-unused-columns",
             "--report-to",
+            "--source-lang",
+            "--stop",
             "--streaming",
+            "--target-lang",
+            "--trust-remote-code",
+            "--validation-split",
+            "--validation-split-percentage",
         ),
         "",
     ),
@@ -233,13 +274,15 @@ NAMES_ELSEWHERE = {
 
 def _did_you_mean(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
     """Returns what unknown words may stand for, as the end of a message."""
-    names = re.findall(r"(?<!\S)--[a-z][\w-]*", parser.format_help())
+    names = re.findall(r"(?<!\S)--([a-z][\w-]*\w)(?![\w-])", parser.format_help())
     words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     near: list[str] = []
     for word in words:
-        here = NAMES_ELSEWHERE.get(word.replace("_", "-"))
-        near += difflib.get_close_matches(word, names, n=1) if here is None else [here]
-    near = [name for name in near if name in names]
+        name = word.removeprefix("--").replace("_", "-")
+        here = None if name in names else NAMES_ELSEWHERE.get(f"--{name}")
+        close = difflib.get_close_matches(name, names, n=1)
+        near += [f"--{each}" for each in close] if here is None else [here]
+    near = [text for text in near if text.partition(" ")[0].removeprefix("--") in names]
     files = [word for word in unknown if not word.startswith("-") and os.path.exists(word)]
     if len(files) == len(unknown):  # the shell replaced a glob by the names of files
         return "; quote a glob, so that the shell leaves it as it is: --dataset 'FOLDER/*.txt'"
@@ -297,7 +340,8 @@ def answer_early() -> None:
     command line itself, seconds later; nothing else changes if one of these assumptions fails. The
     alternatives are worse: options in a second file per recipe, or imports within functions.
 
-    From now on until `command_line()` begins, Ctrl-C and SIGTERM end the process with one line.
+    From now on until `command_line()` begins, Ctrl-C, SIGTERM and SIGHUP end the process with one
+    line.
     """
     module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""
     package, _, recipe = module.partition(".")
@@ -335,7 +379,7 @@ def command_line(options_type: type, main: Callable) -> None:
             module of `main`.
         main: takes them.
     """
-    release_interrupt()  # the run handles signals itself
+    release_interrupt()  # a run handles signals itself
     if options_type.__module__ == options.__name__:
         options_type = type("Options", (options_type,), {"__module__": main.__module__})
     module = sys.modules[options_type.__module__]
@@ -349,7 +393,9 @@ def command_line(options_type: type, main: Callable) -> None:
         _check(parsed, sys.argv[1:])
         main(parsed)
 
-    run_as_command(recipe, work)
+    trains = issubclass(options_type, options.SharedOptions)
+    with contextlib.nullcontext() if trains else all_interrupt():
+        run_as_command(recipe, work)
 
 
 def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
@@ -375,13 +421,13 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
         _print_error(recipe, error)
         status = 2
     except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        _print_line(stopped)
         status = SAVED_AND_STOPPED
     except StopRequested:
-        print(NOT_BEGUN, file=sys.stderr)
+        _print_line(NOT_BEGUN)
         status = SAVED_AND_STOPPED
     except KeyboardInterrupt:  # in a program, or outside of a run
-        print(INTERRUPTED, file=sys.stderr)
+        _print_line(INTERRUPTED)
         status = SAVED_AND_STOPPED
     except (BadLoss, CannotSave, WorkerLost) as error:
         _print_error(recipe, error)
@@ -419,8 +465,12 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
 def _print_error(recipe: str, error) -> None:
     lines = str(error).splitlines() or [type(error).__name__]
     text = "\n".join([f"{recipe}: {lines[0]}", *(f"  {line}" for line in lines[1:])])
-    with contextlib.suppress(BrokenPipeError):
-        print(text.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    _print_line(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _print_line(line) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(line, file=sys.stderr)
 
 
 def _leave(status: int) -> None:

@@ -99,6 +99,7 @@ class EvaluatedRun:
         examples: int,
         base_learning_rate: float,
         batch_size_per_replica: int = 32,
+        warmup_steps: int | None = None,
         tokens_per_example: float | None = None,
         about: dict[str, str] | None = None,
         **facts,
@@ -124,6 +125,7 @@ class EvaluatedRun:
             examples=examples,
             batch_size_per_replica=1,
             base_learning_rate=base_learning_rate,
+            warmup_steps=warmup_steps,
         )
 
     def prepare(

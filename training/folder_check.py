@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +12,21 @@ DATE_TIME = "%Y%m%d-%H%M%S"  # in the names of folders
 
 
 def not_a_run(folder: Path) -> list[str]:
-    """Returns one line if a folder contains files but no run, otherwise none.
+    """Returns one line if a folder, which need not exist, cannot be that of a run, otherwise none.
 
     Raises:
         OSError: it cannot be read.
     """
-    # Files that the launcher and the run write before options.json.
-    ours = re.compile(r"\.(lock|shared)|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+\.partial")
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"--run-dir {folder}: is a link to nothing"] if folder.is_symlink() else []
+    if not is_folder:
+        return [f"--run-dir {folder}: is a file, not a folder"]
+    # Files that the launcher and the run write before options.json; a new disk has lost+found.
+    ours = re.compile(
+        r"\.(lock|shared)|(worker|ps|chief)-\d+\.log|\.options\.json\.\d+\.partial|lost\+found"
+    )
     names = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
     if not names or (folder / "options.json").exists():
         return []

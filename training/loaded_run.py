@@ -96,6 +96,11 @@ def load_run(
     names = ("recipe", "module", "test", "steps", "weights_of_step")
     results = run_files.read_results(folder, *names)
     metadata = run_files.read_metadata(folder / "model" / files.METADATA)
+    if metadata.get("weights_sha256") not in (None, results.get("weights_sha256")):
+        raise RunError(
+            f"{folder}: model/ has other weights than those that results.json describes: the run "
+            "was stopped while it was extended; the same command finishes it"
+        )
     weights = None
     results["steps"] = results["weights_of_step"]
     if best:

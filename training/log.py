@@ -1,6 +1,7 @@
 """Sends the run's log to standard output, and to a file for each worker."""
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 from callbacks.errors import saving
 from callbacks.terminal_log import RESULT
 from data import live_line
+from machine.output import discard_output
+from training.signals import signals
 
 log = logging.getLogger("recipes")
 # In a notebook TensorFlow logs its devices and how it reduces; elsewhere it does not.
 tensorflow_log = logging.getLogger("tensorflow")
+CLOSED = (errno.EPIPE, errno.EIO)  # errors of a pipe without a reader, and of a closed terminal
 
 
 class TerminalHandler(logging.Handler):
@@ -25,9 +29,19 @@ class TerminalHandler(logging.Handler):
         super().__init__(RESULT if quiet else logging.INFO)
 
     def emit(self, record):
-        """Writes one line, above the live line."""
-        with live_line.paused():
-            print(self.format(record), flush=True)
+        """Writes one line, above the live line.
+
+        Raises:
+            OSError: it cannot be written. During the training, closed output is discarded instead.
+        """
+        try:
+            with live_line.paused():
+                print(self.format(record), flush=True)
+        except OSError as error:
+            if error.errno not in CLOSED or not signals.training:
+                raise
+            discard_output()
+            log.warning("standard output is closed; the training continues, with this log")
 
 
 class LogFile(logging.FileHandler):

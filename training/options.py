@@ -316,6 +316,11 @@ class SharedOptions(ProgramOptions):
             problems.append("--resume extend needs --run-dir, the folder of the run")
         if self.early_stopping is not None and self.keep_best is None:
             problems.append("--early-stopping needs --keep-best, for instance val_loss")
+        if self.keep_best is not None and not self.keep_best.startswith("val_"):
+            name = self.keep_best.removeprefix("eval_")
+            problems.append(
+                f"--keep-best {self.keep_best}: must begin with val_, as val_{name} does"
+            )
         decides = self.keep_best is not None or self.reduce_on_plateau is not None
         if self.keep_best_mode != "auto" and not decides:
             problems.append("--keep-best-mode needs --keep-best or --reduce-on-plateau")
@@ -357,8 +362,10 @@ class TransformerOptions(SharedOptions):
         within="[1, 1e5]",
         overridden_by=("preset", "init_from"),
     )
-    warmup_steps: int = option(
-        200, "Steps of linear warm-up, at most a tenth of the run.", within="[0, 1e9]"
+    warmup_steps: int | None = option(
+        None,
+        "Steps of linear warm-up (default: 200, but at most a tenth of the run).",
+        within="[0, 1e9]",
     )
     weight_decay: float = option(
         0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
@@ -377,6 +384,12 @@ class TransformerOptions(SharedOptions):
                 f"--hidden-dim {self.hidden_dim}: must be a multiple of --num-heads "
                 f"{self.num_heads}"
             )
+        if self.evaluation is None and self.warmup_steps and self.max_steps:
+            if self.warmup_steps >= self.max_steps:
+                problems.append(
+                    f"--warmup-steps {self.warmup_steps}: must be less than --max-steps "
+                    f"{self.max_steps}"
+                )
         return problems
 
 
@@ -464,7 +477,8 @@ def all_problems(options: ProgramOptions, pairs: bool = True) -> list[str]:
         if value == "" or (isinstance(value, tuple) and "" in value):
             types.append(f"{name}: must not be empty")
         elif not _fits(value, hints[field.name]):
-            types.append(f"{name} {value!r}: must be {_name_of(hints[field.name])}")
+            shown = list(value) if isinstance(value, tuple) else value
+            types.append(f"{name} {shown!r}: must be {_name_of(hints[field.name])}")
         elif str(value) != str(value).encode(errors="ignore").decode():  # a byte was left out
             types.append(f"{assignment}: is not UTF-8")
         else:
@@ -655,6 +669,8 @@ def _converted(value, hint):
         if isinstance(value, numbers.Integral) and {int, float} & {hint, *kinds}:
             return int(value)
         return float(value) if float in (hint, *kinds) else value
+    if typing.get_origin(hint) is tuple and value is None:
+        return ()
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple | str | Path):
         several = value if isinstance(value, list | tuple) else [value]
         return tuple(_converted(each, kinds[0]) for each in several)
@@ -679,7 +695,8 @@ def _fits(value, hint) -> bool:
 def _name_of(hint) -> str:
     """Returns the name of a type in messages."""
     if typing.get_origin(hint) is tuple:
-        return "one or several texts or paths"
+        choices = typing.get_args(typing.get_args(hint)[0])
+        return "one or several " + (f"of {', '.join(choices)}" if choices else "texts or paths")
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 

@@ -25,6 +25,7 @@ class Plan:
         total_steps: updates of the weights in the whole run, where the schedule ends.
         epochs: epochs that the run touches; the last one may be cut short by `--max-steps`.
         steps_done: updates of the weights that an earlier part of the run has done.
+        warmup_steps: first updates, in which the learning rate rises to its peak.
     """
 
     replicas: int
@@ -36,6 +37,7 @@ class Plan:
     total_steps: int
     epochs: int
     steps_done: int = 0
+    warmup_steps: int = 0
 
     @property
     def batches(self) -> dict[str, Any]:
@@ -48,10 +50,6 @@ class Plan:
             "batches_per_epoch": self.steps_per_epoch * self.accumulate_steps,
             "first_batch": self.steps_done * self.accumulate_steps,
         }
-
-    def warmup_steps(self, wanted: int) -> int:
-        """Returns the steps of the warm-up: `wanted`, but at most a tenth of the run."""
-        return min(wanted, self.total_steps // 10)
 
     def lines(self) -> dict[str, str]:
         """Returns the plan as lines, by title."""
@@ -106,6 +104,7 @@ def make_plan(
     examples: int,
     batch_size_per_replica: int,
     base_learning_rate: float,
+    warmup_steps: int | None = None,
     planned_replicas: int | None = None,
     steps_done: int = 0,
     resumed: dict | None = None,
@@ -121,14 +120,16 @@ def make_plan(
         examples: examples of the training split.
         batch_size_per_replica: examples per batch on one replica, unless the options set a batch.
         base_learning_rate: peak rate for one replica, unless the options set one.
+        warmup_steps: steps of the warm-up, at most a tenth of the run, unless the options set a
+            number; None for a recipe without warm-up.
         planned_replicas: number of replicas that determines batch and rate, where some may be
             missing; None for `replicas`.
         steps_done: updates of the weights that an earlier part of the run has done.
         resumed: values that must not change, or None.
 
     Raises:
-        OptionsError: the batch cannot be shared, or the training split holds fewer examples than
-            one step takes.
+        OptionsError: the batch cannot be shared, the training split holds fewer examples than one
+            step takes, or the options' warm-up does not end before the run.
     """
     if resumed:
         batch = resumed["global_batch_size"]
@@ -166,4 +167,19 @@ def make_plan(
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
         steps_done=steps_done,
+        warmup_steps=_warmup_steps(options, warmup_steps, total_steps),
     )
+
+
+def _warmup_steps(options, default: int | None, total_steps: int) -> int:
+    """Returns the steps of the warm-up, see `make_plan`."""
+    if default is None:
+        return 0
+    wanted = getattr(options, "warmup_steps", None)
+    if wanted is None:
+        return min(default, total_steps // 10)
+    if wanted >= total_steps and options.evaluation is None:  # that trains nothing
+        raise OptionsError(
+            f"--warmup-steps {wanted}: must be less than the {total_steps} steps of the run"
+        )
+    return min(wanted, total_steps - 1)

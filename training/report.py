@@ -252,6 +252,8 @@ def _of_task(
             outputs = (
                 f"logits of shape (batch, {model.num_classes}), whose softmax are probabilities,"
             )
+            if metadata.get("several"):
+                outputs = outputs.replace("softmax are", "sigmoid are the labels'")
         return [f"{inputs}; {outputs} out."], [f"outputs = {call}", "print(outputs)"]
     if isinstance(model, models.MaskedLM):
         return [

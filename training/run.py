@@ -51,7 +51,6 @@ from training.folder_check import DATE_TIME, make_new_folder
 from training.log import log_to_file, run_logging
 from training.options import (
     SharedOptions,
-    TransformerOptions,
     check,
     command,
     common,
@@ -140,6 +139,8 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
         except Stopped as stopped:
             run.checkpoint.save_stopped()
             run.agreement.barrier()  # the launcher kills what is left soon after the first exit
+            if os.environ.get(LAUNCHED):  # the launcher prints the command that resumes all workers
+                raise Stopped("stopped and saved") from stopped
             again = command(recipe, run.options)
             raise Stopped(f"stopped and saved. Resume with:\n  {again}") from stopped
         except PEER_GONE as error:
@@ -255,7 +256,7 @@ class Run:
         if batch is not None and not self.finished:
             require_shared_equally(batch, strategies.replicas(self.strategy))
         if self.finished:
-            log.info("the run in %s is finished: nothing to do", self.folder.path)
+            log.log(RESULT, "the run in %s is finished: nothing to do", self.folder.path)
 
     def _require_shared_disk(self) -> None:
         """Refuses workers that do not see what the chief writes into the run's folder.
@@ -356,6 +357,7 @@ class Run:
         examples: int,
         base_learning_rate: float,
         batch_size_per_replica: int = 32,
+        warmup_steps: int | None = None,
         tokens_per_example: float | None = None,
         about: dict[str, str] | None = None,
         **facts,
@@ -366,13 +368,16 @@ class Run:
             examples: examples of the training split.
             base_learning_rate: peak rate for one replica, unless the options set one.
             batch_size_per_replica: examples per batch on one replica, unless the options set one.
+            warmup_steps: steps of the warm-up, at most a tenth of the run, unless the options have
+                a `warmup_steps`; None for a recipe without warm-up.
             tokens_per_example: mean number of tokens per example without padding, or None.
             about: further lines of the printed plan, by title.
             **facts: values that must stay the same when the run resumes, JSON: `dataset`, a
                 checksum of the data, `vocabulary_sha256`, `preset` ...
 
         Raises:
-            OptionsError: the replicas cannot share the batch, or the data do not fill one step.
+            OptionsError: the replicas cannot share the batch, the data do not fill one step, or
+                `--warmup-steps` takes the whole run.
             RunError: the run in the folder was planned differently, the workers differ, or a fact
                 has the name of a value of the plan, or is not JSON.
         """
@@ -389,6 +394,7 @@ class Run:
             examples=examples,
             batch_size_per_replica=batch_size_per_replica,
             base_learning_rate=base_learning_rate,
+            warmup_steps=warmup_steps,
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
@@ -396,12 +402,10 @@ class Run:
             checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
         self._jit = checks.jit_compile(self.options, self.strategy, plan.total_steps)
-        planned, warmup = plan.fixed(), {}
+        planned = plan.fixed()
         if self.options.reduce_on_plateau is not None:  # it decides the learning rate
             planned["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
-        if isinstance(self.options, TransformerOptions):
-            warmup["warmup_steps"] = plan.warmup_steps(self.options.warmup_steps)
-        checks.require_own_values(self.plan, facts, planned | warmup)
+        checks.require_own_values(self.plan, facts, planned)
         facts = facts | planned
         if not self._everyone_has(facts):
             raise RunError(
@@ -409,6 +413,7 @@ class Run:
                 "versions. This one has "
                 + ", ".join(f"{name} {value}" for name, value in facts.items())
             )
+        warmup = {} if warmup_steps is None else {"warmup_steps": plan.warmup_steps}
         self._resolved = facts | warmup
         # The data are loaded again when the run resumes, without what led to them.
         self._notes = list(dict.fromkeys([*self.folder.notes, *self._notes]))
@@ -424,26 +429,22 @@ class Run:
             partial = checks.partial_best(self.options)
             self.note(device.unused_gpu(), self._missed_profile(plan), partial)
             self.note(*checks.similar_names(self.plan, self._facts))
-            self.note(*self._shortened(plan))
+            self.note(self._shortened(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
         keras.utils.set_random_seed(self.options.seed)
         self._recipe_plan = RecipePlan(**vars(plan))
         return self._recipe_plan
 
-    def _shortened(self, plan: Plan) -> list[str]:
-        """Returns a note for each number of steps that the user asked for and the run has not."""
-        notes, most = [], self.options.max_steps
-        if most is not None and plan.total_steps < most:
-            notes.append(
-                f"--max-steps {most}: --epochs {self.options.epochs} ends the run at step "
-                f"{plan.total_steps}; pass more --epochs for more steps"
-            )
-        if isinstance(self.options, TransformerOptions):
-            asked, taken = self.options.warmup_steps, self._resolved["warmup_steps"]
-            if asked not in (taken, type(self.options).warmup_steps):
-                notes.append(f"--warmup-steps {asked}: shortened to {taken}, a tenth of all steps")
-        return notes
+    def _shortened(self, plan: Plan) -> str | None:
+        """Returns a note if `--epochs` ends the run before `--max-steps`."""
+        most = self.options.max_steps
+        if most is None or plan.total_steps >= most:
+            return None
+        return (
+            f"--max-steps {most}: --epochs {self.options.epochs} ends the run at step "
+            f"{plan.total_steps}; pass more --epochs for more steps"
+        )
 
     def _missed_profile(self, plan: Plan) -> str | None:
         """Returns a note if `--profile` begins after the run's last step."""
@@ -883,7 +884,11 @@ class Run:
         card = model_card(model, results, self.options, described, metadata, preprocessor)
         with saving(path / "model", f"; the last checkpoint is {last}"):
             artifacts.save_model(
-                model, path / "model", metadata=metadata, preprocessor=preprocessor, card=card
+                model,
+                path / "model",
+                metadata=metadata | {"weights_sha256": results["weights_sha256"]},
+                preprocessor=preprocessor,
+                card=card,
             )
         self.folder.write_json("results.json", results)
         log.log(RESULT, "model    %s", path / "model")

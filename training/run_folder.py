@@ -78,9 +78,9 @@ class RunFolder:
         try:
             self._require_run_to_extend()
             self._made = self._made or missing_folders(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
             for problem in not_a_run(self.path):
                 raise RunError(problem)
+            self.path.mkdir(parents=True, exist_ok=True)
             if self.is_chief:
                 self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close())
         except OSError as error:
@@ -154,7 +154,7 @@ class RunFolder:
             raise RunError(
                 f"--run-dir {self.path}: contains a run of {saved['recipe']}, not {self.recipe}"
             )
-        self._refuse_differences(saved["options"])
+        is_same = not self._refuse_differences(saved["options"])
         self.checkpoint = checkpoints.newest(self.path / "checkpoints", set_aside=self.is_chief)
         if self.checkpoint is not None:
             self.facts = saved["resolved"]
@@ -165,6 +165,9 @@ class RunFolder:
             self._finished_at = results["steps"]
             # The results of a run that was stopped while it was extended are those from before.
             self._extends = self._extends or saved.get("extends") == self._finished_at
+            if is_same and self._finished_at == saved["resolved"]["total_steps"]:
+                # The same command again finds a finished extension.
+                self._extends = self._extends and "extends" not in saved
             problem = files.damage(self.path / "model", ())
             if self._extends:
                 if self.checkpoint is None:
@@ -187,7 +190,7 @@ class RunFolder:
                     problem,
                 )
         if self.checkpoint is None and self.results is None:
-            self._remove_logs()
+            self._begin_again()
 
     def _was_trained(self) -> bool:
         """Returns whether the folder holds a checkpoint or results."""
@@ -208,7 +211,17 @@ class RunFolder:
             for path in (self.path / "metrics.jsonl", *self.path.glob(tensorboard.FILES)):
                 path.unlink(missing_ok=True)
 
-    def _refuse_differences(self, saved: dict) -> None:
+    def _begin_again(self) -> None:
+        """Begins a run at step 0 all of whose checkpoints are damaged; keeps its metrics."""
+        metrics, kept = self.path / "metrics.jsonl", self.path / "old-metrics.jsonl"
+        log.warning("%s: no checkpoint is left, training begins again at step 0", self.path)
+        if self.is_chief and metrics.exists() and not kept.exists():
+            metrics.rename(kept)
+            log.warning("the metrics from before are in %s", kept)
+        self._remove_logs()
+
+    def _refuse_differences(self, saved: dict) -> list[str]:
+        """Refuses options that must not change; returns those that an extension changes."""
         now = json.loads(json.dumps(to_json(self.options)))
         may_change = {name: metadata(type(self.options), name)["resume"] for name in now}
         different = [
@@ -234,6 +247,7 @@ class RunFolder:
                 f"--run-dir {self.path}: cannot resume, these options changed; the same command "
                 f"resumes it, another folder starts a new run{hint}\n" + "\n".join(lines)
             )
+        return different
 
     def keep_facts(
         self,

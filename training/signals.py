@@ -1,4 +1,4 @@
-"""Handles SIGTERM and SIGINT: the first saves and stops the run, the second ends it at once.
+"""Handles SIGTERM, SIGINT and SIGHUP: the first saves and stops the run, a second ends it at once.
 
 On the command line the process ends. A notebook's kernel keeps running.
 
@@ -7,18 +7,22 @@ step, which may take minutes. A thread therefore reads the signals (`signal.set_
 acknowledges the first one at once, and a second one ends the process at any time.
 """
 
+import contextlib
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from data import live_line
 from training.options import in_notebook
 
 # Supervisors often signal both the process and its group, as `timeout` does; count that once.
 SAME_REQUEST_SECONDS = 0.5
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
 END = b"\0"  # no signal has this number
 
 
@@ -27,7 +31,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 class Signals:
-    """Takes over both signals while a run is open.
+    """Takes over these signals while a run is open.
 
     Attributes:
         asked: whether a signal was received.
@@ -47,14 +51,14 @@ class Signals:
         self._sender: socket.socket | None = None
 
     def install(self) -> None:
-        """Takes over both signals, but not ignored ones; only in the main thread."""
+        """Takes over the signals, but not ignored ones; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in HANDLED:
             before = signal.getsignal(number)
             if before != self._handle:  # TensorFlow's strategies install their own handlers
                 self._before.setdefault(number, before)
-            is_ignored = self._before.get(number) == signal.SIG_IGN  # as SIGINT in the background
+            is_ignored = self._before.get(number) == signal.SIG_IGN  # nohup, the background
             signal.signal(number, signal.SIG_IGN if is_ignored else self._handle)
         if self._reader is None and not in_notebook():  # its event loop reads the wake-up socket
             receiver, self._sender = socket.socketpair()
@@ -90,14 +94,14 @@ class Signals:
         with receiver:
             while (numbers := receiver.recv(64)) and END not in numbers:
                 for number in numbers:
-                    if number in (signal.SIGTERM, signal.SIGINT):
+                    if number in HANDLED:
                         self._acknowledge(number)
 
     def _acknowledge(self, number: int) -> None:
         if self._first is None:
             self._first = time.monotonic()
             name = signal.Signals(number).name
-            with live_line.paused():
+            with contextlib.suppress(OSError), live_line.paused():  # the terminal may be closed
                 print(
                     f"\n{name}: saving and stopping; a second one stops immediately",
                     file=sys.stderr,
@@ -114,6 +118,30 @@ class Signals:
         before, self.asked = self.asked, True
         if not before and not (self.training or self.finished):
             raise StopRequested
+
+
+@contextlib.contextmanager
+def all_interrupt() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP raise `KeyboardInterrupt` as Ctrl-C does, unless they are ignored.
+
+    For programs that do not train: what they were writing is removed.
+    """
+    last = -math.inf
+
+    def interrupt(number, frame):
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > SAME_REQUEST_SECONDS:
+            raise KeyboardInterrupt
+
+    taken = [number for number in HANDLED if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 signals = Signals()

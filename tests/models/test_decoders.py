@@ -332,6 +332,102 @@ def test_the_end_of_a_template_is_no_answer(gpt2, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ((), "one # two ## three"),
+        (("##",), "one # two "),
+        (("four",), "one # two ## three"),
+        (("three", "two"), "one # "),
+        (("#", "# t"), "one "),
+        (("##", " ##"), "one # two"),
+        ((" two ## three", "## t"), "one # two "),
+    ],
+)
+def test_a_text_ends_before_the_stop_string_that_is_complete_first(stop, expected):
+    text = "one # two ## three"
+    assert decoders.before_stop(text, stop) == expected
+    assert decoders.before_stop(f"{text}, {text}", stop, 20) == f"{text}, {expected}"
+
+
+@pytest.mark.parametrize(
+    ("family", "stop", "tokens"),
+    [
+        ("GPT2", ("#", "##", "a"), {"#", "a"}),
+        ("Llama3", ("#", "<|start_header_id|>"), {"#", "<|start_header_id|>"}),
+        # A word's beginning, which reads "t" at the beginning of a text and " t" elsewhere.
+        ("Llama", ("t", " o", "①", "\n"), {"▁t"}),
+    ],
+)
+def test_stop_strings_that_are_one_token_end_texts(family, stop, tokens):
+    tokenizer = causal_presets.make_tokenizer(family)
+    stock = decoders.stop_tokens(tokenizer)
+    found = decoders.stop_tokens(tokenizer, stop) - stock
+    assert {tokenizer.id_to_token(token) for token in found} == tokens
+
+
+@pytest.mark.long
+def test_a_continuation_ends_before_a_stop_string(gpt2, monkeypatch):
+    """Decoding ends there too where it is one token, which changes no text."""
+    preprocessor, sampler = gpt2.preprocessor, samplers.Sampler(temperature=0.8, seed=2)
+    tokenizer, postprocess, seen = preprocessor.tokenizer, preprocessor.generate_postprocess, []
+    monkeypatch.setattr(
+        preprocessor,
+        "generate_postprocess",
+        lambda outputs: seen.append(np.array(outputs["token_ids"])) or postprocess(outputs),
+    )
+    asked = PROMPTS[:2]
+
+    def texts(stop, **settings):
+        del seen[:]
+        settings |= dict(max_length=20, sampler=sampler, stop=stop)
+        return decoders.generate(gpt2, preprocessor, asked, **settings)
+
+    whole = texts(())
+    written = [text.removeprefix(prompt) for text, prompt in zip(whole, asked, strict=True)]
+    ids = seen[0]
+    begins = [len(decoders.prompt_tokens(prompt, tokenizer)) for prompt in asked]
+    several = (written[0][5:9], written[1][3:6], "the", "never written")
+    stock = decoders.stop_tokens(tokenizer)
+    tokens = tuple(
+        next(
+            text
+            for token in row[begin + 1 : -1].tolist()
+            if decoders.stop_tokens(tokenizer, [text := tokenizer.detokenize([token])]) > stock
+        )
+        for row, begin in zip(ids, begins, strict=True)
+    )
+    for stop in (several, tokens):
+        expected = [
+            prompt + decoders.before_stop(text, stop)
+            for prompt, text in zip(asked, written, strict=True)
+        ]
+        assert texts(stop) == expected
+        assert all(a != b for a, b in zip(expected, whole, strict=True))
+        assert (seen[0] == ids).all() == (stop == several)
+        answers = texts(stop, strip_prompt=True)
+        assert [p + a for p, a in zip(asked, answers, strict=True)] == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+def test_a_stop_string_is_not_looked_for_in_the_prompt(family):
+    task = causal_presets.make_task(family)
+
+    def texts(*stop):
+        sampler = samplers.Sampler(temperature=0.8, seed=2)
+        settings = dict(max_length=32, sampler=sampler, stop=stop)
+        return decoders.generate(task, task.preprocessor, PROMPTS, **settings)
+
+    for prompt, text in zip(PROMPTS, whole := texts(), strict=True):
+        assert text.startswith(prompt)
+        stop = (prompt[-1], text[len(prompt) + 4 : len(prompt) + 5] or "x")
+        assert texts(*stop) == [
+            decoders.before_stop(each, stop, len(begun))
+            for each, begun in zip(whole, PROMPTS, strict=True)
+        ]
+
+
 @pytest.mark.long
 def test_different_prompts_are_continued_by_different_draws(gpt2):
     """Of a model that knows nothing: all tokens are as likely. A shorter text begins alike."""

@@ -3,10 +3,26 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from sklearn.metrics import f1_score, matthews_corrcoef, precision_recall_fscore_support
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+    precision_recall_fscore_support,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from distribution import keras_compat
-from models.metrics import LastClassF1, MacroF1, Matthews, Pearson
+from models.metrics import (
+    ExactMatch,
+    LastClassF1,
+    MacroF1,
+    Matthews,
+    MicroF1,
+    Pearson,
+    of_classes,
+)
 from tests.support import forked
 
 
@@ -26,6 +42,59 @@ def test_as_scikit_learn(counted):
         metric.update_state(labels[part], logits[part])
     expected = f1_score(labels, predicted, average="macro")
     assert float(metric.result()) == pytest.approx(expected)
+
+
+@pytest.fixture
+def of_two():
+    """Labels of two classes, and logits that are far from zero or equal for some examples."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=(60,))
+    logits = rng.normal(scale=2, size=(60, 2)) + 50
+    return labels, (logits + np.eye(2)[labels]).astype("float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_of_the_last_of_two_classes_as_scikit_learn(of_two, dtype):
+    labels, logits = of_two
+    predicted = logits.argmax(axis=1)
+    expected = {
+        "f1": f1_score(labels, predicted),
+        "matthews": matthews_corrcoef(labels, predicted),
+        "precision": precision_score(labels, predicted),
+        "recall": recall_score(labels, predicted),
+        "auc": roc_auc_score(labels, logits[:, 1] - logits[:, 0]),
+    }
+    for name, value in expected.items():
+        metric = of_classes(name, 2)
+        assert metric.name == name
+        # The last batch is padded, as an evaluation's.
+        metric.update_state(labels[:40], logits[:40].astype(dtype))
+        padded = (np.concatenate([part[40:], part[:12]]) for part in (labels, logits))
+        metric.update_state(*padded, np.array([1.0] * 20 + [0.0] * 12, dtype))
+        # Keras's area has 200 thresholds.
+        assert float(metric.result()) == pytest.approx(value, abs=2e-3 if name == "auc" else 1e-6)
+        config = keras.saving.serialize_keras_object(metric)
+        made = keras.saving.deserialize_keras_object(config)
+        assert type(made) is type(metric) and made.name == name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_several_labels_as_scikit_learn(dtype):
+    rng = np.random.default_rng(0)
+    labels = (rng.random((50, 4)) < 0.4).astype(np.int32)
+    logits = (rng.normal(size=(50, 4)) + labels).astype(dtype)
+    predicted = logits > 0
+    metrics = [MicroF1(4), MacroF1(4, several=True), ExactMatch()]
+    expected = [f1_score(labels, predicted, average=name) for name in ("micro", "macro")]
+    for metric, value in zip(metrics, [*expected, accuracy_score(labels, predicted)], strict=True):
+        config = keras.saving.serialize_keras_object(metric)
+        for counting in (metric, keras.saving.deserialize_keras_object(config)):
+            for part in (slice(0, 20), slice(20, 50)):
+                counting.update_state(labels[part], logits[part], np.ones(len(labels[part])))
+            counting.update_state(1 - labels, logits, np.zeros(50))
+            assert float(counting.result()) == pytest.approx(value)
+    recalls = [numbers["recall"] for numbers in metrics[1].by_class("abcd").values()]
+    assert recalls == pytest.approx(recall_score(labels, predicted, average=None))
 
 
 @pytest.mark.parametrize("metric", [MacroF1, LastClassF1, Matthews])
@@ -139,8 +208,16 @@ def macro_f1():
     return MacroF1(4)
 
 
+def auc():
+    return of_classes("auc", 2)
+
+
 @pytest.mark.long
-def test_replicas_that_share_one_copy_add_up(counted, scored):
+def test_replicas_that_share_one_copy_add_up(counted, scored, of_two):
+    labels, logits = of_two
+    found = forked.run(count_on_two_replicas, auc, *of_two)
+    expected = roc_auc_score(labels, logits[:, 1] - logits[:, 0])
+    assert found == pytest.approx(expected, abs=2e-3)
     labels, logits, predicted = counted
     found = forked.run(count_on_two_replicas, macro_f1, labels, logits)
     assert found == pytest.approx(f1_score(labels, predicted, average="macro"))

@@ -209,6 +209,19 @@ class TestWhatCannotBeLoaded:
         assert "handles like hf://owner/model" in self.message(CLASSIFIER, "qqqq")
 
     @pytest.mark.parametrize(
+        ("name", "way"),
+        [
+            ("a.keras", "task = keras.saving.load_model("),
+            ("a.weights.h5", "build the task that they are of, load_weights("),
+            ("model.safetensors", "pass the one of its config.json"),
+        ],
+    )
+    def test_a_file(self, name, way, tmp_path):
+        (tmp_path / name).touch()
+        found = self.message(CLASSIFIER, tmp_path / name)
+        assert found.startswith(f"preset {tmp_path / name}: a file, expected a folder; {way}")
+
+    @pytest.mark.parametrize(
         ("preset", "host"),
         [("bert_base_en", "www.kaggle.com"), ("hf://a/b", "huggingface.co")],
     )

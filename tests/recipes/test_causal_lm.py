@@ -181,6 +181,12 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert loss.strip().startswith("the loss of") and step.strip().startswith("a step")
     assert command_line(predict, moved, *command)[1] == out
     assert command_line(predict, moved, *command, "--seed", 1)[1] != out
+    stop = loss.strip()[len("the loss of") + 1 :][:3]
+    status, out, err = command_line(predict, moved, *command, "--stop", "never written", stop)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[1].strip() == loss.strip().partition(stop)[0].strip()
+    status, _, err = command_line(predict, moved, *command, "--stop", "a", "")
+    assert status == 2 and "--stop ['a', '']: expected texts, none of them empty" in err
     status, _, err = command_line(predict, moved, "the " * 16)
     assert status == 2 and "tokens leave no room for more within 16: 'the the" in err
     (tmp_path / "a.txt").write_text("the loss of\n" + "the " * 16 + "\na step")

@@ -25,12 +25,9 @@ TINY = dict(
     epochs=2,
     global_batch_size=16,
     base_learning_rate=0.01,
-    warmup_steps=5,
     log_every=1,
     quiet=True,
 )
-
-NO_WARMUP = "--warmup-steps 5: shortened to 0, a tenth of all steps"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +89,7 @@ def test_results(run, molecules):
     folder, results = run
     assert results["steps"] == 8 and results["learning_rate"] == 0.01
     assert set(results["test"]) == {"mae", "rmse", "r2", "perfect_duplex_mae"}
-    assert results["notes"] == [NO_WARMUP]
+    assert results["notes"] == []
     shown = json.loads((folder / "options.json").read_text())["shown"]
     assert shown["warmup_steps"] == 0 and "- `warmup_steps`: 0\n" in (
         folder / "model" / "README.md"
@@ -348,10 +345,7 @@ def test_equal_test_temperatures_lose_no_training(tmp_path):
     assert results["steps"] == 2
     for found in results["test_by_dataset"].values():
         assert set(found) == {"molecules", "mae", "rmse"}
-    assert results["notes"] == [
-        NO_WARMUP,
-        "r2 is left out: all temperatures of the test split are equal",
-    ]
+    assert results["notes"] == ["r2 is left out: all temperatures of the test split are equal"]
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

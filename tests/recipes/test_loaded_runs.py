@@ -1229,7 +1229,8 @@ class TestRefused:
         folder = copied("mnist")
         (folder / "results.json").unlink()
         assert "not finished, 0 of 1 steps are saved" in said(folder)
-        (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+        for name in ("step-00000001", "step-00000001-backup"):
+            (folder / "checkpoints" / name).mkdir(parents=True)
         assert "not finished, 1 of 1 steps are saved" in said(folder)
         assert "no such folder" in said(tmp_path / "nothing")
         (tmp_path / "more").mkdir()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from data import batches, pairs, prompts, summaries
 from data.errors import DataError
-from models import encoder_decoders, samplers
+from models import decoders, encoder_decoders, samplers
 from recipes import evaluate, export, predict, seq2seq
 from tests.support import plain_keras, seq2seq_presets, strategy_run
 from training import checks
@@ -78,6 +78,9 @@ def test_a_run_is_evaluated_and_answers(run, tmp_path):
     with pytest.raises(DataError, match="expected a list of inputs"):
         seq2seq.predict(trained, "one")
     assert seq2seq.predict(trained, asked, temperature=2.0, seed=2) != drawn
+    for wrong in (("a", ""), "a"):
+        with pytest.raises(OptionsError, match="--stop .*: expected texts, none of them empty"):
+            seq2seq.predict(trained, asked, stop=wrong)
     # Other prompts have other draws, also where all tokens are about as likely.
     drawn = seq2seq.predict(trained, asked, temperature=1e3, top_k=0)
     assert len({answer[0]["text"] for answer in drawn}) == len(asked)
@@ -90,6 +93,34 @@ def test_the_saved_model_answers_without_this_package(run):
     task = keras_nlp.models.Seq2SeqLM.from_preset(str(options.run_dir / "model"), dtype="float32")
     task.compile(sampler="greedy", jit_compile=False)
     assert list(task.generate(asked)) == [answer[0]["text"]]
+
+
+@pytest.mark.long
+def test_it_answers_up_to_a_stop_string(run, command_line):
+    options, _ = run
+    asked = ("the sum of one and two is 21", "--temperature", 2.0, "--json")
+    _, out, _ = command_line(predict, options.run_dir, *asked)
+    ((answer,),) = json.loads(out)
+    stop = answer["text"][1:3]
+    status, out, err = command_line(predict, options.run_dir, *asked, "--stop", "never", stop)
+    assert (status, err) == (0, "")
+    assert json.loads(out) == [[{"text": answer["text"].partition(stop)[0]}]] != [[answer]]
+
+
+@pytest.mark.long
+def test_label_smoothing_is_in_the_losses_alone(run):
+    options, plain = run
+    smoothed = dataclasses.replace(
+        options, label_smoothing=0.5, answered_examples=0, run_dir=options.run_dir.parent / "smooth"
+    )
+    results = seq2seq.main(smoothed)
+    for split in ("", "val_"):
+        plain_gap, gap = (
+            found["history"][f"{split}loss"][-1] - found["history"][f"{split}cross_entropy"][-1]
+            for found in (plain, results)
+        )
+        # A trained model is farther from the even distribution than from the responses.
+        assert abs(plain_gap) < 0.05 < gap
 
 
 @pytest.mark.long
@@ -251,6 +282,31 @@ def test_a_family_trains_as_in_plain_kerasnlp(family, data, tmp_path):
     )
     print(f"{family}: {apart / moved:.1e} of the distance moved")
     assert moved > 0.1 and apart < 1e-5 * moved
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_beams", [0, 3])
+@pytest.mark.parametrize("family", seq2seq_presets.FAMILIES)
+def test_an_answer_ends_before_a_stop_string(family, num_beams, monkeypatch):
+    """A search compares whole answers, so that it finds the one that it finds without."""
+    task = seq2seq_presets.make_task(family)
+    tokenizer = task.preprocessor.tokenizer
+    stock = decoders.stop_tokens(tokenizer)
+    texts = {tokenizer.detokenize([token]): token for token in range(tokenizer.vocabulary_size())}
+    words = [text for text in texts if decoders.stop_tokens(tokenizer, [text]) > stock]
+    words = [text for text in words if text.isprintable() and text not in tokenizer.special_tokens]
+    words = words[-6:]  # the model writes these alone, so that answers have some of them
+    ids = np.sort([*stock, *(texts[text] for text in words)])
+    monkeypatch.setattr(encoder_decoders.word_pieces, "ids_of", lambda tokenizer: ids)
+    sampler = samplers.BeamSearch(num_beams) if num_beams else samplers.Sampler(3.0, seed=1)
+
+    def answers(stop):
+        asked = ["the loss of a step", "what is the capital of France? Paris is."]
+        return encoder_decoders.generate(task, task.preprocessor, asked, sampler, stop)
+
+    whole = answers(())
+    for stop in ([words[0]], words[1:2], words[2:], [text[1:4] or "x" for text in whole]):
+        assert answers(stop) == [decoders.before_stop(text, stop) for text in whole]
 
 
 @pytest.mark.long

@@ -110,13 +110,17 @@ def first_batch(dataset):
 )
 def test_replicas_multiply_the_batch_and_the_rate(scaling, factor, at_fit, monkeypatch):
     monkeypatch.setattr(strategies, "replicas", lambda strategy: 4)
-    found = at_fit(batch_size_per_replica=2, base_learning_rate=1e-3, lr_scaling=scaling)
+    options = dict(batch_size_per_replica=2, base_learning_rate=1e-3, lr_scaling=scaling)
+    warms_up = at_fit.recipe != "mnist"
+    found = at_fit(**options, **({"warmup_steps": 3} if warms_up else {}))
     assert first_batch(found.train_data)[2] == 8
     assert first_batch(found.arguments["validation_data"])[2] == 8
     schedule = keras_compat.learning_rate_of(found.model.optimizer)
     steps = found.arguments["steps_per_epoch"] * found.arguments["epochs"]
     rates = keras.ops.convert_to_numpy(schedule(np.arange(steps + 1)))
     assert max(rates) == pytest.approx(factor * 1e-3)
+    peaks = np.flatnonzero(np.isclose(rates, max(rates), rtol=1e-6))
+    assert peaks.tolist() == ([2, 3] if warms_up else [0])
     assert rates[-1] == pytest.approx(0, abs=1e-9) and rates[-2] > 0, "zero where the run ends"
 
 

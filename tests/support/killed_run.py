@@ -61,6 +61,10 @@ RUNS = {
         "text_classification",
         strategy_run.TINY_SENTENCES | SMALL | dict(labels="scores", validate_every=3),
     ),
+    "several": (
+        "text_classification",
+        strategy_run.TINY_SENTENCES | SMALL | dict(labels="several", validate_every=3),
+    ),
 }
 
 

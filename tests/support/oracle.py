@@ -19,7 +19,7 @@ import plain_keras
 import strategy_run
 import tensorflow as tf
 
-from data import arrays, images, masked_lm, melting, scores, sentences, text
+from data import arrays, images, masked_lm, melting, scores, sentences, several_labels, text
 from data.batches import training_batches
 from models import bert as bert_model
 from models import decoders, fine_tuning
@@ -36,9 +36,9 @@ def train(strategy, model, optimizer, dataset, options, example_losses, warmup_s
     """Trains; returns the loss and the gradient's norm before clipping of each step.
 
     `example_losses(y, prediction)` gives the losses of examples, or of their predictions. The rate
-    rises linearly over `warmup_steps`, at most a tenth of the run, and falls linearly to zero.
+    rises linearly over `warmup_steps`, by default a tenth of the run, and falls linearly to zero.
     """
-    warmup = min(warmup_steps, options.max_steps // 10)
+    warmup = options.max_steps // 10 if warmup_steps is None else warmup_steps
 
     def rate(number):
         if number < warmup:
@@ -145,7 +145,7 @@ def classification(options, strategy):
         texts,
         keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, options.sequence_length),
     )
-    share = options.token_dropout or (0.0 if data.scores else 0.5)
+    share = options.token_dropout or (0.5 if data.kind == "classes" else 0.0)
     dataset = plain_keras.in_full(
         inputs,
         labels,
@@ -155,6 +155,8 @@ def classification(options, strategy):
     )
     if data.scores:
         return scores_(options, strategy, inputs, labels, tokenizer, dataset)
+    if data.several:
+        return several(options, strategy, inputs, labels, tokenizer, dataset)
     with strategy.scope():
         evidence = sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(data.classes))
         model = text_classification.build_model(options, len(data.classes), evidence=evidence)
@@ -179,6 +181,22 @@ def scores_(options, strategy, inputs, labels, tokenizer, dataset):
         return tf.square((predicted[:, 0] - y[:, 0]) / deviation)
 
     return train(strategy, model, optimizer, dataset, options, squared_error, options.warmup_steps)
+
+
+def several(options, strategy, inputs, labels, tokenizer, dataset):
+    """The mean of the labels' cross-entropies."""
+    with strategy.scope():
+        evidence = several_labels.evidence(inputs, labels, tokenizer)
+        model = text_classification.build_model(
+            options, labels.shape[1], evidence=evidence, sample=inputs, several=labels
+        )
+        optimizer = adamw(options, model)
+
+    def cross_entropy(y, logits):
+        of_labels = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y, logits.dtype), logits)
+        return tf.reduce_mean(of_labels, axis=1)
+
+    return train(strategy, model, optimizer, dataset, options, cross_entropy, options.warmup_steps)
 
 
 def adamw(options, model, beta_2=0.999):

@@ -36,8 +36,8 @@ TINY_BERT = COMMON | dict(
     sequence_length=16,
     base_learning_rate=0.01,
 )
-TINY_TEXT = TINY_BERT | dict(preset="scratch", warmup_steps=2)
-TINY_CAUSAL = TINY_BERT | dict(vocabulary_size=280, warmup_steps=2)
+TINY_TEXT = TINY_BERT | dict(preset="scratch")
+TINY_CAUSAL = TINY_BERT | dict(vocabulary_size=280)
 TINY_SENTENCES = TINY_BERT | dict(dropout=0.0, group_by_length="on")
 TINY_IMAGES = COMMON | dict(dropout=0.0, l2=0.01, base_learning_rate=0.002)
 TINY_OLIGOS = COMMON | dict(
@@ -46,7 +46,6 @@ TINY_OLIGOS = COMMON | dict(
     hidden_dim=8,
     dropout=0.0,
     base_learning_rate=0.001,
-    warmup_steps=5,
 )
 # Short and long lines: the accumulated batches have different sums of weights.
 LINES = TINY_TEXT | dict(text_mode="lines", sequence_length=32)
@@ -63,7 +62,7 @@ RUNS = {
     ),
     "mnist": ("mnist", TINY_IMAGES),
     "mnist_together": ("mnist", TINY_IMAGES | TOGETHER),
-    "dna": ("dna_melting", TINY_OLIGOS),
+    "dna": ("dna_melting", TINY_OLIGOS | dict(warmup_steps=5)),
     "dna_together": (
         "dna_melting",
         TINY_OLIGOS | TOGETHER | dict(optimizer="muon", members=2),
@@ -75,6 +74,7 @@ RUNS = {
         "text_classification",
         TINY_SENTENCES | TOGETHER | dict(labels="scores", token_dropout=0.5),
     ),
+    "several": ("text_classification", TINY_SENTENCES | dict(labels="several")),
 }
 
 # Plain Keras programs, whose dropout is on. Batches that two and three replicas can share.

@@ -17,6 +17,7 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from data.errors import DataError
 from distribution.errors import DistributionError
 from machine.quiet_start import exit_on_interrupt
+from recipes import compare
 from tests.support import processes
 from training.errors import OptionsError, RunError
 from training.signals import StopRequested
@@ -54,6 +55,21 @@ def test_status_and_line_of_each_end(as_command, error, status, said):
             raise error
 
     assert as_command(main=main) == (status, "", said)
+
+
+@pytest.mark.parametrize("error", [Stopped("stopped and saved."), StopRequested()])
+def test_the_status_is_the_same_on_a_closed_terminal(as_command, error, monkeypatch):
+    master, terminal = os.openpty()
+
+    def main(options):
+        raise error
+
+    with open(terminal, "w") as stream:
+        os.close(master)
+        monkeypatch.setattr(sys, "stderr", stream)
+        status, _, _ = as_command(main=main)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)  # for the rest of the buffer
+    assert status == 75
 
 
 @pytest.mark.parametrize("name", ["data", "training"])
@@ -188,12 +204,13 @@ class TestInterruptedImport:
         found = interrupted("-m", *words.split(), **environ)
         assert found == (f"{noise}{line}\n", 75)
 
-    def test_sigterm_is_one_line_too(self, interrupted):
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_other_signals_are_one_line_too(self, interrupted, number):
         """A scheduler that takes the machine away; as process 1 of a container it was lost."""
-        found = interrupted("-m", "recipes.mnist", number=signal.SIGTERM)
+        found = interrupted("-m", "recipes.mnist", number=number)
         assert found == ("stopped before training began: the same command starts again\n", 75)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_not_where_it_is_ignored(self, interrupted, number):
         with pytest.raises(subprocess.TimeoutExpired):  # as after nohup, or in the background
             interrupted("-m", "recipes.mnist", number=number, handler=signal.SIG_IGN, seconds=1)
@@ -217,10 +234,34 @@ class TestInterruptedImport:
         assert within == stock
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_does_not_train_is_interrupted(command_line, number, tmp_path):
+    """As by Ctrl-C; `timeout` signals the process and its group, which is one request."""
+    cleaned = []
+
+    def main(options):
+        assert signal.getsignal(number) != signal.SIG_DFL
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        finally:
+            os.kill(os.getpid(), number)
+            cleaned.append(True)
+
+    ended = command_line(compare, tmp_path, main=main)
+    assert ended == (75, "", "stopped: the same command starts again\n") and cleaned
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
 class TestFolder:
     def test_a_file_where_a_folder_is_expected(self, as_command, tmp_path):
         (tmp_path / "file").touch()
-        for path, words in (("file", "File exists"), ("file/run", "Not a directory")):
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        for path, words in (
+            ("file", "is a file, not a folder"),
+            ("link", "is a link to nothing"),
+            ("file/run", "Not a directory"),
+        ):
             status, _, errors = as_command("--run-dir", tmp_path / path)
             assert status == 2 and f"--run-dir {tmp_path / path}: {words}" in errors
             assert errors.count("\n") == 1

@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes import bert_mlm, causal_lm, compare, dna_melting, mnist, predict, text_classification
+from recipes import (
+    bert_mlm,
+    causal_lm,
+    compare,
+    dna_melting,
+    mnist,
+    predict,
+    seq2seq,
+    text_classification,
+)
 from tests.support import tiny_recipe
 from training.command_line import NAMES_ELSEWHERE, alias_notes, make_parser, parse
 from training.errors import OptionsError, RunError
@@ -155,12 +164,15 @@ class TestParse:
         assert "; quote a glob, so that the shell" in capsys.readouterr().err
 
     def test_names_elsewhere_stand_for_options_of_the_recipes(self, capsys):
-        recipes = (bert_mlm, causal_lm, mnist, text_classification, predict)
+        recipes = (bert_mlm, causal_lm, mnist, seq2seq, text_classification, predict)
         kinds = [recipe.Options for recipe in recipes]
         pages = " ".join(make_parser(kind, "prog", "").format_help() for kind in kinds)
         known = set(re.findall(r"(?<!\S)--[a-z][\w-]*", pages))
-        assert set(filter(None, NAMES_ELSEWHERE.values())) <= known
-        assert set(NAMES_ELSEWHERE) & known == {"--init-from"}  # that causal_lm does not have
+        assert {text.partition(" ")[0] for text in NAMES_ELSEWHERE.values() if text} <= known
+        # Of one recipe, and of those that others do not have.
+        assert set(NAMES_ELSEWHERE) & known == {
+            *("--init-from", "--label-smoothing", "--num-beams", "--text-column")
+        }
         with pytest.raises(SystemExit):
             parsed(causal_lm.Options, "--init-from runs/causal_lm/first")
         assert "did you mean --preset?" in capsys.readouterr().err
@@ -168,6 +180,39 @@ class TestParse:
             with pytest.raises(SystemExit):
                 parsed(mnist.Options, f"{name} 100")
             assert "did you mean --max-validation-examples?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("kind", "line", "hint"),
+        [
+            (bert_mlm, "--line_by_line", "; did you mean --text-mode lines?"),
+            (bert_mlm, "--tokenizer_name a", "; did you mean --vocabulary?"),
+            (bert_mlm, "--validation_split_percentage 5", ""),
+            (bert_mlm, "--validation-split 0.1", ""),
+            (bert_mlm, "--num_beams 4", ""),
+            (bert_mlm, "--text_column a", "; did you mean --text-column?"),
+            (mnist, "--label-smoothing 0.1", ""),
+            (mnist, "--eval_accumulation_steps 4", ""),
+            (mnist, "--per_device_eval_batch_size 4", ""),
+            (mnist, "--max_predict_samples 4", ""),
+            (mnist, "--fsdp a", ""),  # but for its hyphens it is not much like --seed
+            (causal_lm, "--packing", ""),
+            (causal_lm, "--beta 0.1", ""),
+            (causal_lm, "--lora-alpha 16", ""),
+            (causal_lm, "--lora_dropout 0.1", ""),
+            (causal_lm, "--assistant-only-loss", ""),
+            (causal_lm, "--lora_r 8", "; did you mean --lora-rank?"),
+            (seq2seq, "--num_beams 4", "; did you mean --num-beams?"),
+            (seq2seq, "--max_target_length 9", "; did you mean --response-length?"),
+            (seq2seq, "--text_column a", "; did you mean --prompt-column?"),
+            (seq2seq, "--summary_column a", "; did you mean --response-column?"),
+            (seq2seq, "--pad_to_max_length", "; did you mean --group-by-length off?"),
+            (seq2seq, "--label_smoothing_factor 0.1", "; did you mean --label-smoothing?"),
+        ],
+    )
+    def test_a_hint_names_what_does_the_same_or_nothing(self, kind, line, hint, capsys):
+        with pytest.raises(SystemExit):
+            parsed(kind.Options, line)
+        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {line}{hint}\n")
 
     def test_an_alias_says_which_option_it_is(self):
         line = "--learning-rate 0.1 --batch-size=16"
@@ -338,6 +383,19 @@ class TestProblems:
     def test_a_window_of_steps(self, text, window):
         assert profile_window(text) == window
         assert bool(problems(profile=text)) == (window is None)
+
+    def test_a_warm_up_ends_before_the_run(self):
+        (problem,) = problems(warmup_steps=20, max_steps=20)
+        assert problem == "--warmup-steps 20: must be less than --max-steps 20"
+        assert not problems(warmup_steps=19, max_steps=20) and not problems(max_steps=20)
+
+    @pytest.mark.parametrize(
+        ("metric", "name"), [("accuracy", "val_accuracy"), ("eval_loss", "val_loss")]
+    )
+    def test_the_best_is_of_a_validation_metric(self, metric, name):
+        (problem,) = problems(keep_best=metric)
+        assert problem == f"--keep-best {metric}: must begin with val_, as {name} does"
+        assert not problems(keep_best=name)
 
     def test_zero_where_it_means_none(self):
         assert not problems(weight_decay=0.0, warmup_steps=0, dropout=0.0, beta_2=0.0)

@@ -4,18 +4,30 @@ import numpy as np
 import pytest
 
 from training.errors import OptionsError
-from training.options import SharedOptions
+from training.options import EvaluationRequest, TransformerOptions
 from training.plan import make_plan
 
 
-def plan(replicas=1, examples=1000, planned=None, resumed=None, steps_done=0, **options):
+def plan(
+    replicas=1,
+    examples=1000,
+    planned=None,
+    resumed=None,
+    steps_done=0,
+    default_warmup=None,
+    evaluation=None,
+    **options,
+):
+    options = TransformerOptions(**({"epochs": 3} | options))
+    options.evaluation = evaluation
     return make_plan(
-        SharedOptions(**({"epochs": 3} | options)),
+        options,
         replicas=replicas,
         planned_replicas=planned,
         examples=examples,
         batch_size_per_replica=32,
         base_learning_rate=0.1,
+        warmup_steps=default_warmup,
         steps_done=steps_done,
         resumed=resumed,
     )
@@ -76,8 +88,19 @@ class TestPlan:
         found = plan(accumulate_steps=4, steps_done=9).batches
         assert found == {"batch_size": 32, "batches_per_epoch": 28, "first_batch": 36}
 
-    def test_a_warm_up_is_at_most_a_tenth(self):
-        assert [plan().warmup_steps(wanted) for wanted in (0, 5, 200)] == [0, 5, 9]
+    def test_the_recipes_warm_up_is_at_most_a_tenth(self):
+        found = [plan(default_warmup=steps).warmup_steps for steps in (None, 0, 5, 200)]
+        assert found == [0, 0, 5, 9]
+
+    def test_a_warm_up_that_was_asked_for_is_used_or_refused(self):
+        for steps in (0, 5, 50, 92):
+            assert plan(default_warmup=5, warmup_steps=steps).warmup_steps == steps
+        expected = "--warmup-steps 93: must be less than the 93 steps of the run"
+        with pytest.raises(OptionsError, match=expected):
+            plan(default_warmup=5, warmup_steps=93)
+        # Nothing is trained on the data of an evaluation, which may be few.
+        few = plan(default_warmup=5, warmup_steps=93, evaluation=EvaluationRequest(None))
+        assert few.warmup_steps == 92  # Keras refuses a schedule of no steps
 
     def test_too_few_examples(self):
         with pytest.raises(OptionsError, match="one step takes 128 .* has 100: use"):

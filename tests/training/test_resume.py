@@ -139,6 +139,7 @@ def test_a_deterministic_run_on_one_device_that_xla_compiles(recipe, folder, unb
         ("bert_together", {}),
         ("dna", {}),
         ("scores", {}),
+        ("several", {}),
     ],
     ids=[
         "mirrored x 2",
@@ -146,6 +147,7 @@ def test_a_deterministic_run_on_one_device_that_xla_compiles(recipe, folder, unb
         "accumulation, clipping, evaluations in mid-epoch",
         "dna_melting",
         "scores of text_classification",
+        "several labels of text_classification",
     ],
 )
 @pytest.mark.long

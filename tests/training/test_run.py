@@ -1,5 +1,6 @@
 """Tests a whole run of the tiny recipe: nothing is lost, nothing silently wrong."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -608,16 +609,36 @@ class TestResume:
         start(folder, inside=lambda run, model: seen.append((run.options.dataset, run.dataset)))
         assert seen == [("auto", "numbers")]
 
-    def test_a_finished_run_has_nothing_to_do(self, finished):
+    def test_a_finished_run_has_nothing_to_do(self, finished, capsys):
         before = files_below(finished / "checkpoints") | files_below(finished / "model")
         results = start(finished, **EVALUATIONS)
         assert results == processes.results(finished)
+        said = capsys.readouterr().out  # with --quiet
+        assert said == f"the run in {finished} is finished: nothing to do\n"
         assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
 
     def test_an_extension_that_is_refused_leaves_it_finished(self, copied):
         with pytest.raises(OptionsError, match="--keep-best val_nothing"):
             start(copied, **EVALUATIONS, resume="extend", epochs=3, keep_best="val_nothing")
         assert start(copied, **EVALUATIONS) == processes.results(copied)
+
+    def test_an_extension_that_is_killed_before_its_results(self, copied, monkeypatch):
+        """The model is the longer run's, the results are those from before."""
+        stock = run_module.RunFolder.write_json
+
+        def write_json(self, name, content):
+            if name == "results.json":
+                raise KeyboardInterrupt
+            stock(self, name, content)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run_module.RunFolder, "write_json", write_json)
+            with pytest.raises(KeyboardInterrupt):
+                start(copied, **EVALUATIONS, resume="extend", epochs=3)
+        with pytest.raises(RunError, match="was stopped while it was extended; the same command"):
+            load_run(copied, trust_module=tiny_recipe.__name__)
+        start(copied, **EVALUATIONS, epochs=3)
+        assert load_run(copied, trust_module=tiny_recipe.__name__).results["steps"] == 27
 
     def test_a_model_that_is_gone_is_written_again(self, finished, copied, capsys):
         model = files_below(copied / "model")
@@ -856,18 +877,41 @@ class TestSignals:
         with pytest.raises(signals_module.StopRequested):
             Signals()._handle(signal.SIGINT, None)
 
-    def test_an_ignored_signal_stays_ignored(self):
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_an_ignored_signal_stays_ignored(self, number):
         """As after nohup; a strategy of TensorFlow may have installed its own handler since."""
-        before, signals = signal.signal(signal.SIGTERM, signal.SIG_IGN), Signals()
+        before, signals = signal.signal(number, signal.SIG_IGN), Signals()
         try:
             signals.install()
-            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            signal.signal(number, lambda number, frame: None)
             signals.install()
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and not signals.asked
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) == signal.SIG_IGN and not signals.asked
         finally:
             signals.restore()
-            assert signal.signal(signal.SIGTERM, before) == signal.SIG_IGN
+            assert signal.signal(number, before) == signal.SIG_IGN
+
+    def test_only_the_launcher_names_the_command(self, at_step, tmp_path, monkeypatch):
+        monkeypatch.setenv("KERAS_RECIPES_LAUNCHED", "1")
+        at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Stopped, match="^stopped and saved$"):
+            start(tmp_path / "run")
+
+    def test_a_terminal_that_closes_saves_and_stops(self, at_step, tmp_path):
+        master, terminal = os.openpty()
+
+        def close():
+            os.close(master)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        at_step(5, close)
+        with open(terminal, "w") as out, open(os.dup(terminal), "w") as err:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                with pytest.raises(Stopped):
+                    start(tmp_path / "run", quiet=False)
+            for stream in (out, err):  # for the rest of their buffers
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        assert newest(tmp_path / "run").step == 5
 
     def test_the_run_ends_well_if_it_has_finished(self, tmp_path, monkeypatch):
         """A worker waits while the chief writes the model."""

@@ -116,6 +116,7 @@ class TestForeignFolders:
             "chief-0.log",
             "ps-1.log",
             f".options.json.123{files.PARTIAL}",
+            "lost+found",  # of a new disk
         ):
             (tmp_path / "run" / name).touch()
         assert opened().checkpoint is None
@@ -229,6 +230,15 @@ class TestOtherRuns:
         with pytest.raises(RunError, match="cannot be locked .No locks available.; pass a folder"):
             opened()
 
+    def test_one_whose_checkpoints_are_damaged_begins_again(self, trained, opened, caplog):
+        """It says so, and keeps the metrics; another start that saves nothing keeps them, too."""
+        for content in ("all of it\n", "of a second start\n"):
+            (trained / "metrics.jsonl").write_text(content)
+            opened().close()
+            assert not (trained / "metrics.jsonl").exists()
+            assert (trained / "old-metrics.jsonl").read_text() == "all of it\n"
+        assert "no checkpoint is left, training begins again at step 0" in caplog.text
+
     def test_what_a_run_without_a_checkpoint_logged_goes(self, there, opened):
         (there / "metrics.jsonl").write_text("{}\n")
         (there / "events.out.tfevents.1.host").touch()
@@ -308,14 +318,18 @@ class TestExtending:
         assert again.results is None
         assert again.checkpoint.step == step and again.checkpoint.state["finished"]
 
-    def test_a_finished_extension_is_finished(self, finished, opened):
+    @pytest.mark.parametrize("resume", ["auto", "extend"])
+    def test_a_finished_extension_is_finished(self, finished, opened, resume):
         folder = opened(resume="extend", epochs=3)
         folder.keep_facts(self.LONGER)
         folder.close()
         save_checkpoint(finished, 27, finished=True)
         files.remove(finished / "model")
         save_results(finished, 27)
-        assert opened(epochs=3).results["steps"] == 27
+        again = opened(resume=resume, epochs=3)
+        assert again.results["steps"] == 27
+        again.close()
+        assert opened(resume="extend", epochs=4).results is None  # a longer one
 
     @pytest.mark.parametrize("resume", ["auto", "extend"])
     def test_without_a_checkpoint_nothing_is_lost(self, finished, opened, resume):
