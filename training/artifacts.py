@@ -17,7 +17,7 @@ import numpy as np
 from callbacks.errors import saving
 from data import files
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution import keras_compat
+from distribution.keras_compat import hub_models
 from machine import requirements
 from training import checks
 from training.errors import RunError
@@ -206,7 +206,7 @@ def load_model(
                 task = kind.from_preset(str(folder), compile=False, dtype=dtype)
                 text = (folder / files.METADATA).read_text("utf-8")
                 if json.loads(text).get(files.SPLITS_WORDS):
-                    keras_compat.split_words(task.preprocessor.tokenizer)
+                    hub_models.split_words(task.preprocessor.tokenizer)
                 return task
             policy = dtype or trained_in or keras.config.dtype_policy().name
             with checks.precision(policy):

@@ -21,8 +21,9 @@ from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
 from data import batches, files
 from data.errors import first_line, listed
-from distribution import keras_compat, kinds, step, strategies
+from distribution import kinds, step, strategies
 from distribution.errors import DistributionError
+from distribution.keras_compat import compiled_metrics, fitting, inspection, randomness
 from distribution.metric_states import MetricStates
 from training.errors import OptionsError, RunError
 from training.options import SharedOptions, flag
@@ -97,7 +98,7 @@ def require_precision(model: keras.Model, name: str) -> None:
         RunError: Keras's session was cleared, the policy is not the run's any more, or no layer
             computes in its dtype.
     """
-    if keras_compat.random_seed() is None:
+    if randomness.random_seed() is None:
         raise RunError(
             "keras.utils.clear_session() was called after run.plan(), and has reset the seed and "
             "the dtype policy of the run: call it before"
@@ -109,7 +110,7 @@ def require_precision(model: keras.Model, name: str) -> None:
             "--precision alone"
         )
     dtype = keras.DTypePolicy(name).compute_dtype
-    parts = [e for e in keras_compat.layers_of(model) if not isinstance(e, keras.Model)]
+    parts = [e for e in inspection.layers_of(model) if not isinstance(e, keras.Model)]
     found = {each.compute_dtype for each in parts if each.weights}
     if found and dtype not in found:
         raise RunError(
@@ -424,13 +425,13 @@ def require_one_rate(model: keras.Model) -> None:
 def random_layers_note(model: keras.Model) -> str | None:
     """Returns a line that names layers whose draws may depend on the number of replicas, or None.
 
-    Dropout is not among them, see `keras_compat.drop_out_by_place`. How a layer of the user's uses
+    Dropout is not among them, see `randomness.drop_out_by_place`. How a layer of the user's uses
     its generators cannot be seen.
     """
     names = [
         layer.name
-        for layer in keras_compat.layers_of(model)
-        if not isinstance(layer, keras_compat.DROPOUT) and keras_compat.seeds_of(layer)
+        for layer in inspection.layers_of(model)
+        if not isinstance(layer, randomness.DROPOUT) and randomness.seeds_of(layer)
     ]
     if not names:
         return None
@@ -456,7 +457,7 @@ def require_sums(model: keras.Model, train_data: tf.data.Dataset) -> list[str]:
     strategy = model.distribute_strategy
     metrics = [
         (place, metric)
-        for place, metric in keras_compat.own_metrics(model)
+        for place, metric in compiled_metrics.own_metrics(model)
         if type(metric).__module__.partition(".")[0] not in PACKAGES_WHOSE_METRICS_ADD_UP
     ]
     if not metrics or kinds.name_of(strategy) in kinds.SHARED_WEIGHTS:
@@ -468,7 +469,7 @@ def require_sums(model: keras.Model, train_data: tf.data.Dataset) -> list[str]:
         return [_not_tried(metric, error) for _, metric in metrics]
     for place, metric in metrics:
         try:
-            is_sum = keras_compat.adds_up(metric, strategy, labels[place], outputs[place])
+            is_sum = compiled_metrics.adds_up(metric, strategy, labels[place], outputs[place])
         except Exception as error:  # likewise
             notes.append(_not_tried(metric, error))
             continue
@@ -497,12 +498,12 @@ def _some_outputs(model: keras.Model, train_data: tf.data.Dataset) -> tuple[list
     strategy, plain = model.distribute_strategy, tf.autograph.experimental.do_not_convert
 
     def predict():
-        return strategy.run(plain(lambda: keras_compat.call(model, x, training=False)))
+        return strategy.run(plain(lambda: fitting.call(model, x, training=False)))
 
     outputs = tf.nest.map_structure(
         lambda value: strategy.experimental_local_results(value)[0], tf.function(plain(predict))()
     )
-    in_order = keras_compat.in_order_of_outputs
+    in_order = compiled_metrics.in_order_of_outputs
     return in_order(model, y), in_order(model, outputs)
 
 
@@ -606,7 +607,7 @@ def watch_fit(
     and saves what they decide. `model.compile()` is rejected: it would replace the run's step. The
     training also reads the numbers of a step only where a callback looks them up
     (`callbacks/late_numbers.py`), and copies batches to a GPU before their steps
-    (`keras_compat.copy_batches_ahead`).
+    (`fitting.copy_batches_ahead`).
 
     Args:
         model: compiled and built; changed in place.
@@ -705,7 +706,7 @@ def require_compiled(model: keras.Model, train_data) -> None:
             "that takes the inputs of train_data (of a GAN for instance: return "
             "self.discriminator(inputs))"
         )
-    if model.compiled and model.run_eagerly and not keras_compat.own_steps(model):
+    if model.compiled and model.run_eagerly and not inspection.own_steps(model):
         problems.append(
             f"{type(model).__name__} is compiled with run_eagerly=True, and a run computes its "
             "steps as graphs: leave it out"
@@ -730,7 +731,7 @@ def require_compiled(model: keras.Model, train_data) -> None:
             problems.append(
                 "train_data has None in a batch: an output without weights of its own needs ones"
             )
-        if model.compiled and not has_labels and keras_compat.needs_labels(model):
+        if model.compiled and not has_labels and inspection.needs_labels(model):
             problems.append(
                 "train_data has no labels, which the loss or the metrics of compile() compare with "
                 "the outputs: pass them as y (of an autoencoder x itself), or write a "
@@ -749,7 +750,7 @@ def require_kept_variables(model: keras.Model) -> None:
     Raises:
         RunError: names the layer and its attribute.
     """
-    for layer in keras_compat.layers_of(model):
+    for layer in inspection.layers_of(model):
         for name, value in vars(layer).items():
             if name.startswith("_self_"):  # TensorFlow's own lists of them
                 continue
@@ -778,7 +779,7 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
     """
     strategy = model.distribute_strategy
     # On several replicas such a model is rejected later.
-    if "train_step" not in keras_compat.own_steps(model) or strategy.num_replicas_in_sync > 1:
+    if "train_step" not in inspection.own_steps(model) or strategy.num_replicas_in_sync > 1:
         return
     with strategy.scope():
         step_of_batch = tf.function(
@@ -842,7 +843,7 @@ def first_batches_sha256(train_data: tf.data.Dataset) -> list[str]:
         RunError: the data are empty, have a negative weight, begin with other batches, or draw
             numbers that would be others after a resume.
     """
-    operation = keras_compat.random_operation(train_data)
+    operation = randomness.random_operation(train_data)
     if operation:
         raise RunError(
             f"train_data draws random numbers or changes variables as it is read ({operation} in "
@@ -972,7 +973,7 @@ def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     The others are attributes of the model or of its layers, or in lists and dicts that are.
     """
     found = {id(each): each for each in step.inner_optimizers(model.optimizer)}
-    for layer in keras_compat.layers_of(model):
+    for layer in inspection.layers_of(model):
         for value in vars(layer).values():
             parts = value.values() if isinstance(value, dict) else value
             for part in parts if isinstance(value, dict | list | tuple) else [value]:

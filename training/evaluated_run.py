@@ -11,7 +11,8 @@ from callbacks.records import with_perplexity
 from callbacks.tensorboard import TensorBoard
 from data.errors import listed
 from data.files import default_cache_dir, is_same
-from distribution import keras_compat, step
+from distribution import step
+from distribution.keras_compat import fitting
 from training import checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
@@ -156,7 +157,7 @@ class EvaluatedRun:
                 "(run.prepare(test=None))"
             )
         self._perplexity_of = perplexity_of
-        keras_compat.build(model, test)
+        fitting.build(model, test)
         step.install(model)
         self._take_weights(model, saves or model, test)
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}

@@ -40,9 +40,10 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import keras_compat, kinds, parameter_server, step, strategies
+from distribution import kinds, parameter_server, step, strategies
 from distribution.cluster import LAUNCHED, slurm_job
 from distribution.errors import DistributionError
+from distribution.keras_compat import fitting, inspection, patches
 from machine import device, mfu, xla_cache
 from training import artifacts, checks
 from training.errors import OptionsError, RunError, WorkerLost
@@ -101,11 +102,11 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
     checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_compat.name_metrics_as_in_first_run())
+        stack.enter_context(patches.name_metrics_as_in_first_run())
         if options.evaluation is not None:
             strategy = tf.distribute.get_strategy()
             stack.enter_context(checks.precision(options.precision))
-            stack.enter_context(keras_compat.patch_keras_for(strategy))
+            stack.enter_context(patches.patch_keras_for(strategy))
             yield EvaluatedRun(recipe, options, strategy, options.evaluation)
             return
         checks.refuse_pairs(options)
@@ -117,7 +118,7 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
             tf.config.experimental.enable_op_determinism()
         strategy = strategies.make_strategy(options.strategy, options.replicas)
         signals.install()  # MultiWorkerMirroredStrategy installs its own handler of SIGTERM
-        stack.enter_context(keras_compat.patch_keras_for(strategy))
+        stack.enter_context(patches.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
@@ -527,7 +528,7 @@ class Run:
         checks.require_in_scope(model, self.strategy)
         first_batches = checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
-        keras_compat.build(model, train_data)
+        fitting.build(model, train_data)
         self._note_own_rate(model)
         plan = self._plan
         checks.require_precision(model, options.precision)
@@ -543,7 +544,7 @@ class Run:
             self.note(*checks.require_sums(model, train_data))
         checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
-        if options.jit != "on" and keras_compat.not_for_xla(model):
+        if options.jit != "on" and inspection.not_for_xla(model):
             jit = False
         restored = False
         if jit:  # before the first program is compiled
@@ -635,12 +636,12 @@ class Run:
         Raises:
             OptionsError: the user chose a `--base-learning-rate`, which the recipe ignores.
         """
-        if self._recipe_plan.rate_was_read or keras_compat.own_steps(model):
+        if self._recipe_plan.rate_was_read or inspection.own_steps(model):
             return
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if isinstance(optimizer, keras.optimizers.MultiOptimizer):
             return
-        rate = keras_compat.learning_rate_of(optimizer)
+        rate = inspection.learning_rate_of(optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return  # which is no single number, and may begin with 0
         planned, own = self._plan.learning_rate, used_learning_rate(optimizer)
