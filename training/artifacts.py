@@ -19,7 +19,7 @@ from data import files
 from data.errors import DataError, first_line, is_out_of_memory
 from distribution.keras_compat import hub_models
 from machine import requirements
-from training import checks
+from training import numerics
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -209,7 +209,7 @@ def load_model(
                     hub_models.split_words(task.preprocessor.tokenizer)
                 return task
             policy = dtype or trained_in or keras.config.dtype_policy().name
-            with checks.precision(policy):
+            with numerics.precision(policy):
                 if dtype is None:
                     return keras.saving.load_model(folder / KERAS_FILE, compile=False)
                 return _load_with_dtype(folder / KERAS_FILE, dtype)

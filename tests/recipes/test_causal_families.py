@@ -16,7 +16,7 @@ from distribution.keras_compat import generation
 from models import decoders
 from recipes import causal_lm, evaluate
 from tests.support import causal_presets, plain_keras
-from training import checks
+from training import numerics
 from training.loaded_run import load_run
 
 pytestmark = pytest.mark.long
@@ -63,7 +63,7 @@ def one_by_one(rows, indices):
 def train_plainly(preset, options):
     """The weights before and after `STEPS` of KerasNLP's own training, one example per row."""
     models = keras_nlp.models
-    with checks.precision(options.precision):
+    with numerics.precision(options.precision):
         task = models.CausalLM.from_preset(preset, dtype=options.precision, preprocessor=None)
         first = task.get_weights()
         tokenizer = models.CausalLMPreprocessor.from_preset(preset).tokenizer
