@@ -7,7 +7,7 @@ import keras_nlp
 
 from data import byte_pairs, word_pieces
 from data.errors import DataError
-from distribution import keras_compat
+from distribution.keras_compat import generation
 from models import decoders, presets, samplers
 
 # The special tokens that BART's tokenizer requires.
@@ -152,7 +152,7 @@ def generate(
     inputs |= {name: encoded[name] for name in inputs if name.startswith("encoder")}
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with keras_compat.integers_of_32_bits():
+        with generation.integers_of_32_bits():
             outputs = keras_nlp.models.CausalLM.generate(
                 task, inputs, stop_token_ids=sorted(decoders.stop_tokens(tokenizer))
             )

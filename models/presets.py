@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 from data import files, word_pieces
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution.keras_compat import convert_llama, convert_without, split_words
+from distribution.keras_compat.hub_models import convert_llama, convert_without, split_words
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"

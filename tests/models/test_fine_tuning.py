@@ -137,7 +137,7 @@ class TestLayerDecay:
         """Without a gradient AdamW takes rate x weight decay of each weight, and none of a bias."""
         high, low, bias = (keras.Variable([1.0], name=name) for name in ("high", "low", "bias"))
         optimizer = fine_tuning.make_optimizer(options(weight_decay=0.1), 0.01)
-        fine_tuning.keras_compat.scale_learning_rates(optimizer, {id(low): 0.5, id(bias): 0.5})
+        fine_tuning.optimizers.scale_learning_rates(optimizer, {id(low): 0.5, id(bias): 0.5})
         optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
@@ -342,7 +342,7 @@ class TestAdapters:
         def enable_lora(backbone, rank):
             backbone.trainable = False
 
-        monkeypatch.setattr(fine_tuning.keras_compat, "enable_lora", enable_lora)
+        monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
         with pytest.raises(DataError, match="could be adapted; train all$"):
             fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
 

@@ -15,7 +15,7 @@ from data.errors import DataError
 from models import encoder_decoders, samplers
 from recipes import evaluate, export, predict, seq2seq
 from tests.support import plain_keras, seq2seq_presets, strategy_run
-from training import checks
+from training import numerics
 from training.errors import OptionsError
 from training.loaded_run import load_run
 
@@ -197,7 +197,10 @@ def test_a_preset_of_another_task_is_refused(tmp_path):
 
 def test_t5_needs_a_wider_float16(tmp_path):
     seq2seq_presets.make_task("T5").save_to_preset(str(tmp_path / "preset"))
-    with checks.precision("mixed_float16"), pytest.raises(DataError, match="T5 fails in mixed_fl"):
+    with (
+        numerics.precision("mixed_float16"),
+        pytest.raises(DataError, match="T5 fails in mixed_fl"),
+    ):
         encoder_decoders.load_preprocessor(str(tmp_path / "preset"), 8, 8)
 
 
@@ -224,7 +227,7 @@ def test_a_family_trains_as_in_plain_kerasnlp(family, data, tmp_path):
     )
     seq2seq.main(options)
     models = keras_nlp.models
-    with checks.precision("float64"):
+    with numerics.precision("float64"):
         task = models.Seq2SeqLM.from_preset(preset, dtype="float64")
         task.preprocessor.encoder_sequence_length = options.sequence_length
         task.preprocessor.decoder_sequence_length = options.response_length

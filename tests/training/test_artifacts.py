@@ -13,7 +13,7 @@ from data import files, word_pieces
 from data.errors import DataError
 from models import presets
 from tests.support import causal_presets, syncs, tiny_presets
-from training import artifacts, checks
+from training import artifacts, numerics
 from training.options import SharedOptions
 
 
@@ -114,7 +114,7 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
     models = keras_nlp.models
     preset = tiny_presets.save("Bert", "MaskedLM", tmp_path / "preset")
     recipe, folder = types.ModuleType("recipe"), tmp_path / "model"
-    with checks.precision(precision):
+    with numerics.precision(precision):
         trained = models.MaskedLM.from_preset(preset, compile=False, dtype=precision)
         preprocessor, trained.preprocessor = trained.preprocessor, None
         artifacts.save_model(trained, folder, metadata={}, preprocessor=preprocessor)
@@ -163,7 +163,7 @@ def test_layers_of_a_layer_are_loaded_in_the_precision_of_the_training(trained_i
     recipe = types.ModuleType("recipe")
     recipe.Decoder = Decoder
     tokens = np.array([[1, 2, 3], [4, 5, 6]])
-    with checks.precision(trained_in):
+    with numerics.precision(trained_in):
         inputs = keras.Input((3,), dtype="int32")
         trained = keras.Model(inputs, Decoder()(inputs))
         artifacts.save_model(trained, tmp_path / "model", metadata={})
