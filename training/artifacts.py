@@ -106,7 +106,8 @@ def save_model(
             temporary.mkdir()
             if preprocessor is not None:
                 model.preprocessor = preprocessor
-                model.save_to_preset(str(temporary))
+                with hub_models.merge_adapters_in_full():
+                    model.save_to_preset(str(temporary))
                 _name_full_precision(temporary)
                 model.preprocessor = None
                 if any("lora_kernel" in weight.path for weight in model.trainable_variables):

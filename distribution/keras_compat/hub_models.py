@@ -1,6 +1,7 @@
 """Repairs conversion, tokenizers and adapters of KerasHub's models; reads their masked-LM head."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -98,9 +99,14 @@ def split_words(tokenizer) -> None:
     tokenizer.splits_words = True
 
 
-# What SmolLM 3 and RoFormer-v2 call the layers that other families call query and value. GPT-NeoX
-# has one layer for queries, keys and values; peft adapts it as a whole, too.
-QUERIES_AND_VALUES = ("q_proj", "v_proj", "q_dense_layer", "v_dense_layer", "query_key_value")
+# What T5, SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.
+# GPT-NeoX has one layer for queries, keys and values; peft adapts it as a whole, too.
+QUERIES_AND_VALUES = (
+    *("query_projector", "value_projector"),
+    *("q_proj", "v_proj"),
+    *("q_dense_layer", "v_dense_layer"),
+    "query_key_value",
+)
 
 
 def enable_lora(backbone, rank: int) -> None:
@@ -126,6 +132,25 @@ def enable_lora(backbone, rank: int) -> None:
         # By their names in KerasNLP; it knows those of some families only.
         names = [*backbone.default_lora_layer_names(), *QUERIES_AND_VALUES]
         backbone.enable_lora(rank, target_layer_names=names)
+
+
+@contextlib.contextmanager
+def merge_adapters_in_full() -> Iterator[None]:
+    """Adds low-rank adapters to their kernels in the dtype of the weights within it.
+
+    Breaks: Keras rounds the sum to the dtype of the computation, so a model that was trained in
+    mixed precision is saved with kernels of half precision, in which most of what an adapter
+    learned is lost (no thread known). Does: lets the layers compute in their weights' dtype. Save
+    within it; do not call a model.
+    """
+
+    def make(stock):
+        return property(lambda self: self.variable_dtype)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding):
+            stack.enter_context(replaced(kind, "compute_dtype", make))
+        yield
 
 
 def transform_of(head) -> list[keras.layers.Layer]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def replaced(owner, name: str, make: Callable) -> Iterator[None]:
-    """Replaces a function of a class or module by `make(stock)`, and restores it."""
+    """Replaces a function or property of a class or module by `make(stock)`; restores it."""
     stock = getattr(owner, name)
     is_own = name in vars(owner)  # else it is inherited
-    setattr(owner, name, functools.wraps(stock)(make(stock)))
+    made = make(stock)
+    setattr(owner, name, functools.wraps(stock)(made) if callable(stock) else made)
     try:
         yield
     finally:
