@@ -6,6 +6,7 @@ from distribution.keras_compat import inspection
 
 MAX = {"acc", "accuracy", "auc", "f1", "precision", "recall", "sensitivity", "specificity"}
 MAX |= {"r2", "iou", "dice", "matthews", "pearson", "spearman", "bleu", "match"}
+MAX |= {"rouge1", "rouge2", "rougel"}
 MIN = {"loss", "error", "entropy", "crossentropy", "perplexity", "divergence", "huber", "hinge"}
 MIN |= {"rmse", "mse", "mae", "mape", "msle", "poisson", "logcosh"}
 

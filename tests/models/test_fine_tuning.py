@@ -10,7 +10,7 @@ from callbacks.predictions import Predictions
 from callbacks.tensorboard import TensorBoard
 from data.errors import DataError
 from models import fine_tuning
-from tests.support import causal_presets
+from tests.support import causal_presets, seq2seq_presets
 
 PLAIN = dict(
     optimizer="adamw",
@@ -355,6 +355,14 @@ class TestAdapters:
         fine_tuning.freeze(model, options(lora_rank=2))
         names = {v.path.split("/")[-2] for v in model.trainable_variables}
         assert names == adapted
+
+    def test_an_encoder_decoder_is_adapted_on_both_sides(self):
+        model = seq2seq_presets.make_task("T5")
+        fine_tuning.freeze(model, options(lora_rank=2))
+        paths = [v.path for v in model.trainable_variables]
+        assert {path.split("/")[-2] for path in paths} == {"query_projector", "value_projector"}
+        for part in ("encoder", "decoder"):
+            assert any(part in path for path in paths)
 
     def test_a_frozen_backbone_stays(self):
         model, before = trained(options(freeze_backbone=True))
