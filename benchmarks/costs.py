@@ -51,13 +51,13 @@ def memory_of_a_step(way: str, vocabulary_size: int, batch_size: int) -> None:
     import tensorflow as tf
 
     from data import masked_lm
-    from distribution import keras_compat
+    from distribution.keras_compat import patches
 
     ids = np.random.default_rng(0).integers(5, vocabulary_size, (batch_size, steps.LENGTH))
     special = masked_lm.SpecialTokens(0, 1, 2, 3, 4)
     masking = masked_lm.Masking(special, vocabulary_size, 0.15, round(0.15 * steps.LENGTH), 0)
     data = masked_lm.training_data(ids.astype(np.int32), masking, batch_size=batch_size)
-    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+    with patches.patch_keras_for(tf.distribute.get_strategy()):
         model, _ = steps.make_way(way, data, vocabulary_size)
         iterator = iter(data)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak

@@ -46,7 +46,7 @@ def make_way(name: str, data, vocabulary_size: int):
     """Returns a function that takes some steps, their number, and its model."""
     import keras
 
-    from distribution import keras_compat
+    from distribution.keras_compat import fitting
     from distribution.step import install
     from models import fine_tuning
     from models.chunked_head import chunked_masked_lm
@@ -67,7 +67,7 @@ def make_way(name: str, data, vocabulary_size: int):
             keras.metrics.SparseCategoricalAccuracy("accuracy"),
         ],
     )
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     install(model, updates_per_execution=steps, jit_compile=jit)
     return model, steps
 
@@ -78,7 +78,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     import tensorflow as tf
 
     from data import masked_lm
-    from distribution import keras_compat
+    from distribution.keras_compat import patches
     from machine import mfu
     from models.bert import training_operations
     from recipes import bert_mlm
@@ -88,7 +88,7 @@ def measure(vocabulary_size: int, batch_size: int, pairs: int) -> dict:
     masking = masked_lm.Masking(special, vocabulary_size, 0.15, round(0.15 * LENGTH), 0)
     data = masked_lm.training_data(ids, masking, batch_size=batch_size)
     turns, seconds = {}, {}
-    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+    with patches.patch_keras_for(tf.distribute.get_strategy()):
         for name in WAYS:
             model, steps = make_way(name, data, vocabulary_size)
             begun = time.perf_counter()

@@ -41,7 +41,7 @@ from callbacks.steps import StepCallback
 from callbacks.terminal_log import RESULT
 from data import files
 from data.files import STATE, WEIGHTS
-from distribution import keras_compat
+from distribution.keras_compat import fitting, inspection, randomness
 from distribution.metric_states import MetricStates
 from distribution.step import flat_results
 
@@ -166,8 +166,8 @@ def _states(model: keras.Model, has_drawn: bool = False) -> dict[str, list[keras
     """Returns the variables that a step changes and Keras's file lacks, by their names here."""
     found = {"dropout_seeds": dropout_seeds(model)}
     if model.distribute_strategy.num_replicas_in_sync == 1:  # several have no stateful layers
-        found["global_seed"] = keras_compat.global_seed(create=has_drawn)
-        found["layer_states"] = keras_compat.states_of_layers(model)
+        found["global_seed"] = randomness.global_seed(create=has_drawn)
+        found["layer_states"] = inspection.states_of_layers(model)
     return found
 
 
@@ -484,7 +484,7 @@ class Restore(StepCallback):
     """Restores a checkpoint when `fit()` begins. Comes first among the callbacks.
 
     `fit()` needs `initial_epoch=info.epochs_done`, data that start at the next batch, and a model
-    that `keras_compat.build` has built.
+    that `keras_compat.fitting.build` has built.
 
     Args:
         info: the checkpoint, or None to do nothing.
@@ -527,7 +527,7 @@ class Restore(StepCallback):
             self._epoch_logs = {name: float(value) for name, value in results.items()}
             done = self.steps_per_epoch  # also where the run ends in mid-epoch
         self.model.stop_training = ended
-        keras_compat.start_in_mid_epoch(done)
+        fitting.start_in_mid_epoch(done)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the metrics of an epoch that was stopped after its last step."""

@@ -2,10 +2,11 @@
 
 import keras
 
-from distribution import keras_compat
+from distribution.keras_compat import inspection
 
 MAX = {"acc", "accuracy", "auc", "f1", "precision", "recall", "sensitivity", "specificity"}
 MAX |= {"r2", "iou", "dice", "matthews", "pearson", "spearman", "bleu", "match"}
+MAX |= {"rouge1", "rouge2", "rougel"}
 MIN = {"loss", "error", "entropy", "crossentropy", "perplexity", "divergence", "huber", "hinge"}
 MIN |= {"rmse", "mse", "mae", "mape", "msle", "poisson", "logcosh"}
 
@@ -25,7 +26,7 @@ def direction(name: str, model: keras.Model | None = None, mode: str = "auto") -
     if mode in ("min", "max"):
         return mode
     name = name.removeprefix("val_")
-    marked = model and keras_compat.metric_direction(model, name)
+    marked = model and inspection.metric_direction(model, name)
     if marked:
         return marked
     for word in reversed(name.lower().replace("io_u", "iou").split("_")):

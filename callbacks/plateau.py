@@ -6,7 +6,7 @@ import keras
 
 from callbacks.metric_direction import direction
 from callbacks.steps import StepCallback
-from distribution import keras_compat
+from distribution.keras_compat import inspection
 
 log = logging.getLogger("recipes")
 
@@ -84,7 +84,7 @@ class ReduceOnPlateau(StepCallback):
         self.best: float | None = None
         self.waited = 0  # epochs
         optimizer = model.optimizer
-        rate = keras_compat.learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
+        rate = inspection.learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer))
         if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             rate = keras.ops.convert_to_numpy(rate).item()
         with model.distribute_strategy.scope():

@@ -16,7 +16,7 @@ from callbacks.step_loss import StepLoss
 from callbacks.steps import StepCallback
 from callbacks.throughput import Throughput
 from data import files
-from distribution import keras_compat
+from distribution.keras_compat import inspection
 from distribution.step import gradient_norm, inner_optimizers
 
 log = logging.getLogger("recipes")
@@ -180,7 +180,7 @@ def used_learning_rate(optimizer: keras.optimizers.Optimizer, updates_ago: int =
         updates_ago: with a schedule, that of so many updates before the last one.
     """
     inner = inner_optimizers(optimizer)[0]
-    schedule = keras_compat.learning_rate_of(inner)
+    schedule = inspection.learning_rate_of(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         done = keras.ops.convert_to_numpy(inner.iterations)
         return float(keras.ops.convert_to_numpy(schedule(max(int(done) - 1 - updates_ago, 0))))

@@ -154,9 +154,9 @@ def training_batches(
 
     Returns:
         An infinite dataset; the incomplete last batch of each epoch is dropped. Its attribute
-        `part_of_worker` makes the part of one worker alone, see `keras_compat.distribute_data`,
-        whose attribute `batch_size` counts its examples; it raises a `DataError` for a batch that
-        the replicas cannot share equally.
+        `part_of_worker` makes the part of one worker alone, see
+        `keras_compat.fitting.distribute_data`, whose attribute `batch_size` counts its examples; it
+        raises a `DataError` for a batch that the replicas cannot share equally.
 
     Raises:
         ValueError: There are fewer examples than an epoch needs, or `lengths` of other examples, or

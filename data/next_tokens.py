@@ -88,6 +88,25 @@ def has_ends_within(lines: Iterable[str], tokenizer) -> bool:
     )
 
 
+def special_note(texts: Iterable[str], tokenizer) -> str | None:
+    """Returns a line about training prompts and responses with names of special tokens, if any.
+
+    Args:
+        texts: The prompts and responses of the training split.
+        tokenizer: A KerasNLP tokenizer.
+    """
+    names = names_in_text(tokenizer)
+    count = 0
+    for text in live_line(texts, "searching for special tokens"):
+        count += any(name in text for name in names)
+    if not count:
+        return None
+    return (
+        f"{count:,} training prompts and responses contain the name of a special token "
+        f"({', '.join(names)}), which is read as the token"
+    )
+
+
 def special_notes(lines: Iterable[str], tokenizer) -> list[str]:
     """Returns notes about training lines with names of special tokens.
 

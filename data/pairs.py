@@ -28,7 +28,8 @@ def of_texts(data: Prompts) -> dict[str, list[TextPair]]:
         texts = [(prompt, response) for prompt, response in pairs if isinstance(prompt, str)]
         if len(texts) < len(pairs):
             raise DataError(
-                f"{data.name}: has chats or system messages; an encoder reads one text "
+                f"{data.name}: {len(pairs) - len(texts):,} of {len(pairs):,} prompts of the split "
+                f"{split} are chats or have system messages; an encoder reads one text "
                 "(recipes.causal_lm trains on chats)"
             )
         found[split] = texts
@@ -46,9 +47,10 @@ def encode(pairs: Sequence[TextPair], preprocessor, prefix: str = "") -> dict[st
     Returns:
         `encoder_token_ids` and `encoder_padding_mask` of shape (pairs, prompt length);
         `decoder_token_ids`, `decoder_padding_mask`, `labels` (the next token of each) and `weights`
-        (0 where that is padding) of shape (pairs, response length). Integers of 32 bits; masks and
-        weights are 0 or 1, uint8.
+        (0 where that is padding, or a token that each response begins with, as BART's do) of shape
+        (pairs, response length). Integers of 32 bits; masks and weights are 0 or 1, uint8.
     """
+    given = begins_with(preprocessor) - 1
     parts: dict[str, list[np.ndarray]] = {}
     with live_line(what="tokenising", total=len(pairs)) as bar:
         for start in range(0, len(pairs), AT_ONCE):
@@ -63,7 +65,15 @@ def encode(pairs: Sequence[TextPair], preprocessor, prefix: str = "") -> dict[st
                 kind = np.uint8 if name == WEIGHTS or name.endswith("mask") else np.int32
                 parts.setdefault(name, []).append(np.asarray(part).astype(kind))
             bar.update(len(some))
-    return {name: np.concatenate(found) for name, found in parts.items()}
+    encoded = {name: np.concatenate(found) for name, found in parts.items()}
+    encoded[WEIGHTS][:, :given] = 0
+    return encoded
+
+
+def begins_with(preprocessor) -> int:
+    """Returns how many tokens `generate()` gives each response: its start, of BART another one."""
+    begun = preprocessor.generate_preprocess({"encoder_text": [""], "decoder_text": [""]})
+    return int(np.sum(begun["decoder_padding_mask"]))
 
 
 def encode_once(
@@ -74,7 +84,7 @@ def encode_once(
     rules = type(preprocessor).__name__, *lengths, word_pieces.rules_of(preprocessor.tokenizer)
 
     def of_split(pairs: list[TextPair]) -> dict[str, np.ndarray]:
-        made_from = (sequences.sha256_of(pairs), "pairs 1", prefix, rules)
+        made_from = (sequences.sha256_of(pairs), "pairs 2", prefix, rules)
         return sequences.arrays_once(
             cache_dir, made_from, lambda: encode(pairs, preprocessor, prefix)
         )

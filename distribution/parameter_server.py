@@ -15,8 +15,9 @@ import time
 import keras
 import tensorflow as tf
 
-from distribution import keras_compat, kinds
+from distribution import kinds
 from distribution.cluster import INTER_OP_THREADS
+from distribution.keras_compat import optimizers
 from distribution.step import Step
 
 log = logging.getLogger("recipes")
@@ -57,7 +58,7 @@ def use_coordinator(
     """Makes `fit()` and `evaluate()` of a compiled model schedule their steps on the workers.
 
     Keras's own `fit()` does not run under ParameterServerStrategy (keras-team/keras#18624). What is
-    patched for it is in force within `keras_compat.patch_keras_for`.
+    patched for it is in force within `keras_compat.patches.patch_keras_for`.
 
     Args:
         model: compiled under the strategy's scope, and built.
@@ -155,4 +156,4 @@ def bound_adam(optimizer: keras.optimizers.Optimizer) -> None:
                 value = tf.clip_by_value(value, -limits[-1], limits[-1])
             super().assign_sub(variable, value)
 
-    keras_compat.change_class(optimizer, Bounded)
+    optimizers.change_class(optimizer, Bounded)

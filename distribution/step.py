@@ -30,8 +30,16 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from distribution import attention, keras_compat, kinds
+from distribution import attention, kinds
 from distribution.errors import DistributionError
+from distribution.keras_compat import (
+    attention_layers,
+    compiled_losses,
+    compiled_metrics,
+    fitting,
+    inspection,
+    randomness,
+)
 
 # The steps that `install()` has made, by model.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -61,7 +69,7 @@ def install(
             layer that XLA cannot compile.
     """
     strategy = model.distribute_strategy
-    own = keras_compat.own_steps(model)
+    own = inspection.own_steps(model)
     replicas = strategy.num_replicas_in_sync
     if own and (replicas > 1 or batches_per_update > 1 or updates_per_execution > 1):
         raise DistributionError(
@@ -69,7 +77,7 @@ def install(
             "replica and one batch: train it on one device, without --accumulate-steps and "
             "--steps-per-execution, or override compute_loss() and compute_metrics() instead"
         )
-    stateful = [layer.name for layer in keras_compat.layers_of(model) if _is_stateful(layer)]
+    stateful = [layer.name for layer in inspection.layers_of(model) if _is_stateful(layer)]
     if stateful and replicas > 1:
         raise DistributionError(
             f"the layer {stateful[0]} is stateful: its state has a row for each example of the "
@@ -78,13 +86,13 @@ def install(
         )
     _require_optimizer_for(model)
     if kinds.name_of(strategy) == "central_storage":
-        for layer in keras_compat.layers_of(model):
+        for layer in inspection.layers_of(model):
             if isinstance(layer, keras.layers.SpectralNormalization):  # assigns to its kernel
                 raise DistributionError(
                     f"the layer {layer.name} does not work with central_storage, whose replicas "
                     "share one copy of each weight; use --strategy mirrored"
                 )
-    refused = keras_compat.not_for_xla(model)
+    refused = inspection.not_for_xla(model)
     if jit_compile and refused:
         raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
     model.steps_per_execution = updates_per_execution
@@ -94,9 +102,9 @@ def install(
     if own:  # Keras's step on one device, which is right there
         model.jit_compile = jit_compile
         return step
-    keras_compat.prepare_losses(model, batches_per_update)
-    keras_compat.prepare_metrics(model)
-    for layer in keras_compat.layers_of(model):
+    compiled_losses.prepare_losses(model, batches_per_update)
+    compiled_metrics.prepare_metrics(model)
+    for layer in inspection.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
             layer.synchronized = True  # normalises by the global batch
     model.train_function = step.train
@@ -181,7 +189,7 @@ def gradient_norm(model: keras.Model) -> float | None:
         precision overflowed; None for a model without a step, or with its own `train_step`.
     """
     step = _steps.get(model)
-    if step is None or keras_compat.own_steps(model):
+    if step is None or inspection.own_steps(model):
         return None
     return float(keras.ops.convert_to_numpy(step.norm))
 
@@ -226,14 +234,14 @@ class Step:
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
         self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
-        if keras_compat.has_own_metrics(model):  # padding is left out, which XLA cannot compile
+        if compiled_metrics.has_own_metrics(model):  # padding is left out, which XLA cannot compile
             one_device = self.replicas == 1
             self._evaluate_batch = (
                 self.evaluate_without_padding if one_device else self.evaluate_batch
             )
         for optimizer in inner_optimizers(model.optimizer):
             if self._in_parts and optimizer is not None:
-                optimizer.jit_compile = True  # keras_compat.update_together
+                optimizer.jit_compile = True  # keras_compat.optimizers.update_together
         # Each replica adds up its own gradients; they are reduced once, when they are applied.
         self.sums: list[tf.Variable] = []
         self.totals: list[tf.Variable] = []
@@ -251,7 +259,7 @@ class Step:
 
     def _compiled(self, function, jit_compile: bool):
         if jit_compile and self.uses_cudnn:
-            function = keras_compat.attend_by_cudnn()(function)  # while it is traced
+            function = attention_layers.attend_by_cudnn()(function)  # while it is traced
         function = tf.autograph.experimental.do_not_convert(function)
         return tf.function(function, jit_compile=True) if jit_compile else function
 
@@ -285,7 +293,7 @@ class Step:
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            y_pred = keras_compat.call(self.model, x, training=True)
+            y_pred = fitting.call(self.model, x, training=True)
             loss, weight, _ = self.loss(x, y, y_pred, sample_weight, sums, training=True)
             share = self.model.optimizer.scale_loss(loss)
             if self.replicas > 1:
@@ -302,8 +310,8 @@ class Step:
 
         These are the losses of several outputs, which evaluation counts one by one.
         """
-        masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
-        of_labels = keras_compat.masks_of_labels(self.model, y, y_pred)
+        masks = [inspection.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
+        of_labels = compiled_losses.masks_of_labels(self.model, y, y_pred)
         masks = [_both(mask, other) for mask, other in zip(masks, of_labels, strict=True)]
         if any(mask is not None for mask in masks):
             if self.replicas > 1 and self.jit_compile:
@@ -336,7 +344,7 @@ class Step:
             lambda w: None if w is None else next(left), sample_weight
         )
         if sums:
-            total = tf.add_n(keras_compat.totals_of_losses(self.model, totals))
+            total = tf.add_n(compiled_losses.totals_of_losses(self.model, totals))
         else:
             total = tf.reduce_sum(_ones(x, self.floatx))
         weights = keras.tree.map_structure(
@@ -344,8 +352,8 @@ class Step:
         )
         batches = self.batches_per_update if training else 1
         counted = None if training else totals
-        with keras_compat.outputs_count(counted, batches, is_unpadded, sample_weight) as losses:
-            value = keras_compat.compute_loss(self.model, x, y, y_pred, weights, training)
+        with compiled_losses.outputs_count(counted, batches, is_unpadded, sample_weight) as losses:
+            value = fitting.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
             value = tf.reduce_sum(value)
@@ -394,7 +402,7 @@ class Step:
         if self.variables:
             optimizer.apply(gradients, self.variables)
         # Each step counts the same, however many replicas add it to their sums.
-        keras_compat.loss_tracker(self.model).update_state(
+        inspection.loss_tracker(self.model).update_state(
             tf.cast(loss, self.floatx), 1 / self.replicas if self.replicas > 1 else None
         )
         return self.model.get_metrics_result()
@@ -402,7 +410,7 @@ class Step:
     def evaluate_batch(self, data, sums, is_unpadded: bool = False) -> dict:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = keras_compat.call(self.model, x, training=False)
+        y_pred = fitting.call(self.model, x, training=False)
         loss, weight, of_outputs = self.loss(
             x, y, y_pred, sample_weight, sums, training=False, is_unpadded=is_unpadded
         )
@@ -410,12 +418,12 @@ class Step:
         # counts by its own weights; what is left of the loss, such as penalties, by all of them.
         rest = tf.cast(loss, self.floatx)
         # A compute_loss() may call Keras's several times; the metrics have the mean of the calls.
-        calls = max(1, len(of_outputs) // keras_compat.number_of_losses(self.model))
+        calls = max(1, len(of_outputs) // compiled_losses.number_of_losses(self.model))
         for value in of_outputs:
             rest -= tf.reduce_sum(tf.cast(value, self.floatx)) / calls
-        tracker = keras_compat.loss_tracker(self.model)
+        tracker = inspection.loss_tracker(self.model)
         tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
-        with keras_compat.padding_left_out(None if is_unpadded else sample_weight):
+        with compiled_metrics.padding_left_out(None if is_unpadded else sample_weight):
             self.measure(x, y, y_pred, sample_weight)
         return self.model.get_metrics_result()
 
@@ -487,7 +495,7 @@ class Step:
                 tf.autograph.experimental.set_loop_options(parallel_iterations=1)
                 self._one_update(iterator)
         logs = self._logs(self._one_update(iterator))
-        drawn_by = keras_compat.random_operation_of_step()
+        drawn_by = randomness.random_operation_of_step()
         if drawn_by is not None:
             raise DistributionError(
                 f"the model draws random numbers by {drawn_by} of TensorFlow, whose state no "
@@ -530,7 +538,7 @@ class Step:
         sums = self.sums_of_weights(data)
         try:
             return self._evaluate_batch(data, sums)
-        except keras_compat.OneNumberError:
+        except compiled_losses.OneNumberError:
             if self.replicas > 1:
                 raise
         # A loss that takes a batch as a whole.
@@ -540,7 +548,7 @@ class Step:
     def evaluate_without_padding(self, data, sums) -> dict:
         """Adds the examples of a batch that have a weight; XLA cannot compile it."""
         _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        present = keras_compat.rows_with_weight(sample_weight)
+        present = compiled_metrics.rows_with_weight(sample_weight)
         if present is None:
             return self.evaluate_batch(data, sums, is_unpadded=True)
 
@@ -578,9 +586,9 @@ def require_kept(graph: tf.Graph, model: keras.Model, others: list) -> None:
     Raises:
         DistributionError: names the variable, and where to create it.
     """
-    kept = [*model.variables, *keras_compat.metric_variables(model), *others]
-    kept += [*keras_compat.states_of_layers(model), *keras_compat.global_seed()]
-    names = keras_compat.changed_variables(graph, kept)
+    kept = [*model.variables, *inspection.metric_variables(model), *others]
+    kept += [*inspection.states_of_layers(model), *randomness.global_seed()]
+    names = randomness.changed_variables(graph, kept)
     if names:
         raise DistributionError(
             f"the training changes the variable {names[0]}, which belongs neither to the model nor "
@@ -615,12 +623,12 @@ def _one_sentence() -> Iterator[None]:
 
 def _can_use_cudnn(model: keras.Model) -> bool:
     """Tells whether a model has layers of Keras's attention, and cuDNN can compute them here."""
-    if keras_compat.own_steps(model) or keras_compat.is_deterministic():
+    if inspection.own_steps(model) or inspection.is_deterministic():
         return False
     layers = [
         each
-        for each in keras_compat.layers_of(model)
-        if "Attention" in type(each).__name__ and not keras_compat.attends_by_itself(each)
+        for each in inspection.layers_of(model)
+        if "Attention" in type(each).__name__ and not attention_layers.attends_by_itself(each)
     ]
     precisions = {each.compute_dtype for each in layers}
     return bool(precisions) and all(map(attention.works, precisions))
@@ -670,7 +678,7 @@ def _times_mask(weights, mask):
 
 def _beside_masks(sample_weight, y_pred):
     """Returns the weights, one per value of a mask, since Keras's metrics multiply both."""
-    masks = [keras_compat.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
+    masks = [inspection.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
     if sample_weight is None or all(mask is None for mask in masks):
         return sample_weight
     pairs = _per_output(sample_weight, masks, y_pred)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from distribution import keras_compat
 from distribution.cluster import (
     INTER_OP_THREADS,
     PLANNED_WORKERS,
@@ -18,6 +17,7 @@ from distribution.cluster import (
     slurm_tasks,
 )
 from distribution.errors import DistributionError
+from distribution.keras_compat import patches
 from distribution.kinds import name_of
 
 # How many operations a process runs at a time, if the user has not said so. More than one end in an
@@ -145,7 +145,7 @@ def _construct(name: str, devices: list[str]) -> tf.distribute.Strategy:
             rpc_layer="grpc",
             num_accelerators={"GPU": len(devices)} if gpus else {},
         )
-    with keras_compat.several_cpus_per_worker(len(devices)):
+    with patches.several_cpus_per_worker(len(devices)):
         try:
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
         except RuntimeError as error:

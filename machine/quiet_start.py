@@ -26,6 +26,7 @@ WARNING_FILTERS = (
     # A checkpoint is loaded into an untrained model, which needs only the weights.
     "Skipping variable loading for optimizer",
     "Reduce to .* then broadcast",  # how TensorFlow sums over replicas
+    r"\(of type T5MultiHeadAttention\) was passed an input with a mask",  # it gets it otherwise
     r"triggered tf\.function retracing",  # a second shape, or a second run in one process
     "IProgress not found",  # tqdm's advice for notebooks
 )

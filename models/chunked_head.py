@@ -14,7 +14,8 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from distribution import attention, keras_compat
+from distribution import attention
+from distribution.keras_compat import hub_models
 
 # Most logits of a chunk: 80 MB in float32, 800 on large GPUs. Larger products are faster.
 LOGITS_AT_ONCE = 20_000_000
@@ -182,9 +183,9 @@ def chunked_masked_lm(masked_lm: keras_nlp.models.MaskedLM) -> ChunkedHead:
         encoded = encoded["sequence_output"]
     positions = keras.ops.expand_dims(inputs["mask_positions"], axis=-1)
     hidden = keras.ops.take_along_axis(encoded, positions, axis=1)
-    for layer in keras_compat.transform_of(head):
+    for layer in hub_models.transform_of(head):
         hidden = layer(hidden)
-    bias = keras_compat.output_bias_of(head)
+    bias = hub_models.output_bias_of(head)
     embeddings = head.token_embedding.embeddings
     return ChunkedHead(masked_lm, keras.Model(inputs, hidden), embeddings, bias)
 

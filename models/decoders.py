@@ -17,7 +17,7 @@ from data import byte_pairs, word_pieces
 from data.errors import DataError, read_each
 from data.next_tokens import Ends
 from data.templates import Prompt, Template, last_text
-from distribution import keras_compat
+from distribution.keras_compat import generation
 from models import presets, samplers
 from models.chunked_head import ChunkedHead
 from models.initial_weights import kernels_with_inputs
@@ -419,7 +419,7 @@ def generate(
         inputs["padding_mask"] = tf.cast(is_prompt, inputs["padding_mask"].dtype)
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with keras_compat.patch_generation_for(max_length):
+        with generation.patch_generation_for(max_length):
             # Not the family's own, which may add stop tokens or take no `strip_prompt` (Phi-3).
             outputs = keras_nlp.models.CausalLM.generate(
                 task, inputs, stop_token_ids=sorted(ends), strip_prompt=strip_prompt

@@ -7,7 +7,7 @@ import keras_nlp
 
 from data import byte_pairs, word_pieces
 from data.errors import DataError
-from distribution import keras_compat
+from distribution.keras_compat import generation
 from models import decoders, presets, samplers
 
 # The special tokens that BART's tokenizer requires.
@@ -21,6 +21,8 @@ REFUSED = {
 }
 # Families whose masks overflow in float16, so that all outputs are NaN.
 NOT_IN_FLOAT16 = ("T5Seq2SeqLM", "T5GemmaSeq2SeqLM")
+# Families whose `generate()` puts no end behind a prompt, while their `fit()` does: none for both.
+ENDLESS_PROMPTS = ("T5GemmaSeq2SeqLM",)
 # Families whose usual learning rate is higher than that of the others.
 RATES = {"T5Seq2SeqLM": 3e-4}
 
@@ -109,23 +111,30 @@ def load_preprocessor(preset: str, prompt_length: int, response_length: int):
             f"preset {preset}: KerasNLP's {task.removesuffix('Seq2SeqLM')} fails in {policy.name}; "
             "pass --precision mixed_bfloat16 or float32"
         )
+    if task in ENDLESS_PROMPTS:
+        preprocessor.build(None)
+        preprocessor.encoder_packer.end_value = None
     return _keep_lengths(preprocessor)
 
 
-def load_task(preset: str, dropout: float | None, longest: int) -> keras_nlp.models.Seq2SeqLM:
+def load_task(
+    preset: str, dropout: float | None, prompt_length: int, response_length: int
+) -> keras_nlp.models.Seq2SeqLM:
     """Loads an encoder-decoder of any family under the current dtype policy.
 
     Args:
         preset: a name, a handle, or a folder.
         dropout: the backbone's; None keeps the preset's.
-        longest: tokens of the longest prompts or responses.
+        prompt_length: tokens of a prompt.
+        response_length: tokens of a response.
 
     Raises:
         DataError: the preset cannot be loaded, or has fewer positions.
     """
-    return presets.load_task(
-        keras_nlp.models.Seq2SeqLM, preset, backbone_dropout=dropout, sequence_length=longest
-    )
+    task = presets.load_task(keras_nlp.models.Seq2SeqLM, preset, backbone_dropout=dropout)
+    presets.require_positions(task.backbone, preset, prompt_length)
+    presets.require_positions(task.backbone, preset, response_length, "--response-length")
+    return task
 
 
 def generate(
@@ -150,17 +159,15 @@ def generate(
     tokenizer = preprocessor.tokenizer
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
     samplers.draw_by(task, sampler)
-    texts = {"encoder_text": list(prompts), "decoder_text": [""] * len(prompts)}
-    inputs = preprocessor.generate_preprocess(texts)
-    # As in training: T5Gemma's generate_preprocess() leaves out the token that ends a prompt.
-    encoded, _, _ = preprocessor(texts)
-    inputs |= {name: encoded[name] for name in inputs if name.startswith("encoder")}
+    inputs = preprocessor.generate_preprocess(
+        {"encoder_text": list(prompts), "decoder_text": [""] * len(prompts)}
+    )
     # A search compares whole answers: ended earlier, another one could be the likeliest.
     searches = isinstance(sampler, samplers.BeamSearch)
     ends = decoders.stop_tokens(tokenizer, () if searches else stop)
     attached, task.preprocessor = task.preprocessor, None
     try:
-        with keras_compat.integers_of_32_bits():
+        with generation.integers_of_32_bits():
             outputs = keras_nlp.models.CausalLM.generate(task, inputs, stop_token_ids=sorted(ends))
     finally:
         task.preprocessor = attached

@@ -22,7 +22,7 @@ import keras_nlp
 import numpy as np
 
 from data.errors import DataError
-from distribution import keras_compat
+from distribution.keras_compat import hub_models, optimizers
 
 
 def freeze(model: keras.Model, options) -> None:
@@ -43,7 +43,7 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    keras_compat.enable_lora(model.backbone, options.lora_rank)
+    hub_models.enable_lora(model.backbone, options.lora_rank)
     adapters = False
     for weight in model.backbone.trainable_variables:
         # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.
@@ -104,7 +104,7 @@ def make_optimizer(
             **shared,
         )
         width = getattr(getattr(model, "backbone", None), "hidden_dim", None)
-        keras_compat.orthogonalize_heads(optimizer, width)
+        optimizers.orthogonalize_heads(optimizer, width)
     else:
         optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
     # Of the variable itself: TensorFlow's names are paths, in which a layer may be called so, too.
@@ -112,7 +112,7 @@ def make_optimizer(
     layer_decay = getattr(options, "layer_decay", 1.0)
     if model is not None and layer_decay != 1.0:
         factors = layer_factors(model, layer_decay)
-        keras_compat.scale_learning_rates(optimizer, factors)
+        optimizers.scale_learning_rates(optimizer, factors)
     return optimizer
 
 

@@ -14,7 +14,7 @@ import keras_nlp
 import numpy as np
 
 from data.live_line import Waiting, live_line
-from distribution import keras_compat
+from distribution.keras_compat import hub_models
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)  # by head, layer after layer
 BERT_STDDEV = 0.02  # the standard deviation of BERT's initial weights
@@ -86,7 +86,7 @@ def init_unigram_bias(model, log_frequency: np.ndarray) -> None:
         model: a `keras_nlp.models.BertMaskedLM` as Keras initialises it.
         log_frequency: logarithms of the pieces' shares, float of shape (vocabulary size,).
     """
-    keras_compat.output_bias_of(model.masked_lm_head).assign(log_frequency)
+    hub_models.output_bias_of(model.masked_lm_head).assign(log_frequency)
 
 
 def init_naive_bayes(model, evidence: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 from data import files, word_pieces
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution.keras_compat import convert_llama, convert_without, split_words
+from distribution.keras_compat.hub_models import convert_llama, convert_without, split_words
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -313,18 +313,23 @@ def new_masked_lm_head(preset: str) -> str | None:
     return f"a new head for masked words: {preset} has none" if lacks else None
 
 
-def require_positions(backbone, preset: str, sequence_length: int | None) -> None:
+def require_positions(
+    backbone, preset: str, length: int | None, option: str = "--sequence-length"
+) -> None:
     """Rejects sequences that are longer than a backbone's positions.
+
+    Args:
+        backbone: of KerasNLP.
+        preset: named in the message.
+        length: tokens of the sequences, or None.
+        option: their length's option.
 
     Raises:
         DataError: with both numbers.
     """
     longest = getattr(backbone, "max_sequence_length", None)
-    if sequence_length is not None and longest is not None and sequence_length > longest:
-        raise DataError(
-            f"--sequence-length {sequence_length}: the preset {preset} takes at most {longest} "
-            "tokens"
-        )
+    if length is not None and longest is not None and length > longest:
+        raise DataError(f"{option} {length}: the preset {preset} takes at most {longest} tokens")
 
 
 def require_task(kind, preset: str) -> None:

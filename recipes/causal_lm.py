@@ -400,15 +400,8 @@ def special_lines(data, tokenizer) -> list[str]:
     if not isinstance(data, prompts.Prompts):
         lines = live_line(data.splits["train"], "searching for special tokens")
         return next_tokens.special_notes(lines, tokenizer)
-    names = next_tokens.names_in_text(tokenizer)
-    texts = live_line(data.as_text().splits["train"], "searching for special tokens")
-    count = sum(any(name in text for name in names) for text in texts)
-    if not count:
-        return []
-    return [
-        f"{count:,} training prompts and responses contain the name of a special token "
-        f"({', '.join(names)}), which is read as the token"
-    ]
+    note = next_tokens.special_note(data.as_text().splits["train"], tokenizer)
+    return [] if note is None else [note]
 
 
 def cut_examples(options: Options, rows: dict) -> list[str]:

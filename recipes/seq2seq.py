@@ -29,11 +29,11 @@ from keras.optimizers.schedules import PolynomialDecay
 from callbacks.predictions import evaluated_weights
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
-from data import arrays, batches, byte_pairs, pairs, prompts, summaries, word_pieces
+from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summaries, word_pieces
 from data import baselines as counted
 from data.errors import has_inputs
 from data.live_line import live_line
-from data.rouge import rouge
+from data.text_scores import bleu, rouge
 from models import encoder_decoders, fine_tuning, presets, samplers
 from models.losses import smoothed_cross_entropy
 from training.command_line import command_line
@@ -163,8 +163,8 @@ def build_model(
     """
     if preset is None:
         return encoder_decoders.new_task(options, vocabulary_size)
-    longest = max(options.sequence_length, options.response_length)
-    return encoder_decoders.load_task(preset, options.dropout, longest)
+    lengths = options.sequence_length, options.response_length
+    return encoder_decoders.load_task(preset, options.dropout, *lengths)
 
 
 def main(options: Options) -> dict:
@@ -184,6 +184,7 @@ def main(options: Options) -> dict:
         for split, title in (("train", "training"), ("test", "test")):
             run.note(*pairs.cut_notes(encoded[split], title))
         run.note(data.repeated_note() if run.has_own_dataset else None)
+        run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
         rates = encoder_decoders.RATES
         base_learning_rate = 1e-3
         if preset is not None:
@@ -243,8 +244,9 @@ def main(options: Options) -> dict:
         answered = answer(model, preprocessor, [splits["test"][index] for index in shown], options)
         if answered:
             test |= compare(answered)
-            copied = [(response, prompt) for prompt, response, _ in answered]
-            baseline |= {"copied_bleu": bleu(copied), "copied_rougeL": rouge(copied)["rougeL"]}
+            copied = compare([(prompt, response, prompt) for prompt, response, _ in answered])
+            for name in test.keys() & {"bleu", "rougeL"}:
+                baseline[f"copied_{name}"] = copied[name]
         return run.finish(
             model,
             test=test,
@@ -378,20 +380,8 @@ def compare(answered: Sequence[tuple[str, str, str]]) -> dict[str, float]:
     """
     equal = [response.split() == text.split() for _, response, text in answered]
     texts = [(response, text) for _, response, text in answered]
-    return {"exact_match": float(np.mean(equal)), "bleu": bleu(texts), **rouge(texts)}
-
-
-def bleu(texts) -> float:
-    """Returns BLEU (Papineni et al., 2002) of pairs of a reference and a text, in [0, 1].
-
-    By words, in groups of up to four, as SacreBLEU's default counts them.
-    """
-    references, written = zip(*texts, strict=True)
-    if not "".join(written).strip():  # KerasHub's would divide by their length
-        return 0.0
-    metric = keras_nlp.metrics.Bleu()
-    metric.update_state([[reference] for reference in references], list(written))
-    return float(metric.result())
+    scores = {"exact_match": float(np.mean(equal)), "bleu": bleu(texts), **rouge(texts)}
+    return {name: score for name, score in scores.items() if score is not None}
 
 
 def worst_first(answered: Sequence[tuple[str, str, str]]) -> list[list]:

@@ -48,7 +48,8 @@ def pytest_xdist_auto_num_workers(config):
 LONGEST = (
     *("test_families_everywhere.py", "test_equality.py", "test_plain_keras.py", "test_step.py"),
     *("test_run.py", "test_loaded_runs.py", "test_what_is_trained.py", "test_resume.py"),
-    *("test_families.py", "test_causal_families.py", "test_fine_tuned_runs.py", "test_checks.py"),
+    *("test_families.py", "test_causal_families.py", "test_fine_tuned_runs.py"),
+    *("test_model_checks.py", "test_fit_checks.py", "test_data_checks.py"),
     *("test_transformers_format.py", "test_text_classification.py", "test_chunked_head.py"),
 )
 

@@ -112,6 +112,6 @@ def test_the_tree_names_every_file():
     _, *split = re.split(r"^([a-z]+)/ ", tree, flags=re.MULTILINE)
     parts = dict(zip(split[::2], split[1::2], strict=True))
     for folder in PACKAGES:
-        for path in (ROOT / folder).glob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             named = re.search(rf"\b{path.stem}\b", parts[folder])
             assert named or path.stem == "__init__" or path.name == "__main__.py", path

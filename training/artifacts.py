@@ -17,9 +17,9 @@ import numpy as np
 from callbacks.errors import saving
 from data import files
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution import keras_compat
+from distribution.keras_compat import hub_models
 from machine import requirements
-from training import checks
+from training import numerics
 from training.errors import RunError
 
 KERAS_FILE = "model.keras"
@@ -106,7 +106,8 @@ def save_model(
             temporary.mkdir()
             if preprocessor is not None:
                 model.preprocessor = preprocessor
-                model.save_to_preset(str(temporary))
+                with hub_models.merge_adapters_in_full():
+                    model.save_to_preset(str(temporary))
                 _name_full_precision(temporary)
                 model.preprocessor = None
                 if any("lora_kernel" in weight.path for weight in model.trainable_variables):
@@ -206,10 +207,10 @@ def load_model(
                 task = kind.from_preset(str(folder), compile=False, dtype=dtype)
                 text = (folder / files.METADATA).read_text("utf-8")
                 if json.loads(text).get(files.SPLITS_WORDS):
-                    keras_compat.split_words(task.preprocessor.tokenizer)
+                    hub_models.split_words(task.preprocessor.tokenizer)
                 return task
             policy = dtype or trained_in or keras.config.dtype_policy().name
-            with checks.precision(policy):
+            with numerics.precision(policy):
                 if dtype is None:
                     return keras.saving.load_model(folder / KERAS_FILE, compile=False)
                 return _load_with_dtype(folder / KERAS_FILE, dtype)

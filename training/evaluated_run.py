@@ -11,8 +11,9 @@ from callbacks.records import with_perplexity
 from callbacks.tensorboard import TensorBoard
 from data.errors import listed
 from data.files import default_cache_dir, is_same
-from distribution import keras_compat, step
-from training import checks
+from distribution import step
+from distribution.keras_compat import fitting
+from training import model_checks, numerics, option_checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
 from training.options import EvaluationRequest, SharedOptions
@@ -110,8 +111,8 @@ class EvaluatedRun:
             OptionsError: the recipe ignores `--max-examples`.
         """
         # A recipe may have called keras.utils.clear_session() before, which resets it.
-        checks.set_precision(self.options.precision)
-        checks.refuse_ignored_limit(self.options, examples)
+        numerics.set_precision(self.options.precision)
+        option_checks.refuse_ignored_limit(self.options, examples)
         self._facts, resolved = facts, self.trained.resolved
         sums = [n for n in facts if n.endswith("_sha256") and facts[n] != resolved.get(n)]
         is_own = facts.get("dataset") == resolved.get("dataset") and self._request.test_file is None
@@ -146,7 +147,7 @@ class EvaluatedRun:
             OptionsError: the recipe ignores `--dataset` or `--test-file`.
             RunError: the recipe has no test data, or builds another model than the run's.
         """
-        checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
+        option_checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
         if self._request.test_file is not None and not self._test_file_was_read:
             raise OptionsError(
                 "--test-file: this recipe ignores it; a recipe loads run.test_file as its test "
@@ -158,7 +159,7 @@ class EvaluatedRun:
                 "(run.prepare(test=None))"
             )
         self._perplexity_of = perplexity_of
-        keras_compat.build(model, test)
+        fitting.build(model, test)
         step.install(model)
         self._take_weights(model, saves or model, test)
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
@@ -177,7 +178,7 @@ class EvaluatedRun:
             # One example: of a whole batch, all logits of a language model may exceed the memory.
             inputs = keras.tree.map_structure(lambda rows: rows[:1], next(iter(test))[0])
             if built is not model:
-                inputs = checks.suitable_inputs(built, inputs)
+                inputs = model_checks.suitable_inputs(built, inputs)
             # In graphs: KerasHub's head of masked words fails outside of them in half precision.
             same = same_outputs(tf.function(built)(inputs), tf.function(stored)(inputs))
         if not same:
@@ -227,7 +228,9 @@ class EvaluatedRun:
             "notes": self._notes,
             **error_of_accuracy(test, test_examples),
         }
-        checks.require_own_values(self.finish, more, results.keys() | checks.OPTIONAL_RESULTS)
+        option_checks.require_own_values(
+            self.finish, more, results.keys() | option_checks.OPTIONAL_RESULTS
+        )
         if self._request.examples and examples_table is not None:
             results["examples"] = examples_table()
         return results | more

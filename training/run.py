@@ -40,11 +40,21 @@ from callbacks.terminal_log import RESULT, TerminalLog
 from callbacks.throughput import Throughput
 from data.errors import DataError
 from data.files import default_cache_dir
-from distribution import keras_compat, kinds, parameter_server, step, strategies
+from distribution import kinds, parameter_server, step, strategies
 from distribution.cluster import LAUNCHED, slurm_job
 from distribution.errors import DistributionError
+from distribution.keras_compat import fitting, inspection, patches
 from machine import device, mfu, xla_cache
-from training import artifacts, checks
+from training import (
+    artifacts,
+    data_checks,
+    fit_checks,
+    metric_checks,
+    model_checks,
+    numerics,
+    option_checks,
+    resume_checks,
+)
 from training.errors import OptionsError, RunError, WorkerLost
 from training.evaluated_run import EvaluatedRun
 from training.folder_check import DATE_TIME, make_new_folder
@@ -97,26 +107,26 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
         Stopped: a signal stopped the run, which is saved.
         WorkerLost: another worker has ended.
     """
-    checks.refuse_other_options(recipe, options)
+    option_checks.refuse_other_options(recipe, options)
     check(options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_compat.name_metrics_as_in_first_run())
+        stack.enter_context(patches.name_metrics_as_in_first_run())
         if options.evaluation is not None:
             strategy = tf.distribute.get_strategy()
-            stack.enter_context(checks.precision(options.precision))
-            stack.enter_context(keras_compat.patch_keras_for(strategy))
+            stack.enter_context(numerics.precision(options.precision))
+            stack.enter_context(patches.patch_keras_for(strategy))
             yield EvaluatedRun(recipe, options, strategy, options.evaluation)
             return
-        checks.refuse_pairs(options)
+        option_checks.refuse_pairs(options)
         stack.enter_context(run_logging(options.quiet))
         signals.install()
         stack.callback(signals.restore)
-        stack.enter_context(checks.precision(options.precision))
+        stack.enter_context(numerics.precision(options.precision))
         if options.deterministic:
             tf.config.experimental.enable_op_determinism()
         strategy = strategies.make_strategy(options.strategy, options.replicas)
         signals.install()  # MultiWorkerMirroredStrategy installs its own handler of SIGTERM
-        stack.enter_context(keras_compat.patch_keras_for(strategy))
+        stack.enter_context(patches.patch_keras_for(strategy))
         keras.utils.set_random_seed(options.seed)
         run = Run(recipe, options, strategy)
         stack.callback(run.folder.close)
@@ -131,7 +141,7 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
             run.folder.discard()
             raise
         except ValueError as error:
-            problem = checks.class_weight_problem(error)
+            problem = fit_checks.class_weight_problem(error)
             if problem is None:
                 raise
             run.folder.discard()
@@ -382,10 +392,10 @@ class Run:
                 has the name of a value of the plan, or is not JSON.
         """
         # A recipe may have called keras.utils.clear_session() before, which resets it.
-        checks.set_precision(self.options.precision)
-        checks.require_own_values(self.plan, facts)
+        numerics.set_precision(self.options.precision)
+        option_checks.require_own_values(self.plan, facts)
         self._facts = facts
-        checks.refuse_ignored_limit(self.options, examples)
+        option_checks.refuse_ignored_limit(self.options, examples)
         info = self.folder.checkpoint
         plan = make_plan(
             self.options,
@@ -399,13 +409,13 @@ class Run:
             resumed=self.folder.facts,
         )
         if self.strategy_name != "parameter_server":
-            checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
+            option_checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
-        self._jit = checks.jit_compile(self.options, self.strategy, plan.total_steps)
+        self._jit = numerics.jit_compile(self.options, self.strategy, plan.total_steps)
         planned = plan.fixed()
         if self.options.reduce_on_plateau is not None:  # it decides the learning rate
             planned["plateau_metric"] = f"{self._plateau_metric()} ({self.options.keep_best_mode})"
-        checks.require_own_values(self.plan, facts, planned)
+        option_checks.require_own_values(self.plan, facts, planned)
         facts = facts | planned
         if not self._everyone_has(facts):
             raise RunError(
@@ -426,9 +436,9 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
-            partial = checks.partial_best(self.options)
+            partial = option_checks.partial_best(self.options)
             self.note(device.unused_gpu(), self._missed_profile(plan), partial)
-            self.note(*checks.similar_names(self.plan, self._facts))
+            self.note(*option_checks.similar_names(self.plan, self._facts))
             self.note(self._shortened(plan))
             self._print_plan(plan, about or {})
         # Whatever was drawn while the data were loaded, the model's first weights are the seed's.
@@ -520,31 +530,31 @@ class Run:
                 "keras.saving.load_model() of its model/model.keras"
             )
         self._was_prepared = True
-        checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
-        checks.require_compiled(model, train_data)
+        option_checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
+        model_checks.require_compiled(model, train_data)
         info, options = self.folder.checkpoint, self.options
-        checks.require_splits(options, validation, test)
-        checks.require_fewer(options, validation)
-        checks.require_in_scope(model, self.strategy)
-        first_batches = checks.first_batches_sha256(train_data)
+        data_checks.require_splits(options, validation, test)
+        data_checks.require_fewer(options, validation)
+        model_checks.require_in_scope(model, self.strategy)
+        first_batches = data_checks.first_batches_sha256(train_data)
         plateau = self._plateau(model)
-        keras_compat.build(model, train_data)
+        fitting.build(model, train_data)
         self._note_own_rate(model)
         plan = self._plan
-        checks.require_precision(model, options.precision)
-        checks.require_kept_variables(model)
-        checks.build_own_step(model, train_data)
-        checks.require_in_scope(model, self.strategy)  # metrics exist from now on
-        fingerprint = checks.require_same(info, model, train_data, first_batches, plan)
+        numerics.require_precision(model, options.precision)
+        model_checks.require_kept_variables(model)
+        model_checks.build_own_step(model, train_data)
+        model_checks.require_in_scope(model, self.strategy)  # metrics exist from now on
+        fingerprint = resume_checks.require_same(info, model, train_data, first_batches, plan)
         self._require_same_everywhere(
             model, {"training": train_data, "validation": validation, "test": test}
         )
-        checks.require_single_numbers(model)
+        metric_checks.require_single_numbers(model)
         if plan.replicas > 1:
-            self.note(*checks.require_sums(model, train_data))
-        checks.require_metric(model, options.keep_best, options.keep_best_mode)
+            self.note(*metric_checks.require_sums(model, train_data))
+        metric_checks.require_metric(model, options.keep_best, options.keep_best_mode)
         jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
-        if options.jit != "on" and keras_compat.not_for_xla(model):
+        if options.jit != "on" and inspection.not_for_xla(model):
             jit = False
         restored = False
         if jit:  # before the first program is compiled
@@ -556,7 +566,7 @@ class Run:
             jit_compile=bool(jit),
         )
         if plan.replicas > 1:
-            self.note(checks.random_layers_note(model))
+            self.note(model_checks.random_layers_note(model))
         if self.strategy_name == "parameter_server":
             several = options.steps_per_execution > 1
             parameter_server.use_coordinator(
@@ -584,7 +594,7 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
-        checks.watch_fit(model, tuple(callbacks), self.records)
+        fit_checks.watch_fit(model, tuple(callbacks), self.records)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
@@ -611,19 +621,19 @@ class Run:
         """
         if self.agreement.workers == 1:
             return
-        if not self._everyone_has(checks.shapes_of(model)):
+        if not self._everyone_has(resume_checks.shapes_of(model)):
             raise RunError(
                 "the workers have different models or optimizers: the shapes of their weights, or "
                 "the order of examples, differ; start all of them from the same code and files"
             )
         for name, data in splits.items():
-            count = checks.FINGERPRINT_BATCHES if name == "training" else 1
-            traits = checks.traits(data, count)
+            count = data_checks.FINGERPRINT_BATCHES if name == "training" else 1
+            traits = data_checks.traits(data, count)
             if self.agreement.any_worker(traits is None):
                 continue  # each worker may have its own
             forms, numbers = traits  # type: ignore[misc]
             if not self._everyone_has(forms) or not self.agreement.everyone_is_near(
-                numbers, checks.ROUNDING
+                numbers, data_checks.ROUNDING
             ):
                 raise RunError(
                     f"the workers have different {name} data: their first batches differ; each "
@@ -636,12 +646,12 @@ class Run:
         Raises:
             OptionsError: the user chose a `--base-learning-rate`, which the recipe ignores.
         """
-        if self._recipe_plan.rate_was_read or keras_compat.own_steps(model):
+        if self._recipe_plan.rate_was_read or inspection.own_steps(model):
             return
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if isinstance(optimizer, keras.optimizers.MultiOptimizer):
             return
-        rate = keras_compat.learning_rate_of(optimizer)
+        rate = inspection.learning_rate_of(optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return  # which is no single number, and may begin with 0
         planned, own = self._plan.learning_rate, used_learning_rate(optimizer)
@@ -666,7 +676,7 @@ class Run:
         options = self.options
         if options.reduce_on_plateau is None:
             return {}
-        checks.require_one_rate(model)
+        option_checks.require_one_rate(model)
         factor = options.plateau_factor or FACTOR
         metric, mode = self._plateau_metric(), options.keep_best_mode
         arguments = (options.reduce_on_plateau, metric, factor, mode)
@@ -690,7 +700,7 @@ class Run:
         ours |= {"validate_every": validate, "test_every": test_too} | plateau
         if self.is_chief:
             self.records.listeners += [each for each in extra if hasattr(each, "on_record")]
-        stateful = checks.stateful(ours, extra, info)
+        stateful = fit_checks.stateful(ours, extra, info)
         checkpoint_folder = self.folder.path / "checkpoints"
         bad_loss = StopOnBadLoss(checkpoint_folder)
         self.checkpoint = Checkpoint(
@@ -791,17 +801,19 @@ class Run:
                 "**fit_options), with all that run.prepare() returned, before"
             )
         steps = self.checkpoint.step
-        checks.require_finite(test, steps, self._plan.learning_rate)
+        metric_checks.require_finite(test, steps, self._plan.learning_rate)
         test = with_perplexity(test, self.records.perplexity_of)
-        self.note(*checks.similar_names(self.finish, more))
+        self.note(*option_checks.similar_names(self.finish, more))
         own = self._results(model, test, baseline) | error_of_accuracy(test, test_examples)
         remedy = (
             "; the training is saved: correct the recipe, and resume the run with --run-dir "
             f"{self.folder.path}"
         )
         metadata = metadata or {}
-        checks.require_own_values(self.finish, more, own.keys() | checks.OPTIONAL_RESULTS, remedy)
-        checks.require_own_values(self.finish, {"metadata": metadata}, (), remedy)
+        option_checks.require_own_values(
+            self.finish, more, own.keys() | option_checks.OPTIONAL_RESULTS, remedy
+        )
+        option_checks.require_own_values(self.finish, {"metadata": metadata}, (), remedy)
         results = own | more
         self.records.record_evaluation("test", results["weights_of_step"], test)
         if self.is_chief:

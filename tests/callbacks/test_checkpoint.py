@@ -327,7 +327,7 @@ class TestRestore:
             assert [float(v) for v in scales[1]] == [2**16, 1]
         assert (counter.count, new.count) == (3, 0)
         begun = []
-        monkeypatch.setattr(module.keras_compat, "start_in_mid_epoch", begun.append)
+        monkeypatch.setattr(module.fitting, "start_in_mid_epoch", begun.append)
         restore.on_epoch_begin(1)
         assert begun == []
         restore.on_epoch_begin(0)
@@ -347,7 +347,7 @@ class TestRestore:
         assert newest(tmp_path).state["callbacks"]["Sums"] == {"count": 3, "sums": [0.25, 2.0]}
 
     def test_an_epochs_metrics_are_those_from_before_the_validation(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(module.keras_compat, "start_in_mid_epoch", lambda batch: None)
+        monkeypatch.setattr(module.fitting, "start_in_mid_epoch", lambda batch: None)
         model = new_model()
         train(model, 5)
         expected = {name: float(value) for name, value in model.get_metrics_result().items()}

@@ -7,7 +7,7 @@ import pytest
 
 from callbacks.plateau import ReduceOnPlateau
 from callbacks.records import used_learning_rate
-from distribution import keras_compat
+from distribution.keras_compat import inspection
 
 
 def make(rate=0.8, **arguments):
@@ -63,14 +63,14 @@ def test_it_multiplies_what_a_schedule_gives():
         keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0), patience=1, factor=0.1
     )
     rates(callback, [1.0, 1.0])
-    schedule = keras_compat.learning_rate_of(callback.model.optimizer)
+    schedule = inspection.learning_rate_of(callback.model.optimizer)
     assert [float(schedule(step)) for step in (0, 5, 10)] == pytest.approx([0.1, 0.05, 0.0])
 
 
 def test_a_constant_rate_in_float64_keeps_its_digits():
     keras.config.set_floatx("float64")
     callback = make(0.1, patience=1)
-    schedule = keras_compat.learning_rate_of(callback.model.optimizer)
+    schedule = inspection.learning_rate_of(callback.model.optimizer)
     assert float(schedule(0)) == 0.1
     rates(callback, [1.0, 1.0])
     assert float(schedule(0)) == 0.05

@@ -209,6 +209,17 @@ class TestLengths:
                     together = np.concatenate([part[column] for part in parts])
                     np.testing.assert_array_equal(together, whole[column])
 
+    def test_parts_are_sorted_by_the_first_one(self):
+        """And those of equal first parts by the second one; the longest of each is passed on."""
+        lengths = np.random.default_rng(2).integers(1, 4, (80, 2))
+        found = take(self.make(lengths, 2), 40)
+        for first in range(0, 40, 10):
+            group = sorted(found[first : first + 10], key=lambda batch: lengths[batch[0]].tolist())
+            order = [tuple(lengths[index]) for indices, _, _ in group for index in indices]
+            assert order == sorted(order)
+        for indices, _, longest in found:
+            np.testing.assert_array_equal(longest, lengths[indices].max(axis=0))
+
     def test_an_epoch_ends_with_an_update(self):
         with pytest.raises(ValueError, match="an epoch of 5 batches; .* a multiple of .*, 2"):
             self.make(np.ones(10), 2, batches_per_update=2)

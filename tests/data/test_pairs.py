@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import pairs, prompts
+from data import arrays, batches, pairs, prompts
 from data.errors import DataError
 from tests.support import seq2seq_presets
 
@@ -28,7 +28,9 @@ def test_pairs_are_encoded_as_the_models_own_preprocessor_does(preprocessor, mon
     for name, value in theirs.items():
         np.testing.assert_array_equal(found[name], value)
     np.testing.assert_array_equal(found["labels"], labels)
-    np.testing.assert_array_equal(found["weights"], weights)
+    # BART's responses all begin with the same token, which is not predicted.
+    np.testing.assert_array_equal(found["weights"][:, 1:], weights[:, 1:])
+    assert not found["weights"][:, 0].any() and np.all(weights[:, 0])
 
 
 def test_a_batch_has_inputs_labels_and_weights(preprocessor):
@@ -44,9 +46,10 @@ def test_a_batch_has_inputs_labels_and_weights(preprocessor):
     np.testing.assert_array_equal(labels[0], encoded["labels"][1])
     # All tokens of the responses and the one that ends them are predicted.
     tokenizer = preprocessor.tokenizer
-    start, end = tokenizer.start_token_id, tokenizer.end_token_id
     expected = [
-        token for _, response in ASKED for token in [start, *map(int, tokenizer(response)), end]
+        token
+        for _, response in ASKED
+        for token in [*map(int, tokenizer(response)), tokenizer.end_token_id]
     ]
     assert list(pairs.predicted(encoded)) == expected
 
@@ -77,5 +80,24 @@ def test_texts_that_are_cut_are_noted(preprocessor):
 def test_chats_are_refused():
     chat = ((("system", "be brief"), ("user", "hello")), "hi")
     data = prompts.Prompts("chats.jsonl", {"train": [ASKED[0]], "valid": [chat], "test": []})
-    with pytest.raises(DataError, match="chats.jsonl: has chats.*recipes.causal_lm"):
+    with pytest.raises(DataError, match="1 of 1 prompts of the split valid are.*recipes.causal_lm"):
         pairs.of_texts(data)
+
+
+def test_pairs_of_similar_length_are_cut_after_the_longest(preprocessor):
+    asked = [("a", "b " * count) for count in range(1, 9)] + [("a b c d e f g h i j " * 2, "a")] * 4
+    encoded = pairs.encode(asked, preprocessor)
+    lengths = pairs.lengths(encoded)
+    np.testing.assert_array_equal(lengths[:, 1], encoded["decoder_padding_mask"].sum(axis=1))
+    assert set(lengths[:8, 0]) == {8} and set(lengths[8:, 0]) == {24}
+    make_batch = pairs.make_batch(encoded)
+    data = batches.training_batches(12, 4, 0, make_batch, lengths=lengths).take(3)
+    for inputs, labels, weights in data.as_numpy_iterator():
+        for part, most in (("encoder", 24), ("decoder", 16)):
+            mask = inputs[f"{part}_padding_mask"]
+            steps = [step for step in arrays.steps_of(most) if step >= mask.sum(axis=1).max()]
+            assert mask.shape == inputs[f"{part}_token_ids"].shape == (4, steps[0])
+        assert labels.shape == weights.shape == inputs["decoder_token_ids"].shape
+    whole = batches.training_batches(12, 12, 0, make_batch, lengths=lengths).take(1)
+    ((_, _, weights),) = whole.as_numpy_iterator()
+    assert weights.sum() == encoded["weights"].sum()

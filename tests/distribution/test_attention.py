@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import attention, keras_compat, step
+from distribution import attention, step
+from distribution.keras_compat import attention_layers, fitting, inspection, patches
 from tests.support import cudnn
 
 BATCH, PLACES, HEADS, COLUMNS = 4, 6, 2, 8
@@ -244,7 +245,7 @@ def attend(layer, *inputs, **named):
             total = tf.reduce_sum(tf.cast(found, tf.float32) ** 3)
         return [found, *map(tf.convert_to_tensor, tape.gradient(total, variables))]
 
-    within = tf.function(keras_compat.attend_by_cudnn()(compute), autograph=False)
+    within = tf.function(attention_layers.attend_by_cudnn()(compute), autograph=False)
     return within(), tf.function(compute, autograph=False)()
 
 
@@ -293,7 +294,7 @@ class TestInKeras:
         def compute():
             return layer(x, x)
 
-        found = tf.function(keras_compat.attend_by_cudnn()(compute), autograph=False)()
+        found = tf.function(attention_layers.attend_by_cudnn()(compute), autograph=False)()
         assert_close([found], [tf.function(compute, autograph=False)()], 0.03)
         assert "btd,dcnh->btcnh" not in products
 
@@ -311,20 +312,20 @@ class TestInKeras:
             finally:
                 of_key.call = lambda inputs, training=None: stock(of_key, inputs)
 
-        found = tf.function(keras_compat.attend_by_cudnn()(twice), autograph=False)()
+        found = tf.function(attention_layers.attend_by_cudnn()(twice), autograph=False)()
         assert_close([found], [tf.function(twice, autograph=False)()], 0.03)
 
     def test_a_function_of_the_user_stays_as_it_is(self, gpu):
         """Its program is kept, and may be called where XLA compiles nothing."""
         layer, x = self.layer(), self.inputs()
         inner = tf.function(lambda: layer(x, x), autograph=False)
-        tf.function(keras_compat.attend_by_cudnn()(lambda: inner()), autograph=False)()
+        tf.function(attention_layers.attend_by_cudnn()(lambda: inner()), autograph=False)()
         assert not gpu
 
     def test_masks_of_numpy_and_what_is_switched_off(self, gpu):
         query, key, value = drawn()
         mask = np.tril(np.ones((1, 1, PLACES, PLACES), bool))
-        with keras_compat.attend_by_cudnn():
+        with attention_layers.attend_by_cudnn():
             keras.ops.dot_product_attention(query, key, value, mask=mask)
             assert gpu == ["ScaleBiasSoftmax"]
             keras.ops.dot_product_attention(query, key, value, flash_attention=False)
@@ -357,7 +358,7 @@ class TestInKeras:
         def compute():
             return layer(x, x)
 
-        found = tf.function(keras_compat.attend_by_cudnn()(compute), autograph=False)()
+        found = tf.function(attention_layers.attend_by_cudnn()(compute), autograph=False)()
         assert_close([found], [tf.function(compute, autograph=False)()], 0.03)
         assert "btd,dcnh->btcnh" not in products
 
@@ -397,8 +398,8 @@ class TestInSteps:
         }
         data = tf.data.Dataset.from_tensor_slices((x, np.ones((8, 1), "float32")))
         data = data.batch(4, drop_remainder=True)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-            keras_compat.build(model, data)
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
+            fitting.build(model, data)
             step.install(model, jit_compile=jit_compile)
             return model.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"]
 
@@ -416,7 +417,7 @@ class TestInSteps:
         monkeypatch.setattr(attention, "works", lambda precision: 1 / 0)
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             assert not step.install(model, jit_compile=True).uses_cudnn
 
     def test_attention_of_kerashub_alone_does_not_ask(self, monkeypatch):
@@ -432,11 +433,11 @@ class TestInSteps:
         )
         model = keras_nlp.models.LlamaCausalLM(backbone)
         model.compile("sgd", "mse")
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             assert not step.install(model, jit_compile=True).uses_cudnn
 
     @pytest.mark.long
     def test_deterministic_steps_do_not(self, gpu, monkeypatch):
-        monkeypatch.setattr(keras_compat, "is_deterministic", lambda: True)
+        monkeypatch.setattr(inspection, "is_deterministic", lambda: True)
         self.fit(True, monkeypatch)
         assert not gpu

@@ -11,26 +11,34 @@ import pytest
 import tensorflow as tf
 
 from data import arrays, batches, sequences
-from distribution import keras_compat, step, strategies
+from distribution import step, strategies
+from distribution.keras_compat import (
+    compiled_losses,
+    fitting,
+    optimizers,
+    patches,
+    randomness,
+    replica_states,
+)
 from tests.support import forked, replicas
 
 PATCHED = [
-    (keras_compat.tf_trainer.TFEpochIterator, "__init__"),
-    (keras_compat.tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
-    (keras_compat.loss_module, "scale_loss_for_distribution"),
-    (keras_compat.loss_module, "unscale_loss_for_distribution"),
-    (keras_compat.loss_module, "reduce_weighted_values"),
-    (keras_compat.TFOptimizer, "_all_reduce_sum_gradients"),
-    (keras_compat.tf_random, "dropout"),
-    (keras_compat.saving_lib.H5IOStore, "__init__"),
-    (keras_compat.Variable, "assign_add"),
-    (keras_compat.Variable, "__init__"),
-    (keras_compat.epoch_iterator.EpochIterator, "__init__"),
-    (keras_compat.epoch_iterator.EpochIterator, "_enumerate_iterator"),
-    (keras_compat.TFOptimizer, "_apply_weight_decay"),
-    (keras_compat.TFOptimizer, "_distributed_tf_update_step"),
+    (fitting.tf_trainer.TFEpochIterator, "__init__"),
+    (fitting.tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build"),
+    (compiled_losses.loss_module, "scale_loss_for_distribution"),
+    (compiled_losses.loss_module, "unscale_loss_for_distribution"),
+    (compiled_losses.loss_module, "reduce_weighted_values"),
+    (optimizers.TFOptimizer, "_all_reduce_sum_gradients"),
+    (randomness.tf_random, "dropout"),
+    (patches.saving_lib.H5IOStore, "__init__"),
+    (replica_states.Variable, "assign_add"),
+    (replica_states.Variable, "__init__"),
+    (fitting.epoch_iterator.EpochIterator, "__init__"),
+    (fitting.epoch_iterator.EpochIterator, "_enumerate_iterator"),
+    (optimizers.TFOptimizer, "_apply_weight_decay"),
+    (optimizers.TFOptimizer, "_distributed_tf_update_step"),
     (
-        keras_compat.collective_all_reduce_strategy.CollectiveAllReduceExtended,
+        patches.collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "_initialize_local_devices",
     ),
 ]
@@ -80,20 +88,20 @@ def stand_in(kind):
 def test_a_patch_is_in_force_within_and_gone_afterwards(strategy, expected):
     before = in_force()
     for _ in range(2):  # a second run in the same process
-        with keras_compat.patch_keras_for(strategy):
+        with patches.patch_keras_for(strategy):
             assert changed(before) == expected
-            with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+            with patches.patch_keras_for(tf.distribute.get_strategy()):
                 assert changed(before) == expected | OWN_COPIES | {"TFEpochIterator.__init__"}
             assert changed(before) == expected
         assert in_force() == before
-    with pytest.raises(ZeroDivisionError), keras_compat.patch_keras_for(strategy):
+    with pytest.raises(ZeroDivisionError), patches.patch_keras_for(strategy):
         raise ZeroDivisionError
     assert in_force() == before
 
 
 def test_several_cpus_is_gone_afterwards():
     before = in_force()
-    with keras_compat.several_cpus_per_worker(2):
+    with patches.several_cpus_per_worker(2):
         assert changed(before) == {"_initialize_local_devices"}
     assert in_force() == before
 
@@ -106,7 +114,7 @@ class TestStartInMidEpoch:
 
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 0 and self.start:
-                keras_compat.start_in_mid_epoch(self.start)
+                fitting.start_in_mid_epoch(self.start)
 
         def on_train_batch_end(self, batch, logs=None):
             self.seen.append(batch)
@@ -119,7 +127,7 @@ class TestStartInMidEpoch:
 
     def test_counts_from_there_in_the_first_epoch_only(self):
         note = self.Note(3)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note)
         assert note.seen == [3, 0, 1, 2, 3]
 
@@ -133,7 +141,7 @@ class TestStartInMidEpoch:
                 self.model.evaluate(ones, steps=steps, verbose=0)
 
         note = Evaluate(3)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note)
         assert note.seen == [3, 0, 1, 2, 3]
 
@@ -141,7 +149,7 @@ class TestStartInMidEpoch:
     def test_data_that_end_with_the_run_are_used_to_their_end(self, count):
         """Two batches of the first epoch are done: ten are left of three epochs."""
         note = self.Note(2)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note, steps_per_execution=count, batches=10, epochs=3)
         assert note.seen == ([2, 3] + [0, 1, 2, 3] * 2 if count == 1 else [3] + [1, 3] * 2)
 
@@ -151,15 +159,15 @@ class TestStartInMidEpoch:
     def test_counts_an_execution_that_is_partly_done(self, start, seen):
         """An epoch of four steps in executions of three, as Keras counts them."""
         note = self.Note(start)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note, steps_per_execution=3)
         assert note.seen == seen
 
     def test_leaves_nothing_behind(self):
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-            keras_compat.start_in_mid_epoch(3)  # and no epoch follows
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
+            fitting.start_in_mid_epoch(3)  # and no epoch follows
         note = self.Note(0)
-        with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
+        with patches.patch_keras_for(tf.distribute.get_strategy()):
             self.fit(note)
         assert note.seen == [0, 1, 2, 3] * 2
 
@@ -173,12 +181,12 @@ def test_a_model_that_is_compiled_again_is_built_again():
         def on_train_begin(self, logs=None):
             built.append(self.model.optimizer.built)
 
-    with keras_compat.patch_keras_for(strategy), strategy.scope():
+    with patches.patch_keras_for(strategy), strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         for _ in range(2):
             model.compile("adam", "mse", metrics=["mae"])
             if not built:
-                keras_compat.build(model, data)
+                fitting.build(model, data)
             model.fit(data, verbose=0, callbacks=[Note()])
     assert built == [True, True]
 
@@ -186,11 +194,11 @@ def test_a_model_that_is_compiled_again_is_built_again():
 def test_a_layer_s_loss_under_three_replicas_is_left_as_it_is(monkeypatch):
     """`distribution.step` takes the mean of the replicas' losses, in the precision of the run."""
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    with keras_compat.leave_losses_unscaled():
+    with compiled_losses.leave_losses_unscaled():
         monkeypatch.setattr(tf.distribute, "get_strategy", lambda: three)
         for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
             value = tf.constant(0.1, tf.float64)
-            assert float(getattr(keras_compat.loss_module, name)(value)) == 0.1
+            assert float(getattr(compiled_losses.loss_module, name)(value)) == 0.1
 
 
 class TestRowsOfADropoutMask:
@@ -204,7 +212,7 @@ class TestRowsOfADropoutMask:
 
         @tf.function(jit_compile=jit_compile)
         def draw(seed):
-            rows = [keras_compat._uniform_rows((2, 5), seed, dtype, n) for n in range(3)]
+            rows = [randomness._uniform_rows((2, 5), seed, dtype, n) for n in range(3)]
             return tf.random.stateless_uniform((6, 5), seed, dtype=dtype), tf.concat(rows, 0)
 
         whole, rows = draw(tf.constant([3, 7]))
@@ -219,7 +227,7 @@ class TestRowsOfADropoutMask:
             shape=(4, 8), key=key, counter=counter, alg=1, dtype=tf.float32
         )
         for n in range(4):
-            row = keras_compat._uniform_rows((1, 8), tf.constant([1, 2]), tf.float32, n)
+            row = randomness._uniform_rows((1, 8), tf.constant([1, 2]), tf.float32, n)
             np.testing.assert_array_equal(row, whole[n : n + 1])
 
 
@@ -232,7 +240,7 @@ def updates(name):
     for together, jit_compile in ((False, False), (True, False), (True, True)):
         with contextlib.ExitStack() as stack:
             if together:
-                stack.enter_context(keras_compat.update_together())
+                stack.enter_context(optimizers.update_together())
             stack.enter_context(strategy.scope())
             kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
             bias = keras.Variable(np.linspace(-1, 1, 3), name="bias")
@@ -266,7 +274,7 @@ def updated_twice(name, rate):
     """A kernel after two updates of Muon in float64."""
     keras.config.set_floatx("float64")
     strategy = strategies.make_strategy(name, 2 if name == "mirrored" else None)
-    with keras_compat.patch_keras_for(strategy), strategy.scope():
+    with patches.patch_keras_for(strategy), strategy.scope():
         kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
         optimizer = keras.optimizers.Muon(rate)
         optimizer.build([kernel])
@@ -294,11 +302,11 @@ def decayed(name, replicas):
     """Weights after three updates by the Muon of the recipes."""
     keras.config.set_floatx("float64")
     strategy = strategies.make_strategy(name, replicas)
-    with keras_compat.patch_keras_for(strategy), strategy.scope():
+    with patches.patch_keras_for(strategy), strategy.scope():
         kernel = keras.Variable(np.linspace(-1, 1, 6).reshape(2, 3), name="kernel")
         bias = keras.Variable(np.linspace(-1, 1, 3), name="bias")
         optimizer = keras.optimizers.Muon(0.1, weight_decay=0.3, adam_weight_decay=0.3)
-        keras_compat.orthogonalize_heads(optimizer)
+        optimizers.orthogonalize_heads(optimizer)
         optimizer.exclude_from_weight_decay(var_names=["bias"])
         optimizer.build([kernel, bias])
 
@@ -337,11 +345,11 @@ def memory_of_a_mapped_file(folder):
 
     data = batches.training_batches(2**20, 8, 0, make_batch)
     strategy = replicas.strategy_of(2)
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         step.install(model)
         before = in_memory()
         model.fit(data, steps_per_epoch=3, shuffle=False, verbose=0)
@@ -358,8 +366,8 @@ def lines_of_a_worker(files):
     """Returns the lines of this worker's part of the first two global batches."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     data = tf.data.TextLineDataset(files).batch(4, drop_remainder=True)
-    with keras_compat.distribute_data():
-        epoch = keras_compat.tf_trainer.TFEpochIterator(strategy, x=data)
+    with fitting.distribute_data():
+        epoch = fitting.tf_trainer.TFEpochIterator(strategy, x=data)
         iterator = iter(epoch._distributed_dataset)
         parts = [strategy.experimental_local_results(next(iterator)) for _ in range(2)]
     return [[line.decode() for each in part for line in each.numpy()] for part in parts]
@@ -381,12 +389,12 @@ def evaluated_by_a_worker(batch_sizes):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     x, found = np.arange(20.0)[:, None], []
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2.0)])
             model.compile("sgd", "mae", metrics=["mae"])
         data = [arrays.evaluation_data(x, 0 * x, batch_size=size) for size in batch_sizes]
-        keras_compat.build(model, data[0])
+        fitting.build(model, data[0])
         step.install(model)
         for each in data:
             found.append(model.evaluate(each, verbose=0, return_dict=True))
@@ -407,19 +415,19 @@ class TestNames:
         outside = name()
         found = []
         for _ in range(2):
-            with keras_compat.name_metrics_as_in_first_run():
+            with patches.name_metrics_as_in_first_run():
                 found.append([name(), name()])
         assert found[0] == found[1]
         # No metric within it has the name of a later one.
         assert name() not in [outside, *found[0]]
 
     def test_a_layer_of_an_earlier_run_is_used_again(self):
-        with keras_compat.name_metrics_as_in_first_run():
+        with patches.name_metrics_as_in_first_run():
             kept = keras.layers.Dense(4)
-        with keras_compat.name_metrics_as_in_first_run():
+        with patches.name_metrics_as_in_first_run():
             keras.Sequential([keras.Input((2,)), kept, keras.layers.Dense(3)])
 
     def test_a_cleared_session(self):
-        with keras_compat.name_metrics_as_in_first_run():
+        with patches.name_metrics_as_in_first_run():
             keras.utils.clear_session()
             assert keras.metrics.AUC().name == "auc"

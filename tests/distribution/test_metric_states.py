@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat, step
+from distribution import step
+from distribution.keras_compat import fitting, patches
 from distribution.metric_states import MetricStates
 from tests.support import forked, replicas
 
@@ -17,7 +18,7 @@ def states_of_two_replicas():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", weighted_metrics=[keras.metrics.MeanSquaredError("error")])
         data = tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1))))
-        keras_compat.build(model, data)
+        fitting.build(model, data)
     states = MetricStates.of(model)
     rows = [[0.1 * (n + 1) + place for place in range(len(states.read()[0]))] for n in range(2)]
     rows = np.asarray(rows, "float32").astype("float64").tolist()
@@ -43,7 +44,7 @@ def counts_of_another_number_of_replicas():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse", metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)])
         data = tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1))))
-        keras_compat.build(model, data)
+        fitting.build(model, data)
     states = MetricStates.of(model)
     row = [2.0 * place + 1 for place in range(sum(states.sizes))]
     states.write([row])
@@ -58,11 +59,11 @@ def test_no_count_is_lost_where_the_number_of_replicas_changes():
 def a_state_over_another_one():
     """A state that replaces another one under central storage, and what was read back."""
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse", weighted_metrics=[keras.metrics.MeanSquaredError("error")])
-        keras_compat.build(model, tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1)))))
+        fitting.build(model, tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1)))))
         states = MetricStates.of(model)
         size = len(states.read()[0])
         states.write([[1000.0] * size])
@@ -82,7 +83,7 @@ def test_a_model_that_is_compiled_again_has_the_states_of_its_new_metrics():
     data = tf.data.Dataset.from_tensors((tf.ones((2, 1)), tf.ones((2, 1))))
     for metrics in ([], [keras.metrics.MeanSquaredError("error")]):
         model.compile("sgd", "mse", weighted_metrics=metrics)
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         states = MetricStates.of(model)
         assert [*map(id, states.variables)] == [*map(id, model.metrics_variables)]
         assert MetricStates.of(model) is states
@@ -96,11 +97,11 @@ def part_of_an_epoch(count, first, last, state=None):
     x, y = numbers.normal(size=(24, 2)), numbers.normal(size=(24, 1))
     data = replicas.dataset((x, y), 4).skip(first)
     strategy = replicas.strategy_of(count)
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         model.set_weights([np.ones((2, 1)), np.zeros(1)])
         step.install(model)
         states = MetricStates.of(model)

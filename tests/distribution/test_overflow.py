@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import keras_compat, strategies
+from distribution import strategies
+from distribution.keras_compat import fitting, patches
 from distribution.step import install
 from tests.support import forked
 
@@ -63,14 +64,14 @@ def train(workers, jit_compile):
                 }
             )
 
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             x, flag = keras.Input((4,), name="x"), keras.Input((1,), name="flag")
             hidden = Overflow()(keras.layers.Dense(8, activation="tanh")(x), flag)
             output = keras.layers.Dense(1, dtype="float32")(hidden)
             model = keras.Model({"x": x, "flag": flag}, output)
             model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse")
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model, jit_compile=jit_compile)
         model.fit(data, shuffle=False, verbose=0, callbacks=[Look()])
     return seen

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from data import arrays
 from data.batches import evaluation_batches
-from distribution import keras_compat, step
+from distribution import step
 from distribution.errors import DistributionError
+from distribution.keras_compat import fitting, inspection, patches
 from distribution.step import gradient_norm, install
 from tests.support import forked, replicas
 
@@ -426,10 +427,10 @@ def evaluations(batch_sizes, count):
     x, y = numbers.normal(size=(20, 3)), numbers.normal(size=(20, 1))
     strategy = replicas.strategy_of(count)
     found = []
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = regression()
-        keras_compat.build(model, arrays.evaluation_data(x, y, batch_size=batch_sizes[0]))
+        fitting.build(model, arrays.evaluation_data(x, y, batch_size=batch_sizes[0]))
         install(model, updates_per_execution=2)
         for batch_size in batch_sizes:
             data = arrays.evaluation_data(x, y, batch_size=batch_size)
@@ -465,7 +466,7 @@ def evaluated_outputs(batch_sizes, count):
     x, y, weights = weighted_pairs()
     strategy = replicas.strategy_of(count)
     found = []
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             inputs = keras.Input((2,))
             sums = keras.layers.Lambda(lambda x: keras.ops.sum(x, axis=1, keepdims=True))(inputs)
@@ -474,7 +475,7 @@ def evaluated_outputs(batch_sizes, count):
             losses = {"once": "mse", "twice": "mae"}
             model.compile("sgd", losses, loss_weights={"once": 1.0, "twice": 3.0})
         data = arrays.evaluation_data(x, y, weights, batch_size=batch_sizes[0])
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model)
         for batch_size in batch_sizes:
             data = arrays.evaluation_data(x, y, weights, batch_size=batch_size)
@@ -519,7 +520,7 @@ def test_an_evaluation_counts_each_call_of_a_loss():
     model = Twice(inputs, {"twice": ones, "once": ones})
     model.compile("sgd", {"once": "mse", "twice": "mae"})
     data = arrays.evaluation_data(x, y, weights, batch_size=11)
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     install(model)
     logs = model.evaluate(data, verbose=0, return_dict=True)
     assert logs["loss"] == pytest.approx(2 * (logs["once_loss"] + logs["twice_loss"]), rel=1e-6)
@@ -533,7 +534,7 @@ def test_a_value_that_is_no_metric_is_refused():
     model = Measures([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4)
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     install(model)
     for compute in (model.fit, model.evaluate):
         with pytest.raises(DistributionError, match="Measures.compute_metrics.. returns bias, whi"):
@@ -550,7 +551,7 @@ def normalised_weights(kind):
     data = replicas.dataset((np.arange(8.0).reshape(4, 2), np.ones((4, 1))), 4)
     keras.utils.set_random_seed(0)
     said = ""
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             layers = [keras.layers.BatchNormalization(renorm=True), keras.layers.Dense(1)]
             model = keras.Sequential([keras.Input((2,)), *layers])
@@ -558,7 +559,7 @@ def normalised_weights(kind):
             spectral = keras.layers.SpectralNormalization(keras.layers.Dense(3), name="spectral")
             other = keras.Sequential([keras.Input((2,)), spectral])
             other.compile("sgd", "mse")
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model)
         model.fit(data, verbose=0)
         try:
@@ -608,7 +609,7 @@ def own_accuracies(count):
     """The accuracy of a class of one's own behind a mask, whose last batch is padded."""
     strategy = replicas.strategy_of(count)
     words = np.random.default_rng(0).integers(0, 4, (10, 6))
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         with strategy.scope():
             model = keras.Sequential(
                 [keras.Input((6,), dtype="int32"), keras.layers.Embedding(4, 3, mask_zero=True)]
@@ -616,7 +617,7 @@ def own_accuracies(count):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("sgd", loss, metrics=[OwnAccuracy("own"), "accuracy"])
         data = arrays.evaluation_data(words, words % 3, batch_size=4)
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model)
         logs = model.evaluate(data, verbose=0, return_dict=True)
     return float(logs["own"]), float(logs["accuracy"])
@@ -635,7 +636,7 @@ def test_weights_of_true_and_false_are_ones_and_zeros():
     for weights in (np.array([True, False, True, True]), np.array([1.0, 0.0, 1.0, 1.0])):
         model = regression()
         data = arrays.evaluation_data(x, y, weights, batch_size=3)
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model)
         plain = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
         found += [model.evaluate(each, verbose=0, return_dict=True) for each in (data, plain)]
@@ -672,14 +673,14 @@ def without_labels(count):
     x = np.random.default_rng(0).normal(size=(10, 3))
     found = []
     for weights in (None, np.linspace(0.5, 1.5, 10)):
-        with keras_compat.patch_keras_for(strategy):
+        with patches.patch_keras_for(strategy):
             keras.utils.set_random_seed(0)
             with strategy.scope():
                 model = Autoencoder()
                 model.compile(keras.optimizers.SGD(0.1), metrics=[OwnError("error")])
             train = arrays.training_data(x, None, weights, seed=0, batch_size=4)
             test = arrays.evaluation_data(x, None, weights, batch_size=4)
-            keras_compat.build(model, train)
+            fitting.build(model, train)
             install(model)
             model.fit(train, steps_per_epoch=2, epochs=2, verbose=0)
             logs = model.evaluate(test, verbose=0, return_dict=True)
@@ -708,7 +709,7 @@ def test_weights_in_a_tuple_are_those_of_the_outputs():
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"], loss_weights=[1.0, 3.0])
     data = arrays.training_data(x, y, weights, seed=0, batch_size=11)
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     install(model)
     model.fit(data.take(1), verbose=0)
     (kernel,) = model.get_weights()
@@ -802,7 +803,7 @@ def test_masked_outputs_of_which_one_has_labels_and_weights():
     model.compile(keras.optimizers.SGD(0.01), {"a": "mse"}, jit_compile=False)
     x, (y, _) = words_and_texts()
     data = tf.data.Dataset.from_tensors((x, {"a": y}, {"a": np.ones((9, 4))}))
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     weights = model.get_weights()
     expected = model.fit(data, shuffle=False, verbose=0).history["loss"]
     model.set_weights(weights)
@@ -889,8 +890,8 @@ def test_padding_counts_in_no_metric_of_single_values(shape, metric):
     model.compile("sgd", "mse", metrics=[metric], jit_compile=False)
     expected = model.evaluate(x, y, batch_size=10, verbose=0, return_dict=True)[metric.name]
     data = arrays.evaluation_data(x, y, batch_size=4)
-    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-        keras_compat.build(model, data)
+    with patches.patch_keras_for(tf.distribute.get_strategy()):
+        fitting.build(model, data)
         install(model)
         found = model.evaluate(data, verbose=0, return_dict=True)[metric.name]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -935,7 +936,7 @@ def dropped(count):
     data = replicas.dataset(examples, 3 * count)
     found = [replicas.fit(n, build, data, epochs=2) for n in (1, count)]
     strategy = replicas.strategy_of(count)
-    with keras_compat.patch_keras_for(strategy), strategy.scope():
+    with patches.patch_keras_for(strategy), strategy.scope():
         seed = keras.random.SeedGenerator(1)
         masks = strategy.run(lambda: keras.random.dropout(tf.ones((3, 15)), 0.5, seed=seed))
     masks = [part.numpy().tolist() for part in strategy.experimental_local_results(masks)]
@@ -960,7 +961,7 @@ def test_what_draws_from_a_stream_of_tensorflow_is_refused(jit_compile):
     model = keras.Sequential([keras.Input((2,)), Noise(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1))))
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     install(model, jit_compile=jit_compile)
     with pytest.raises(DistributionError, match="by RandomStandardNormal of TensorFlow, whose"):
         model.fit(data, verbose=0)
@@ -1045,11 +1046,11 @@ class TestHalfPrecision:
         note = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: norms.append(gradient_norm(model))
         )
-        with keras_compat.patch_keras_for(strategy):
+        with patches.patch_keras_for(strategy):
             dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
             model = keras.Sequential([keras.Input((2,)), dense])
             model.compile(keras.optimizers.SGD(100.0), "mse")
-            keras_compat.build(model, data)
+            fitting.build(model, data)
             install(model)
             assert not np.isfinite(gradient_norm(model))  # before the first step
             model.fit(data.repeat(2), verbose=0, shuffle=False, callbacks=[note])
@@ -1071,7 +1072,7 @@ def test_a_fixed_loss_scale_is_not_in_the_norm():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(loss_scale_factor=scale), "mse")
         data = replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4)
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         install(model)
         model.fit(data, verbose=0)
         norms.append(gradient_norm(model))
@@ -1095,7 +1096,7 @@ def test_the_optimizer_of_a_recipe_stays_keras_s_own(precision, tmp_path):
         model.compile(optimizer, "mse")
         model.optimizer.build(model.trainable_variables)
         if installed:
-            with keras_compat.patch_keras_for(replicas.strategy_of(1)):
+            with patches.patch_keras_for(replicas.strategy_of(1)):
                 install(model)
                 model.fit(data, verbose=0)
         return model
@@ -1234,7 +1235,7 @@ def test_a_loss_without_a_reduction_is_refused_with_accumulation(batches):
         return model
 
     model = build()
-    keras_compat.build(model, replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4))
+    fitting.build(model, replicas.dataset((np.ones((4, 2)), np.ones((4, 1))), 4))
     if batches == 1:
         install(model)
         return
@@ -1257,7 +1258,7 @@ def test_a_loss_over_the_examples_of_a_batch_is_refused_with_accumulation(loss, 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="sigmoid")])
     model.compile("sgd", loss)
     labels = np.zeros(4, int) if isinstance(loss, keras.losses.Circle) else np.ones((4, 2))
-    keras_compat.build(model, replicas.dataset((np.ones((4, 2)), labels), 4))
+    fitting.build(model, replicas.dataset((np.ones((4, 2)), labels), 4))
     if not refused:
         install(model, batches_per_update=2)
         return
@@ -1382,7 +1383,7 @@ def test_what_xla_compiles_on_each_replica_is_equal_to_what_it_does_not():
     ],
 )
 def test_what_xla_cannot_compile_is_refused(layer, name, monkeypatch):
-    monkeypatch.setattr(keras_compat, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(inspection, "is_op_determinism_enabled", lambda: True)
     model = keras.Sequential([keras.Input((4, 4)), layer()])
     model.compile("sgd", "mse")
     with pytest.raises(DistributionError, match=f"--jit on: XLA cannot compile {name}"):
@@ -1393,7 +1394,7 @@ def test_a_layer_that_keras_marks_is_not_compiled():
     rotation = keras.layers.RandomRotation(0.1, name="rotation")
     model = keras.Sequential([keras.Input((4, 4, 1)), rotation, keras.layers.Flatten()])
     model.compile("sgd", "mse")
-    assert keras_compat.not_for_xla(model) == ["rotation"]
+    assert inspection.not_for_xla(model) == ["rotation"]
     with pytest.raises(DistributionError, match="--jit on: XLA cannot compile rotation here"):
         install(model, jit_compile=True)
 
@@ -1454,8 +1455,8 @@ def test_several_losses_of_one_output_are_refused(loss):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", loss)
     data = tf.data.Dataset.from_tensors((tf.ones((4, 2)), tf.ones((4, 1))))
-    with keras_compat.patch_keras_for(tf.distribute.get_strategy()):
-        keras_compat.build(model, data)
+    with patches.patch_keras_for(tf.distribute.get_strategy()):
+        fitting.build(model, data)
         with pytest.raises(DistributionError, match="2 losses of one output .*add them up in one"):
             install(model)
 
@@ -1585,10 +1586,10 @@ def test_a_label_that_a_loss_ignores_is_a_weight_of_zero():
 def test_replicas_that_add_up_ignored_labels_are_not_compiled():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=0, name="near"))
-    keras_compat.build(model, replicas.dataset((np.ones((4, 4)), np.ones(4)), 4))
-    assert keras_compat.not_for_xla(model) == []
+    fitting.build(model, replicas.dataset((np.ones((4, 4)), np.ones(4)), 4))
+    assert inspection.not_for_xla(model) == []
     model._distribute_strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-    assert keras_compat.not_for_xla(model) == ["the ignore_class of near"]
+    assert inspection.not_for_xla(model) == ["the ignore_class of near"]
 
 
 def test_ignored_labels_of_several_outputs_by_name_or_in_order():
@@ -1606,7 +1607,7 @@ def test_ignored_labels_of_several_outputs_by_name_or_in_order():
         for labels in ({"a": y, "b": y[:, None]}, (y, y[:, None])):
             model.compile(keras.optimizers.SGD(0.0), losses)
             data = replicas.dataset((x, labels), 6)
-            keras_compat.build(model, data)
+            fitting.build(model, data)
             install(model)
             found.append(model.fit(data, verbose=0).history["loss"][0])
     assert len(found) == 4 and found == pytest.approx([found[0]] * 4, rel=1e-6)

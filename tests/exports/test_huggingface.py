@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.errors import DataError
-from distribution import keras_compat
+from distribution.keras_compat import hub_models
 from exports import huggingface
 from exports.comparison import Differs
 from models.bert import encode
@@ -215,7 +215,7 @@ def test_a_causal_model_gives_the_same_logits(family, tmp_path):
 
     heads = dict(head_dim=None) if family == "Mistral" else {}  # those that KerasHub exports
     task = causal_presets.make_task(family, **heads)
-    keras_compat.split_words(task.preprocessor.tokenizer)  # as of a preset
+    hub_models.split_words(task.preprocessor.tokenizer)  # as of a preset
     lines = huggingface.write_causal_lm(task, tmp_path / "out")
     assert lines in (tmp_path / "out" / "README.md").read_text()
     there, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distribution import attention, keras_compat, step
+from distribution import attention, step
+from distribution.keras_compat import fitting, patches
 from models import chunked_head
 from models.chunked_head import chunked_masked_lm, weighted_cross_entropy
 from tests.support import forked, replicas
@@ -227,7 +228,7 @@ def compiled(learner):
             keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
         ],
     )
-    keras_compat.build(learner, tf.data.Dataset.from_tensors(batch()))
+    fitting.build(learner, tf.data.Dataset.from_tensors(batch()))
     step.install(learner)
     return learner
 
@@ -240,7 +241,7 @@ def with_and_without_a_weight(count):
     none = tf.data.Dataset.from_tensors((x, labels, 0 * weights))
     found = []
     for wrap in (lambda model: model, chunked_masked_lm):
-        with keras_compat.patch_keras_for(strategy):
+        with patches.patch_keras_for(strategy):
             with strategy.scope():
                 learner = compiled(wrap(make_model()))
             fitted = learner.fit(some.concatenate(none), verbose=0, shuffle=False).history

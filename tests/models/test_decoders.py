@@ -12,7 +12,7 @@ from data.templates import Template
 from models import decoders, presets, samplers
 from models.chunked_head import ChunkedHead
 from tests.support import causal_presets
-from training import checks
+from training import numerics
 
 # Learned positions and rotary ones; the others in `make check-long`.
 QUICK = ("GPT2", "OPT", "Llama3")
@@ -141,7 +141,7 @@ def test_a_preset_that_also_takes_images_is_refused(tmp_path, monkeypatch):
 def test_a_family_that_fails_in_a_precision_is_refused_there(precision, tmp_path):
     causal_presets.make_task("QwenMoe").save_to_preset(str(tmp_path / "preset"))
     preset = str(tmp_path / "preset")
-    with checks.precision(precision):
+    with numerics.precision(precision):
         with pytest.raises(
             DataError, match=f"QwenMoe fails in {precision}; pass --precision float32"
         ):

@@ -10,7 +10,7 @@ from callbacks.predictions import Predictions
 from callbacks.tensorboard import TensorBoard
 from data.errors import DataError
 from models import fine_tuning
-from tests.support import causal_presets
+from tests.support import causal_presets, seq2seq_presets
 
 PLAIN = dict(
     optimizer="adamw",
@@ -137,7 +137,7 @@ class TestLayerDecay:
         """Without a gradient AdamW takes rate x weight decay of each weight, and none of a bias."""
         high, low, bias = (keras.Variable([1.0], name=name) for name in ("high", "low", "bias"))
         optimizer = fine_tuning.make_optimizer(options(weight_decay=0.1), 0.01)
-        fine_tuning.keras_compat.scale_learning_rates(optimizer, {id(low): 0.5, id(bias): 0.5})
+        fine_tuning.optimizers.scale_learning_rates(optimizer, {id(low): 0.5, id(bias): 0.5})
         optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
@@ -342,7 +342,7 @@ class TestAdapters:
         def enable_lora(backbone, rank):
             backbone.trainable = False
 
-        monkeypatch.setattr(fine_tuning.keras_compat, "enable_lora", enable_lora)
+        monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
         with pytest.raises(DataError, match="could be adapted; train all$"):
             fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
 
@@ -355,6 +355,14 @@ class TestAdapters:
         fine_tuning.freeze(model, options(lora_rank=2))
         names = {v.path.split("/")[-2] for v in model.trainable_variables}
         assert names == adapted
+
+    def test_an_encoder_decoder_is_adapted_on_both_sides(self):
+        model = seq2seq_presets.make_task("T5")
+        fine_tuning.freeze(model, options(lora_rank=2))
+        paths = [v.path for v in model.trainable_variables]
+        assert {path.split("/")[-2] for path in paths} == {"query_projector", "value_projector"}
+        for part in ("encoder", "decoder"):
+            assert any(part in path for path in paths)
 
     def test_a_frozen_backbone_stays(self):
         model, before = trained(options(freeze_backbone=True))

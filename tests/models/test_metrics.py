@@ -13,7 +13,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from distribution import keras_compat
+from distribution.keras_compat import patches
 from models.metrics import (
     ExactMatch,
     LastClassF1,
@@ -189,7 +189,7 @@ def count_on_two_replicas(metric, labels, logits):
     strategy = tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"
     )
-    with keras_compat.patch_keras_for(strategy), strategy.scope():
+    with patches.patch_keras_for(strategy), strategy.scope():
         metric = metric()
         parts = strategy.experimental_distribute_dataset(
             tf.data.Dataset.from_tensor_slices((labels, logits)).batch(len(labels) // 5)

@@ -12,11 +12,11 @@ import pytest
 from callbacks.errors import Stopped
 from callbacks.stopping import StopAtStep
 from data import batches, files
-from distribution import keras_compat
+from distribution.keras_compat import generation
 from models import decoders
 from recipes import causal_lm, evaluate
 from tests.support import causal_presets, plain_keras
-from training import checks
+from training import numerics
 from training.loaded_run import load_run
 
 pytestmark = pytest.mark.long
@@ -63,7 +63,7 @@ def one_by_one(rows, indices):
 def train_plainly(preset, options):
     """The weights before and after `STEPS` of KerasNLP's own training, one example per row."""
     models = keras_nlp.models
-    with checks.precision(options.precision):
+    with numerics.precision(options.precision):
         task = models.CausalLM.from_preset(preset, dtype=options.precision, preprocessor=None)
         first = task.get_weights()
         tokenizer = models.CausalLMPreprocessor.from_preset(preset).tokenizer
@@ -114,7 +114,7 @@ def test_a_causal_model_of_each_family(family, data, tmp_path):
     # The base class's: Gemma 3's own also stops at <unk>, which stands for a token it lacks here.
     stop = sorted(decoders.stop_tokens(task.preprocessor.tokenizer))
     generate = keras_nlp.models.CausalLM.generate
-    with keras_compat.patch_generation_for(LENGTH):
+    with generation.patch_generation_for(LENGTH):
         assert list(generate(task, texts, stop_token_ids=stop, strip_prompt=True)) == answers
 
 

@@ -7,7 +7,7 @@ import pytest
 from data import masked_lm, sentences
 from recipes import bert_mlm, evaluate, text_classification
 from tests.support import plain_keras, tiny_presets
-from training import checks
+from training import numerics
 from training.loaded_run import load_run
 
 # BERT is everywhere in the tests; the others repeat what this one shows.
@@ -49,7 +49,7 @@ def initial(monkeypatch):
 def train_plainly(preset, folder, weights):
     """The weights after `STEPS` of KerasNLP's own compile() and fit(), on uncut batches."""
     models = keras_nlp.models
-    with checks.precision("float64"):
+    with numerics.precision("float64"):
         backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
         model = models.TextClassifier.from_preset(
             preset, backbone=backbone, num_classes=2, dropout=0.0, preprocessor=None
@@ -105,7 +105,7 @@ def write_text(path):
 def train_masked_lm_plainly(preset, batches):
     """The weights after `STEPS` of KerasNLP's own compile() and fit() on these batches."""
     models = keras_nlp.models
-    with checks.precision("float64"):
+    with numerics.precision("float64"):
         backbone = models.Backbone.from_preset(preset, dtype="float64", dropout=0.0)
         model = models.MaskedLM.from_preset(preset, backbone=backbone, preprocessor=None)
         if hasattr(backbone, "pooled_dense"):

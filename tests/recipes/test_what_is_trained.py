@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from distribution import keras_compat, strategies
+from distribution import strategies
+from distribution.keras_compat import inspection
 from models.chunked_head import ChunkedHead
 from tests.conftest import TINY_RUN
 from tests.support import strategy_run
@@ -115,7 +116,7 @@ def test_replicas_multiply_the_batch_and_the_rate(scaling, factor, at_fit, monke
     found = at_fit(**options, **({"warmup_steps": 3} if warms_up else {}))
     assert first_batch(found.train_data)[2] == 8
     assert first_batch(found.arguments["validation_data"])[2] == 8
-    schedule = keras_compat.learning_rate_of(found.model.optimizer)
+    schedule = inspection.learning_rate_of(found.model.optimizer)
     steps = found.arguments["steps_per_epoch"] * found.arguments["epochs"]
     rates = keras.ops.convert_to_numpy(schedule(np.arange(steps + 1)))
     assert max(rates) == pytest.approx(factor * 1e-3)

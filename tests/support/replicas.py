@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distribution import keras_compat, step, strategies
+from distribution import step, strategies
+from distribution.keras_compat import fitting, patches
 
 
 @functools.cache  # collectives of several strategies in a process are mixed up
@@ -60,11 +61,11 @@ def fit(
             seen["norms"].append(step.gradient_norm(self.model))
             seen["steps"].append(weights_of(self.model))
 
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model = build()
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         step.install(model, **installed)
         k = installed.get("batches_per_update", 1)
         steps = {"steps_per_epoch": len(data) // k} if k > 1 else {}

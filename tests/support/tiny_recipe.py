@@ -51,6 +51,19 @@ class Counter(StepCallback):
         self.count = state["count"]
 
 
+class StopAfter(keras.callbacks.Callback):
+    """Interrupts a new run in the step after a step that is saved."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.left = step + 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
 def splits(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns splits of six numbers per example; the class is the sign of their sum."""
     rng = np.random.default_rng(seed)

@@ -30,6 +30,17 @@ def copied(finished, tmp_path):
 
 
 @pytest.fixture
+def stopped_at_four(tmp_path):
+    """A run that was stopped after four steps: its folder and its options."""
+    from tests.support import tiny_recipe
+
+    options = tiny_recipe.Options(run_dir=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        tiny_recipe.main(options, extra=[tiny_recipe.StopAfter(4)])
+    return tmp_path / "run", options
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """A disk of 2 MB of its own, mounted; only root may."""
     folder = tmp_path / "disk"

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from data import files, word_pieces
 from data.errors import DataError
+from distribution.keras_compat import hub_models
 from models import presets
 from tests.support import causal_presets, syncs, tiny_presets
-from training import artifacts, checks
+from training import artifacts, numerics
 from training.options import SharedOptions
 
 
@@ -114,7 +115,7 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
     models = keras_nlp.models
     preset = tiny_presets.save("Bert", "MaskedLM", tmp_path / "preset")
     recipe, folder = types.ModuleType("recipe"), tmp_path / "model"
-    with checks.precision(precision):
+    with numerics.precision(precision):
         trained = models.MaskedLM.from_preset(preset, compile=False, dtype=precision)
         preprocessor, trained.preprocessor = trained.preprocessor, None
         artifacts.save_model(trained, folder, metadata={}, preprocessor=preprocessor)
@@ -125,6 +126,29 @@ def test_a_preset_is_loaded_whatever_the_precision_of_its_training(precision, tm
     for model in (again, plain, artifacts.load_model(folder, "float32", recipe)):
         for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_adapters_are_merged_in_the_precision_of_the_weights(precision, tmp_path):
+    """In half precision most of what they add would be rounded away."""
+    models, draw = keras_nlp.models, np.random.default_rng(0)
+    preset = tiny_presets.save("DistilBert", "TextClassifier", tmp_path / "preset")
+    with numerics.precision(precision):
+        trained = models.TextClassifier.from_preset(preset, dtype=precision)
+        hub_models.enable_lora(trained.backbone, 2)
+        for weight in trained.backbone.trainable_variables:
+            if "lora_kernel" in weight.path:
+                weight.assign(0.1 * draw.normal(size=weight.shape))
+        preprocessor, trained.preprocessor = trained.preprocessor, None
+        folder = tmp_path / "model"
+        artifacts.save_model(trained, folder, metadata={}, preprocessor=preprocessor)
+    ids = np.arange(5, 15, dtype=np.int32)[None]
+    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    merged = models.TextClassifier.from_preset(str(folder), dtype="float32").backbone
+    adapted = models.Backbone.from_preset(preset, dtype="float32")
+    adapted.load_lora_weights(str(folder / "adapter.lora.h5"))
+    np.testing.assert_allclose(np.asarray(merged(inputs)), np.asarray(adapted(inputs)), atol=2e-6)
 
 
 def test_the_command_line_explains_a_memory_that_is_too_small(tmp_path, monkeypatch):
@@ -163,7 +187,7 @@ def test_layers_of_a_layer_are_loaded_in_the_precision_of_the_training(trained_i
     recipe = types.ModuleType("recipe")
     recipe.Decoder = Decoder
     tokens = np.array([[1, 2, 3], [4, 5, 6]])
-    with checks.precision(trained_in):
+    with numerics.precision(trained_in):
         inputs = keras.Input((3,), dtype="int32")
         trained = keras.Model(inputs, Decoder()(inputs))
         artifacts.save_model(trained, tmp_path / "model", metadata={})

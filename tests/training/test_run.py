@@ -23,7 +23,8 @@ from callbacks.errors import BadLoss, CannotSave, Stopped
 from callbacks.steps import StepCallback
 from callbacks.stopping import StopAtStep, StopEvaluation
 from data import arrays
-from distribution import keras_compat, strategies
+from distribution import strategies
+from distribution.keras_compat import fitting, patches
 from machine import device
 from tests.support import damaged, forked, processes, tiny_recipe
 from training import run as run_module
@@ -157,8 +158,8 @@ def device_of_batches():
         devices.extend({part.device[-5:] for part in next(iterator)})
         return {"loss": 0.0}
 
-    keras_compat.build(model, data)
-    with keras_compat.patch_keras_for(strategies.make_strategy("none")):
+    fitting.build(model, data)
+    with patches.patch_keras_for(strategies.make_strategy("none")):
         model.train_function = train_function
         model.fit(data, verbose=0, steps_per_epoch=2)
     return devices

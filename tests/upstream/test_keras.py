@@ -21,7 +21,18 @@ import tensorflow as tf
 import tokenizers
 
 from data.batches import evaluation_batches
-from distribution import attention, keras_compat, step
+from distribution import attention, step
+from distribution.keras_compat import (
+    attention_layers,
+    compiled_losses,
+    fitting,
+    generation,
+    hub_models,
+    optimizers,
+    patches,
+    randomness,
+    replica_states,
+)
 from tests.support import cudnn, forked
 from tests.support.forked import KerasFails
 
@@ -68,13 +79,13 @@ def only_if(repaired: bool, patch):
 @contextlib.contextmanager
 def exact():
     """Applies the repairs that the installed step needs: unscaled losses, reduced gradients."""
-    with keras_compat.leave_losses_unscaled(), keras_compat.leave_gradients_reduced():
+    with compiled_losses.leave_losses_unscaled(), optimizers.leave_gradients_reduced():
         yield
 
 
 def fit_exactly(model, data, **options):
     """`fit()` with the step that a run installs."""
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     step.install(model, **options)
     steps = {"steps_per_epoch": 1} if options else {}
     model.fit(data, verbose=0, shuffle=False, **steps)
@@ -139,7 +150,7 @@ def fit_on_workers(strategy, build=True, install=True):
         model = linear_model(keras.optimizers.SGD(0.01))
     data = batches(x, y)
     if build:
-        keras_compat.build(model, data)
+        fitting.build(model, data)
     if install:
         step.install(model)
     seen = []
@@ -162,7 +173,7 @@ def fit_on_workers(strategy, build=True, install=True):
 )
 def test_fit_on_two_workers(repaired):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with only_if(repaired, keras_compat.use_what_is_built()), exact():
+    with only_if(repaired, fitting.use_what_is_built()), exact():
         # What is installed before is built already; nothing else asks for that batch.
         fit_on_workers(strategy, build=repaired, install=repaired)
 
@@ -170,7 +181,7 @@ def test_fit_on_two_workers(repaired):
 @repair("step.install", "keras-team/keras#20585: the logs of several workers", workers=2)
 def test_logs_of_two_workers(repaired):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with keras_compat.use_what_is_built(), only_if(repaired, exact()):
+    with fitting.use_what_is_built(), only_if(repaired, exact()):
         fit_on_workers(strategy, install=repaired)
 
 
@@ -180,13 +191,13 @@ def test_logs_of_two_workers(repaired):
     workers=2,
 )
 def test_two_cpus_of_two_workers(repaired):
-    with only_if(repaired, keras_compat.several_cpus_per_worker(2)):
+    with only_if(repaired, patches.several_cpus_per_worker(2)):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     # The patch is gone from here on: only the construction needs it.
     with asking_keras():
         found = strategy.num_replicas_in_sync
         assert found == 4, f"{found} replicas of 2 workers with 2 logical CPUs each"
-    with keras_compat.patch_keras_for(strategy):
+    with patches.patch_keras_for(strategy):
         fit_on_workers(strategy)
 
 
@@ -210,13 +221,13 @@ def test_a_worker_computes_its_own_part(repaired):
             for part, width in zip(found, (3, 1), strict=True)
         ), tf.ones(tf.shape(indices))
 
-    with keras_compat.use_what_is_built(), exact():
+    with fitting.use_what_is_built(), exact():
         with strategy.scope():
             model = linear_model(keras.optimizers.SGD(0.01))
         data = evaluation_batches(16, 8, make_batch)
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         step.install(model)
-        with only_if(repaired, keras_compat.distribute_data()), asking_keras():
+        with only_if(repaired, fitting.distribute_data()), asking_keras():
             model.evaluate(data, verbose=0)
             assert set(computed) == {4}, f"of batches of 8 two workers computed {computed}"
 
@@ -231,7 +242,7 @@ def test_a_batch_is_on_the_device_before_its_step(repaired):
         devices.extend(part.device[-5:] for part in next(iterator))
         return {"loss": 0.0}
 
-    with asking_keras(), only_if(repaired, keras_compat.copy_batches_ahead()):
+    with asking_keras(), only_if(repaired, fitting.copy_batches_ahead()):
         model = linear_model(keras.optimizers.SGD(0.01))
         model.train_function = take_batch
         if repaired:
@@ -246,7 +257,7 @@ def test_attention_of_one_kernel(repaired):
     inputs = tf.cast(tf.random.stateless_normal([2, 4, 2, 8], [0, 0]), tf.bfloat16)
     if repaired:  # a stand-in computes what a GPU would
         attention.gen_xla_ops = types.SimpleNamespace(xla_custom_call_v2=cudnn.custom_call)
-    with asking_keras(), only_if(repaired, keras_compat.attend_by_cudnn()):
+    with asking_keras(), only_if(repaired, attention_layers.attend_by_cudnn()):
         found = keras.ops.dot_product_attention(
             inputs, inputs, inputs, flash_attention=None if repaired else True
         )
@@ -264,7 +275,7 @@ def test_what_a_checkpoint_goes_into_exists_when_fit_begins(repaired):
     class Count(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             if repaired:
-                keras_compat.build(model, data)
+                fitting.build(model, data)
             self.on_train_end()
 
         def on_train_end(self, logs=None):
@@ -290,7 +301,7 @@ def test_resuming_after_6_of_8_batches(repaired):
 
     class StartAtSix(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            keras_compat.start_in_mid_epoch(6)
+            fitting.start_in_mid_epoch(6)
 
     ones = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
     data = tf.data.Dataset.from_tensor_slices(ones).batch(1).repeat()
@@ -306,7 +317,7 @@ def test_resuming_after_6_of_8_batches(repaired):
             pass
         with asking_keras():
             if repaired:  # it counts on endless data that begin where the run stands
-                with keras_compat.count_from_mid_epoch():
+                with fitting.count_from_mid_epoch():
                     fit(data.skip(6), StartAtSix(), Note())
             else:
                 fit(data, keras.callbacks.BackupAndRestore(folder, save_freq=1), Note())
@@ -334,12 +345,12 @@ def test_batches_beside_a_parameter_server(repaired):
     with strategy.scope():
         model = linear_model(keras.optimizers.SGD(0.01))
     data = batches(*numbers())
-    keras_compat.build(model, data)
+    fitting.build(model, data)
     model.train_function = take_batch
     with (
         asking_keras(),
-        keras_compat.use_what_is_built(),
-        only_if(repaired, keras_compat.distribute_data()),
+        fitting.use_what_is_built(),
+        only_if(repaired, fitting.distribute_data()),
     ):
         model.fit(data, steps_per_epoch=2, verbose=0)
         assert len(taken) == 2, f"{len(taken)} batches"
@@ -363,11 +374,11 @@ def test_two_batches_and_one_update_on_two_replicas(repaired):
 FULL_DISK = """
 import contextlib, resource, sys
 import keras
-from distribution import keras_compat
+from distribution.keras_compat import patches
 
 model = keras.Sequential([keras.Input((30,))] + [keras.layers.Dense(30) for _ in range(30)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-with keras_compat.write_weights_at_once() if sys.argv[2] == "True" else contextlib.nullcontext():
+with patches.write_weights_at_once() if sys.argv[2] == "True" else contextlib.nullcontext():
     try:
         model.save_weights(sys.argv[1])
     except OSError:
@@ -384,9 +395,9 @@ assert all((a == b).all() for a, b in zip(model.get_weights(), weights))
 @repair("leave_losses_unscaled", "1 / replicas goes through float32")
 def test_a_layer_s_loss_under_three_replicas(repaired):
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    with only_if(repaired, keras_compat.leave_losses_unscaled()):
+    with only_if(repaired, compiled_losses.leave_losses_unscaled()):
         with unittest.mock.patch.object(tf.distribute, "get_strategy", lambda: three):
-            scale = keras_compat.loss_module.scale_loss_for_distribution
+            scale = compiled_losses.loss_module.scale_loss_for_distribution
             share = float(scale(tf.constant(1.0, tf.float64)))
     with asking_keras():
         assert (share if not repaired else share / 3) == 1 / 3
@@ -395,7 +406,7 @@ def test_a_layer_s_loss_under_three_replicas(repaired):
 @repair("weigh_each_value", "weights of examples beside (batch, time) losses (no thread known)")
 def test_a_weight_of_an_example_beside_three_values(repaired):
     weights, values = np.arange(4.0), np.arange(12.0).reshape(4, 3)
-    with only_if(repaired, keras_compat.weigh_each_value()), asking_keras():
+    with only_if(repaired, compiled_losses.weigh_each_value()), asking_keras():
         loss = keras.losses.MeanAbsoluteError()
         found = loss(np.zeros((4, 3, 1)), values[..., None], sample_weight=weights)
         assert_close(float(found), (weights[:, None] * values).mean(), "the weighted mean")
@@ -404,7 +415,7 @@ def test_a_weight_of_an_example_beside_three_values(repaired):
 @repair("drop_out_by_place", "all replicas draw the same dropout mask (no thread known)")
 def test_the_dropout_masks_of_two_replicas(repaired):
     strategy = two_replicas()
-    with only_if(repaired, keras_compat.drop_out_by_place()), strategy.scope():
+    with only_if(repaired, randomness.drop_out_by_place()), strategy.scope():
         seed = keras.random.SeedGenerator(1)
         masks = strategy.run(lambda: keras.random.dropout(tf.ones((4, 16)), 0.5, seed=seed))
         first, second = strategy.experimental_local_results(masks)
@@ -415,7 +426,7 @@ def test_the_dropout_masks_of_two_replicas(repaired):
 @repair("normalise_unmasked_together", "with a mask, `synchronized` is ignored (no thread known)")
 def test_batch_normalization_of_two_replicas_behind_a_mask(repaired):
     strategy = two_replicas()
-    with only_if(repaired, keras_compat.normalise_unmasked_together()), strategy.scope():
+    with only_if(repaired, replica_states.normalise_unmasked_together()), strategy.scope():
         layer = keras.layers.BatchNormalization(synchronized=True, momentum=0.0, epsilon=0.0)
         layer.build((None, 2, 1))
 
@@ -434,7 +445,7 @@ def test_batch_normalization_of_two_replicas_behind_a_mask(repaired):
 @repair("normalise_unmasked_together", "E[x^2] - E[x]^2 in float32 (no thread known)")
 def test_batch_normalization_of_two_replicas_far_from_zero(repaired):
     strategy = two_replicas()
-    with only_if(repaired, keras_compat.normalise_unmasked_together()), strategy.scope():
+    with only_if(repaired, replica_states.normalise_unmasked_together()), strategy.scope():
         layer = keras.layers.BatchNormalization(synchronized=True, momentum=0.0, epsilon=0.0)
         layer.build((None, 1))
         values = 20_000 + tf.constant([[-3.0], [-1.0], [1.0], [3.0]])
@@ -457,7 +468,7 @@ def test_metrics_of_a_padded_batch(repaired):
     model = linear_model(keras.optimizers.SGD(0.0), metrics=metrics)
     data = tf.data.Dataset.from_tensors((x, y, weights))
     if repaired:
-        keras_compat.build(model, data)
+        fitting.build(model, data)
         step.install(model)
     with asking_keras():
         found = model.evaluate(data, verbose=0, return_dict=True)
@@ -536,7 +547,7 @@ def test_a_row_that_a_batch_looks_up_twice(repaired):
 @repair("add_in_place", "Variable.assign_add reads and assigns (no thread known)")
 def test_a_metric_over_two_batches(repaired):
     x, y = numbers()
-    with only_if(repaired, keras_compat.add_in_place()):
+    with only_if(repaired, replica_states.add_in_place()):
         with central_storage().scope():
             error = keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="error")
             model = linear_model(keras.optimizers.SGD(0.0), metrics=[error])
@@ -550,7 +561,7 @@ def test_a_metric_that_assigns_sums(repaired):
     """Of two batches: the first one's examples are in order, the second one's are not."""
     x = np.tile([[0.1], [0.2], [0.8], [0.9]], (4, 1))
     y = np.array([0, 0, 1, 1] * 2 + [0, 0, 1, 1, 1, 0, 0, 1.0])[:, None]
-    with only_if(repaired, keras_compat.add_in_place()):
+    with only_if(repaired, replica_states.add_in_place()):
         with central_storage().scope():
             model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
             model.compile("sgd", "mse", metrics=[keras.metrics.AUC(name="auc")])
@@ -563,7 +574,7 @@ def test_a_metric_that_assigns_sums(repaired):
 
 @repair("share_states", "the seed variable has no aggregation (no thread known)")
 def test_a_step_with_dropout(repaired):
-    with only_if(repaired, keras_compat.share_states()):
+    with only_if(repaired, replica_states.share_states()):
         with central_storage().scope():
             layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
             model = keras.Sequential(layers)
@@ -586,7 +597,7 @@ def test_a_sliding_window_in_float64(repaired):
     task = keras_nlp.models.MistralCausalLM(backbone, preprocessor=None)
     prompt = {"token_ids": np.array([[1, 2, 3, 0, 0, 0]]), "padding_mask": [[1, 1, 1, 0, 0, 0]]}
     prompt = {name: np.array(value, "int32") for name, value in prompt.items()}
-    with asking_keras(), only_if(repaired, keras_compat.integers_of_32_bits()):
+    with asking_keras(), only_if(repaired, generation.integers_of_32_bits()):
         drawn = task.generate(prompt, stop_token_ids=None)
         assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")
 
@@ -603,7 +614,7 @@ def test_a_sliding_window_of_qwen(repaired):
     task = keras_nlp.models.QwenCausalLM(backbone, preprocessor=None)
     prompt = {"token_ids": np.array([[1, 2, 3, 0, 0, 0]]), "padding_mask": [[1, 1, 1, 0, 0, 0]]}
     prompt = {name: np.array(value, "int32") for name, value in prompt.items()}
-    with asking_keras(), only_if(repaired, keras_compat.slide_windows_while_generating()):
+    with asking_keras(), only_if(repaired, generation.slide_windows_while_generating()):
         drawn = task.generate(prompt, stop_token_ids=None)
         assert_close(drawn["token_ids"][0, :3], [1, 2, 3], "the prompt")
 
@@ -638,7 +649,7 @@ def test_a_state_along_a_prompt(repaired):
         layer_types=["linear_attention"], **TINY, **heads, **linear, **columns
     )
     task = keras_nlp.models.Qwen3_5CausalLM(backbone)
-    with asking_keras(), only_if(repaired, keras_compat.read_prompts_once()):
+    with asking_keras(), only_if(repaired, generation.read_prompts_once()):
         assert_generates_the_likeliest(task)
 
 
@@ -658,7 +669,7 @@ def test_factors_of_a_long_row(repaired):
         **TINY,
     )
     task = keras_nlp.models.Phi3CausalLM(backbone)
-    with asking_keras(), only_if(repaired, keras_compat.rotate_by_length(10)):
+    with asking_keras(), only_if(repaired, generation.rotate_by_length(10)):
         assert_generates_the_likeliest(task)
 
 
@@ -669,7 +680,7 @@ def test_factors_of_a_long_row(repaired):
 def test_places_of_new_tokens(repaired):
     backbone = keras_nlp.models.GPTNeoXBackbone(num_heads=2, rotary_percentage=1.0, **TINY)
     task = keras_nlp.models.GPTNeoXCausalLM(backbone)
-    with asking_keras(), only_if(repaired, keras_compat.rotate_by_place()):
+    with asking_keras(), only_if(repaired, generation.rotate_by_place()):
         assert_generates_the_likeliest(task)
 
 
@@ -687,7 +698,7 @@ def test_a_text_is_split_into_words(repaired):
         merges=["\u0120 \u0120", "\u0120 a"],
     )
     if repaired:
-        keras_compat.split_words(tokenizer)
+        hub_models.split_words(tokenizer)
     text = tf.data.Dataset.from_tensors("x  a")
     (expected,) = text.map(tokenizer).as_numpy_iterator()
     with asking_keras():

@@ -1,0 +1,169 @@
+"""Repairs conversion, tokenizers and adapters of KerasHub's models; reads their masked-LM head."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from distribution.keras_compat.replacing import replaced
+
+
+def convert_without(part: str) -> contextlib.AbstractContextManager:
+    """Makes KerasHub leave weights of models of `transformers` as they are initialised.
+
+    Args:
+        part: occurs in the names of their tensors, which the model may lack.
+    """
+    from keras_hub.src.utils.transformers.safetensor_utils import SafetensorLoader
+
+    def make(stock):
+        def port_weight(self, keras_variable, hf_weight_key, hook_fn=None):
+            if part not in hf_weight_key:
+                stock(self, keras_variable, hf_weight_key, hook_fn)
+
+        return port_weight
+
+    return replaced(SafetensorLoader, "port_weight", make)
+
+
+def convert_llama() -> contextlib.AbstractContextManager:
+    """Makes KerasHub read two settings of a Llama in the format of `transformers`.
+
+    Breaks: its converter leaves out `rms_norm_eps`, so every Llama has 1e-6 instead of 1e-5, and
+    the scaling of rotary positions where `transformers` 5 writes it, in `rope_parameters` (no
+    thread known). Does: passes both on.
+    """
+    from keras_hub.src.utils.transformers import convert_llama3
+
+    def make(stock):
+        def convert_backbone_config(config):
+            rope = config.get("rope_parameters") or {}
+            if rope.get("rope_type") == "llama3":
+                config = config | {"rope_scaling": rope}
+            found = stock(config)
+            if "rms_norm_eps" in config:
+                found["layer_norm_epsilon"] = config["rms_norm_eps"]
+            return found
+
+        return convert_backbone_config
+
+    return replaced(convert_llama3, "convert_backbone_config", make)
+
+
+# Tokenizers of KerasHub whose families split a text into words as GPT-2, Llama 3 or Qwen 2 do.
+LIKE_GPT2 = ("GPT2", "Roberta", "Bart", "OPT", "GPTNeoX")
+LIKE_LLAMA3 = ("Llama3", "SmolLM3")
+LIKE_QWEN2 = ("Qwen2", "Qwen", "QwenMoe", "Qwen3", "Qwen3Moe")
+
+
+def split_words(tokenizer) -> None:
+    """Makes a byte-pair tokenizer of KerasHub split a text into words before it merges pairs.
+
+    Breaks: `BytePairTokenizer` passes its pattern of words to `tokenizers` as a text to look for,
+    not as a `Regex` (no thread known), so a text is one word: runs of spaces and long numbers get
+    other tokens than in the pretraining of a preset, and than in a `tf.data` pipeline of KerasHub's
+    own. Does: splits as the family's own tokenizer does. Families with yet other rules, and
+    tokenizers of other kinds, stay as they are.
+
+    Args:
+        tokenizer: of a preset that was pretrained elsewhere, or of a run from one.
+    """
+    import tokenizers
+    from keras_hub.src.tokenizers.byte_pair_tokenizer import SPLIT_PATTERN_TOKENIZERS
+
+    parts = tokenizers.pre_tokenizers
+    family = type(tokenizer).__name__.removesuffix("Tokenizer")
+    merges = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(merges, tokenizers.Tokenizer):
+        return
+    if family in LIKE_GPT2:  # the pattern that ByteLevel has itself
+        words: Any = parts.ByteLevel(tokenizer.add_prefix_space, use_regex=True)
+    elif family in (*LIKE_LLAMA3, *LIKE_QWEN2):
+        pattern = SPLIT_PATTERN_TOKENIZERS
+        if family in LIKE_QWEN2:  # a digit is a word
+            pattern = pattern.replace(r"\p{N}{1,3}", r"\p{N}")
+        words = parts.Sequence(
+            [
+                parts.Split(tokenizers.Regex(pattern), "isolated"),
+                parts.ByteLevel(tokenizer.add_prefix_space, use_regex=False),
+            ]
+        )
+    else:
+        return
+    merges.pre_tokenizer = words
+    if family == "Llama3":  # a word that is a token is not merged from parts
+        merges.model.ignore_merges = True
+    if family in (*LIKE_QWEN2, "GPTNeoX"):
+        merges.normalizer = tokenizers.normalizers.NFC()
+    tokenizer.splits_words = True
+
+
+# What T5, SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.
+# GPT-NeoX has one layer for queries, keys and values; peft adapts it as a whole, too.
+QUERIES_AND_VALUES = (
+    *("query_projector", "value_projector"),
+    *("q_proj", "v_proj"),
+    *("q_dense_layer", "v_dense_layer"),
+    "query_key_value",
+)
+
+
+def enable_lora(backbone, rank: int) -> None:
+    """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
+
+    Breaks: Keras makes adapters in float32, and adds the norms of all gradients, which fails with
+    float64. Does: makes them in float64 beside weights of float64.
+
+    Args:
+        backbone: as `from_preset()` returns it.
+        rank: of the adapters.
+    """
+
+    def make(stock):
+        def add_weight(self, *args, name=None, dtype=None, **kwargs):
+            if str(name).startswith("lora_") and self.variable_dtype == "float64":
+                dtype = "float64"
+            return stock(self, *args, name=name, dtype=dtype, **kwargs)
+
+        return add_weight
+
+    with replaced(keras.layers.Layer, "add_weight", make):
+        # By their names in KerasNLP; it knows those of some families only.
+        names = [*backbone.default_lora_layer_names(), *QUERIES_AND_VALUES]
+        backbone.enable_lora(rank, target_layer_names=names)
+
+
+@contextlib.contextmanager
+def merge_adapters_in_full() -> Iterator[None]:
+    """Adds low-rank adapters to their kernels in the dtype of the weights within it.
+
+    Breaks: Keras rounds the sum to the dtype of the computation, so a model that was trained in
+    mixed precision is saved with kernels of half precision, in which most of what an adapter
+    learned is lost (no thread known). Does: lets the layers compute in their weights' dtype. Save
+    within it; do not call a model.
+    """
+
+    def make(stock):
+        return property(lambda self: self.variable_dtype)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding):
+            stack.enter_context(replaced(kind, "compute_dtype", make))
+        yield
+
+
+def transform_of(head) -> list[keras.layers.Layer]:
+    """Returns the layers of a `keras_nlp.layers.MaskedLMHead` before its logits.
+
+    Lacks: the head has no public name for them.
+    """
+    return [head._intermediate_dense, head._intermediate_layer_norm]
+
+
+def output_bias_of(head) -> keras.Variable:
+    """Returns the bias of a `keras_nlp.layers.MaskedLMHead`, of shape (vocabulary size,).
+
+    Lacks: the head has no public name for it.
+    """
+    return head._bias

@@ -1,0 +1,184 @@
+"""Rejects callbacks and calls of `fit()` that no checkpoint can repeat."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+from callbacks import checkpoint
+from data import arrays
+from tests.support import tiny_recipe
+from tests.support.refusals import refused
+from training import fit_checks
+from training.errors import RunError
+
+
+class TestCallbacks:
+    @pytest.mark.parametrize(
+        "callback",
+        [
+            keras.callbacks.EarlyStopping(),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+            keras.callbacks.SwapEMAWeights(),
+        ],
+        ids=lambda callback: type(callback).__name__,
+    )
+    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
+        said = refused(tmp_path, parts={"extra": [callback]})
+        assert f"keras.callbacks.{type(callback).__name__} has state" in said
+        assert "--early-stopping" in said and "get_state() and set_state()" in said
+
+    def test_two_of_one_name(self, tmp_path):
+        said = refused(tmp_path, parts={"extra": [tiny_recipe.Counter(), tiny_recipe.Counter()]})
+        assert "two callbacks of class Counter" in said
+
+    def test_a_callback_without_state_is_welcome(self):
+        assert fit_checks.stateful({}, [keras.callbacks.TerminateOnNaN()], None) == {}
+
+    @pytest.mark.long
+    def test_one_that_is_missing_on_resume(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[tiny_recipe.Counter(), tiny_recipe.StopAfter(4)])
+        with pytest.raises(RunError, match=r"holds the state of Counter.*extra=\[\.\.\.\]"):
+            tiny_recipe.main(options)
+        counter = tiny_recipe.Counter()
+        assert tiny_recipe.main(options, extra=[counter])["resumed_from_step"] == 4
+        assert counter.count == 18  # with the four steps of the first process
+
+
+class TestFit:
+    def test_arrays_instead_of_the_batches(self, tmp_path):
+        def fit(model, data, fit_options):
+            model.fit(*tiny_recipe.splits()["train"], **fit_options)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.fit() got a ndarray") and "model.fit(train_data, **" in said
+
+    def test_without_the_callbacks_of_the_run(self, tmp_path):
+        def fit(model, data, fit_options):
+            model.fit(data, steps_per_epoch=1)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.fit() lacks callbacks of the run")
+
+    def test_a_callback_that_is_added_later(self, tmp_path):
+        def fit(model, data, fit_options):
+            fit_options["callbacks"].append(keras.callbacks.EarlyStopping())
+            model.fit(data, **fit_options)
+
+        assert "EarlyStopping has state" in refused(tmp_path, parts={"fit": fit})
+
+    def test_a_model_that_is_compiled_again(self, tmp_path):
+        """Keras's own step would count the padding of last batches."""
+
+        def fit(model, data, fit_options):
+            model.compile(**tiny_recipe.compile_arguments(tiny_recipe.Options(), 0.1))
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said.startswith("model.compile() was called after run.prepare()")
+        assert "compile before run.prepare()" in said and len(said.splitlines()) == 1
+
+    def test_a_second_run_of_one_model(self, tmp_path):
+        """Compiled again between the two, as where layers are unfrozen; by a `CallbackList`."""
+        models = []
+
+        def build(options):
+            if not models:
+                models.append(tiny_recipe.build_model(options))
+            return models[0]
+
+        def fit(model, data, fit_options):
+            fit_options["callbacks"] = keras.callbacks.CallbackList(fit_options["callbacks"])
+            model.fit(data, **fit_options)
+
+        for name in ("first", "second"):
+            options = tiny_recipe.Options(run_dir=tmp_path / name, max_steps=1)
+            assert tiny_recipe.main(options, build=build, fit=fit)["steps"] == 1
+
+    def test_a_callback_of_steps_that_is_added_later(self, tmp_path):
+        def fit(model, data, fit_options):
+            fit_options["callbacks"].append(tiny_recipe.Counter())
+            model.fit(data, **fit_options)
+
+        said = refused(tmp_path, parts={"fit": fit})
+        assert said == "Counter is a StepCallback: pass it as run.prepare(extra=[...])"
+
+    @pytest.mark.parametrize("comes_first", [False, True])
+    def test_a_callback_that_is_added_later_ends_the_run_before_its_last_save(
+        self, tmp_path, comes_first
+    ):
+        """After a kill in the test the run would train on."""
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.stop_training = True
+
+        def fit(model, data, fit_options):
+            callbacks = fit_options["callbacks"]
+            fit_options["callbacks"] = [Stop(), *callbacks] if comes_first else [*callbacks, Stop()]
+            model.fit(data, **fit_options)
+            raise KeyboardInterrupt
+
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, fit=fit)
+        newest = checkpoint.newest(tmp_path / "run" / "checkpoints")
+        assert newest.step == 9 and newest.state["finished"]
+        assert tiny_recipe.main(options)["steps"] == 9
+
+    def test_no_training_at_all(self, tmp_path):
+        said = refused(tmp_path, parts={"fit": lambda *_: None})
+        assert said.startswith("run.finish() was called without a training")
+
+    @pytest.mark.long
+    def test_a_second_one(self, tmp_path):
+        def fit(model, data, fit_options):
+            model.fit(data, **fit_options)
+            model.fit(data, **fit_options)
+
+        with pytest.raises(RunError, match="called a second time: a run is one training"):
+            tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "run"), fit=fit)
+
+    @pytest.mark.long
+    def test_after_the_run_all_is_as_in_keras(self, tmp_path):
+        models = []
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        tiny_recipe.main(options, inside=lambda run, model: models.append(model))
+        history = models[0].fit(*tiny_recipe.splits()["train"], verbose=0)
+        assert len(history.history["loss"]) == 1
+
+
+class TestClassWeights:
+    """`fit(class_weight=...)` fails within Keras, after `run.prepare()`."""
+
+    def message(self, folder, **changes):
+        def inside(run, model):
+            model.fit = functools.partial(model.fit, class_weight={0: 1.0, 1: 3.0})
+
+        options = tiny_recipe.Options(run_dir=folder / "run")
+        with pytest.raises(RunError, match="^model.fit.class_weight=....: ") as caught:
+            tiny_recipe.main(options, inside=inside, **changes)
+        assert not (folder / "run").exists() and "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def test_beside_weights_of_the_examples(self, tmp_path):
+        def pipeline(x, y, **named):
+            return arrays.training_data(x, y, np.ones(len(y)), **named)
+
+        assert "the training data have weights already" in self.message(tmp_path, pipeline=pipeline)
+
+    def test_of_several_outputs(self, tmp_path):
+        def build(options):
+            inputs = keras.Input((6,))
+            return keras.Model(inputs, [keras.layers.Dense(2)(inputs) for _ in range(2)])
+
+        def arguments(options, learning_rate):
+            return dict(optimizer="adam", loss=["mse", "mse"])
+
+        def pipeline(x, y, **named):
+            return arrays.training_data(x, (x[:, :2], x[:, 2:4]), **named)
+
+        changes = dict(build=build, arguments=arguments, pipeline=pipeline)
+        assert "the model has several outputs" in self.message(tmp_path, **changes)

@@ -1,0 +1,179 @@
+"""Rejects callbacks and calls of `fit()` with which a resumed run would train differently."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from callbacks.checkpoint import CheckpointInfo
+from callbacks.late_numbers import CallbackList
+from callbacks.steps import StepCallback
+from distribution import strategies
+from training import data_checks
+from training.errors import RunError
+from training.signals import signals
+
+# No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
+# function of the last one), so a resumed run would train differently.
+STATEFUL_KERAS_CALLBACKS = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+)
+
+# What Keras's `fit(class_weight=...)` raises, and what to do about it.
+CLASS_WEIGHT_ERRORS = {
+    "`class_weight` and `sample_weight` at the same time": (
+        "the training data have weights already; multiply them by the weights of the classes, and "
+        "leave out class_weight"
+    ),
+    "`class_weight` is only supported for Models with a single output": (
+        "the model has several outputs; put weights for each of them into the training data, and "
+        "leave out class_weight"
+    ),
+}
+
+
+def stateful(
+    ours: dict[str, StepCallback],
+    extra: Sequence[keras.callbacks.Callback],
+    info: CheckpointInfo | None,
+) -> dict[str, StepCallback]:
+    """Returns the callbacks whose state a checkpoint keeps, by name.
+
+    Args:
+        ours: the callbacks of every run.
+        extra: the recipe's callbacks, named by their class.
+        info: the checkpoint that the run resumes from, or None.
+
+    Raises:
+        RunError: a callback of Keras has state that no checkpoint keeps, two have the same name, or
+            one whose state the checkpoint holds is missing.
+    """
+    callbacks = dict(ours)
+    for callback in extra:
+        name = type(callback).__name__
+        _refuse_stateful(callback)
+        if not isinstance(callback, StepCallback):
+            continue
+        if name in callbacks:
+            raise RunError(f"two callbacks of class {name}: make one a subclass with another name")
+        callbacks[name] = callback
+    if info is None:
+        return callbacks
+    missing = sorted(info.state["callbacks"].keys() - callbacks.keys())
+    if missing:
+        raise RunError(
+            f"{info.folder} holds the state of {', '.join(missing)}: hand the same callbacks "
+            "to run.prepare(extra=[...]) as the run began with"
+        )
+    return callbacks
+
+
+def class_weight_problem(error: ValueError) -> str | None:
+    """Returns a line about `fit(class_weight=...)` if that is why Keras raised this, else None."""
+    for part, remedy in CLASS_WEIGHT_ERRORS.items():
+        if part in str(error):
+            return f"model.fit(class_weight=...): {remedy}"
+    return None
+
+
+def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
+    if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
+        raise RunError(
+            f"keras.callbacks.{type(callback).__name__} has state that no checkpoint keeps, so a "
+            "resumed run would train differently: use --keep-best, --early-stopping, "
+            "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
+            "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
+            "get_state() and set_state()"
+        )
+
+
+def watch_fit(
+    model: keras.Model, of_run: Sequence[keras.callbacks.Callback], first: keras.callbacks.Callback
+) -> None:
+    """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
+
+    Callbacks that are added to those of the run are called before `first`, so that the run records
+    and saves what they decide. `model.compile()` is rejected: it would replace the run's step. The
+    training also reads the numbers of a step only where a callback looks them up
+    (`callbacks/late_numbers.py`), and copies batches to a GPU before their steps
+    (`keras_compat.fitting.copy_batches_ahead`).
+
+    Args:
+        model: compiled and built; changed in place.
+        of_run: the callbacks of the run.
+        first: the first of them that comes after those of the recipe.
+
+    Raises:
+        RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback with state that
+            no checkpoint keeps; or it is called again. By `compile()`.
+    """
+    # A model that an earlier run has trained has that run's.
+    fit_stock = getattr(model.fit, "stock", model.fit)
+    compile_stock = getattr(model.compile, "stock", model.compile)
+    was_called = False
+    all_arguments = "model.fit(train_data, **fit_options), with all that run.prepare() returned"
+
+    def compile_again(*args, **kwargs):
+        if signals.training:
+            raise RunError(
+                "model.compile() was called after run.prepare(), and would replace the step that "
+                "makes the numbers exact: compile before run.prepare(), and use two runs for two "
+                "phases of training"
+            )
+        compile_stock(*args, **kwargs)
+
+    def fit(*args, **kwargs):
+        nonlocal was_called
+        if not signals.training:  # the run is over
+            return fit_stock(*args, **kwargs)
+        if was_called:
+            raise RunError(
+                "model.fit() was called a second time: a run is one training; make two runs, or "
+                "use --epochs"
+            )
+        was_called = True
+        data = args[0] if args else kwargs.get("x")
+        if not isinstance(data, tf.data.Dataset):
+            raise RunError(
+                f"model.fit() got a {type(data).__name__}, which begins again when the run "
+                f"resumes: call {all_arguments}"
+            )
+        callbacks = kwargs.get("callbacks") or []
+        callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
+        if not all(any(each is own for each in callbacks) for own in of_run):
+            raise RunError(
+                f"model.fit() lacks callbacks of the run, which save and log: call {all_arguments}"
+            )
+        added = [each for each in callbacks if not any(each is own for own in of_run)]
+        for callback in added:
+            _refuse_stateful(callback)
+            if isinstance(callback, StepCallback):
+                raise RunError(
+                    f"{type(callback).__name__} is a StepCallback: pass it as "
+                    "run.prepare(extra=[...])"
+                )
+        position = next(index for index, own in enumerate(of_run) if own is first)
+        callbacks = [*of_run[:position], *added, *of_run[position:]]
+        kwargs["callbacks"] = CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=kwargs.get("verbose", 1) != 0,
+            model=model,
+            verbose=kwargs.get("verbose", 1),
+            epochs=kwargs.get("epochs", 1),
+            steps=kwargs.get("steps_per_epoch"),
+        )
+        if data_checks.fits_on_a_gpu(data):
+            data.copied_ahead = strategies.gpu_without_strategy(model.distribute_strategy)
+        try:
+            return fit_stock(*args, **kwargs)
+        finally:
+            data.copied_ahead = None
+
+    fit.stock, compile_again.stock = fit_stock, compile_stock  # type: ignore[attr-defined]
+    model.fit, model.compile = fit, compile_again
