@@ -17,7 +17,9 @@ A checkpoint is a folder, `step-00000500`. It contains
     resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
     `metrics.jsonl` and TensorBoard's files;
-- `SHA256SUMS`: checksums of both, which reveal a damaged checkpoint.
+- `adapters.weights.h5`, of a model with Keras's low-rank adapters: the variables of their layers
+  as they are, which Keras's file has merged;
+- `SHA256SUMS`: checksums of all of them, which reveal a damaged checkpoint.
 
 It is written under another name, synced, and renamed. The data need no state: a batch is a function
 of seed and step.
@@ -25,6 +27,7 @@ of seed and step.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -41,7 +44,7 @@ from callbacks.steps import StepCallback
 from callbacks.terminal_log import RESULT
 from data import files
 from data.files import STATE, WEIGHTS
-from distribution.keras_compat import fitting, inspection, randomness
+from distribution.keras_compat import adapters, fitting, inspection, randomness
 from distribution.metric_states import MetricStates
 from distribution.step import flat_results
 
@@ -375,7 +378,7 @@ class Checkpoint(StepCallback):
             best = self._best_checkpoint()
             if best is None:
                 return
-            self.model.load_weights(best / WEIGHTS)
+            adapters.load_weights(self.model, best / WEIGHTS)
             # With averaged weights (`use_ema`), the average is what is tested and saved.
             self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self.weights_step = read(best).step
@@ -470,12 +473,13 @@ class Checkpoint(StepCallback):
         with saving(self.folder):
             # Not its parents: the run's folder may have been removed.
             self.folder.mkdir(exist_ok=True)
+        save_weights = functools.partial(adapters.save_weights, self.model)
         # The best one first: a run that is killed between the two writes both again.
         if is_best:
-            write(self.folder.parent / "best", state, self.model.save_weights, self.folder)
+            write(self.folder.parent / "best", state, save_weights, self.folder)
         if not is_regular:
             return
-        write(self.folder / f"step-{self.step:08d}", state, self.model.save_weights, self.folder)
+        write(self.folder / f"step-{self.step:08d}", state, save_weights, self.folder)
         for old in _all(self.folder)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -501,7 +505,7 @@ class Restore(StepCallback):
         """Loads weights, optimizer, seeds, layers', metrics' and callbacks' states."""
         if self.info is None:
             return
-        self.model.load_weights(self.info.folder / WEIGHTS)
+        adapters.load_weights(self.model, self.info.folder / WEIGHTS)
         write_states(self.model, self.info.state)
         metrics = MetricStates.of(self.model)
         if self.info.steps_into_epoch == 0 and metrics.fit(self.info.state["metrics"]):

@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from data import files, sequences, tables, word_pieces
-from data.errors import DataError, listed
+from data.errors import DataError, listed, require_some
 from data.live_line import live_line
 from data.next_tokens import Ends
 from data.splits import SPLITS, files_by_split, fold, layout_hint, of_each, split_of
-from data.templates import NOT_PREDICTED, Prompt, Template, Turn
+from data.templates import CHATS, NOT_PREDICTED, Prompt, Template, Turn
 from data.text import TEXT, Text
 
 Pair = tuple[Prompt, str]
@@ -275,6 +275,53 @@ def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
     if not pairs:
         raise DataError(f"{path}: no prompt with a response")
     return pairs
+
+
+def read_prompts(path: Path, column: str, template: str | None) -> tuple[str, ...]:
+    """Returns the prompts of a table, with the other fields that training reads with them.
+
+    An `input` or `context` follows the prompt. With a chat's template a text in `system` makes it a
+    chat that begins with this system message.
+
+    Args:
+        path: As in `tables.read_table`.
+        column: The column of the prompts.
+        template: That of the run, whose prompts may be chats; None for an encoder-decoder.
+
+    Returns:
+        What `of_input` reads, for each row; "" for an empty one.
+
+    Raises:
+        DataError: It cannot be read, lacks the column, or has no row with a prompt.
+    """
+    others = [name for name in (*INPUT, SYSTEM) if name != column]
+    rows = tables.read_table(
+        files.expand(path),
+        (column,),
+        *((name, "") for name in others),
+        keeps_empty_rows=True,
+        takes_chats=template is not None,
+    )
+    asked = [
+        _with_others(text, dict(zip(others, values, strict=True)), template in CHATS)
+        for _, (text, *values) in rows
+    ]
+    require_some(asked, f"--file {path}: no row with a prompt")
+    return tuple(asked)
+
+
+def _with_others(asked: str, others: dict[str, str], takes_system: bool) -> str:
+    """Returns a row's prompt with its other fields, as `of_input` reads it; a chat as it is."""
+    try:
+        is_chat = not isinstance(of_input(asked), str)
+    except DataError:  # which the recipe's predict() reports
+        is_chat = True
+    if is_chat:
+        return asked
+    passage = next((others[name] for name in INPUT if others.get(name)), "")
+    asked = "\n\n".join(filter(None, (asked, passage)))
+    system = others.get(SYSTEM) if takes_system else ""
+    return as_input(((SYSTEM, system), ("user", asked))) if asked and system else asked
 
 
 def _beginning(prompt: Prompt) -> str:

@@ -54,8 +54,8 @@ def install(
 ) -> "Step":
     """Makes `fit()` and `evaluate()` of a model use the step of this module.
 
-    Sets `model.train_function` and `model.test_function`. A model that is compiled again needs this
-    again.
+    Sets `model.train_function`, unless the model has a `train_step` or a `test_step`, and
+    `model.test_function`. A model that is compiled again needs this again.
 
     Args:
         model: compiled and built, under its strategy's scope.
@@ -64,14 +64,15 @@ def install(
         jit_compile: whether to compile as much as possible with XLA.
 
     Raises:
-        DistributionError: the model overrides `train_step`, has a loss that returns no value
-            per example, a stateful layer or an optimizer that several replicas cannot have, or a
-            layer that XLA cannot compile.
+        DistributionError: several replicas, batches or workers cannot have the model's own
+            `train_step` or `test_step`, its loss that returns no value per example, its stateful
+            layer or its optimizer; or XLA cannot compile a layer.
     """
     strategy = model.distribute_strategy
     own = inspection.own_steps(model)
     replicas = strategy.num_replicas_in_sync
-    if own and (replicas > 1 or batches_per_update > 1 or updates_per_execution > 1):
+    several = replicas > 1 or kinds.name_of(strategy) == "parameter_server"
+    if own and (several or batches_per_update > 1 or updates_per_execution > 1):
         raise DistributionError(
             f"{type(model).__name__} overrides {' and '.join(own)}, which computes the mean of one "
             "replica and one batch: train it on one device, without --accumulate-steps and "
@@ -99,17 +100,28 @@ def install(
     with strategy.scope():
         step = Step(model, batches_per_update, updates_per_execution, jit_compile)
     _steps[model] = step
-    if own:  # Keras's step on one device, which is right there
+    if own:  # on one device, where Keras's training is right
         model.jit_compile = jit_compile
+    if "test_step" not in own:
+        compiled_losses.prepare_losses(model, batches_per_update)
+        compiled_metrics.prepare_metrics(model)
+        model.test_function = step.test
+    elif _takes_any_batch(model):
+        model.test_function = step.test
+    if own:
         return step
-    compiled_losses.prepare_losses(model, batches_per_update)
-    compiled_metrics.prepare_metrics(model)
     for layer in inspection.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
             layer.synchronized = True  # normalises by the global batch
     model.train_function = step.train
-    model.test_function = step.test
     return step
+
+
+def _takes_any_batch(model: keras.Model) -> bool:
+    """Tells whether a model takes batches of any size, and so one without its padding."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    fixed = any(tensor.shape[:1] != (None,) for tensor in inputs)
+    return not fixed and not any(map(_is_stateful, inspection.layers_of(model)))
 
 
 def _is_stateful(layer: keras.layers.Layer) -> bool:
@@ -233,12 +245,17 @@ class Step:
         self._in_parts = jit_compile and not whole
         self._forward_and_backward = self._compiled(self.forward_and_backward, self._in_parts)
         self._update = self._compiled(self.update, jit_compile and whole)
-        self._evaluate_batch = self._compiled(self.evaluate_batch, jit_compile)
-        if compiled_metrics.has_own_metrics(model):  # padding is left out, which XLA cannot compile
-            one_device = self.replicas == 1
-            self._evaluate_batch = (
-                self.evaluate_without_padding if one_device else self.evaluate_batch
-            )
+        own_metrics = compiled_metrics.has_own_metrics(model)  # which XLA may not compile
+        jit_test = jit_compile and not own_metrics
+        self._evaluate_batch = self._compiled(self.evaluate_batch, jit_test)
+        self._evaluate_unpadded = self._compiled(self.evaluate_unpadded, jit_test)
+        self._own_test_step = self._compiled(self.own_test_step, jit_compile)
+        if "test_step" in inspection.own_steps(model):
+            self._evaluate_batch = self.evaluate_by_own_step
+        elif self.replicas == 1 and (
+            own_metrics or (compiled_losses.may_mix_examples(model) and _takes_any_batch(model))
+        ):
+            self._evaluate_batch = self.evaluate_without_padding
         for optimizer in inner_optimizers(model.optimizer):
             if self._in_parts and optimizer is not None:
                 optimizer.jit_compile = True  # keras_compat.optimizers.update_together
@@ -524,11 +541,18 @@ class Step:
 
     def test(self, iterator) -> dict:
         """Evaluates the batches of one execution, or the remaining ones; returns the metrics."""
+        # A model with its own steps may be eager.
+        test_step = self._test_batch if self.model.run_eagerly else self._test_step
         with _one_sentence():
-            logs = self._test_step(next(iterator))
+            logs = test_step(next(iterator))
             for _, data in zip(range(self.updates_per_execution - 1), iterator, strict=False):
-                logs = self._test_step(data)
+                logs = test_step(data)
             return logs
+
+    def trace_test(self, data: tf.data.Dataset) -> None:
+        """Traces the evaluation of a batch, which computes nothing."""
+        with _one_sentence():
+            self._test_step.get_concrete_function(data.element_spec)
 
     def _test_batch(self, data):
         return self._logs(self.strategy.run(_plain(self.evaluate), args=(data,)))
@@ -546,20 +570,31 @@ class Step:
         return self.evaluate_without_padding(data, sums)
 
     def evaluate_without_padding(self, data, sums) -> dict:
-        """Adds the examples of a batch that have a weight; XLA cannot compile it."""
-        _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        present = compiled_metrics.rows_with_weight(sample_weight)
+        """Adds the examples of a batch that have a weight; XLA cannot compile their choice."""
+        present = _rows_with_weight(data)
         if present is None:
-            return self.evaluate_batch(data, sums, is_unpadded=True)
-
-        def add() -> dict:
-            unpadded = keras.tree.map_structure(
-                lambda rows: None if rows is None else tf.boolean_mask(rows, present), data
-            )
-            return self.evaluate_batch(unpadded, sums, is_unpadded=True)
-
+            return self._evaluate_unpadded(data, sums)
         # The mean over no examples is not a number, and layers may fail without any.
-        return tf.cond(tf.reduce_any(present), add, self.model.get_metrics_result)
+        return tf.cond(
+            tf.reduce_any(present),
+            lambda: self._evaluate_unpadded(_rows(data, present), sums),
+            self.model.get_metrics_result,
+        )
+
+    def evaluate_unpadded(self, data, sums) -> dict:
+        """Adds a batch without padding to the metrics; returns them."""
+        return self.evaluate_batch(data, sums, is_unpadded=True)
+
+    def evaluate_by_own_step(self, data, sums) -> dict:
+        """Hands the examples of a batch that have a weight to the model's own `test_step`."""
+        present = _rows_with_weight(data)
+        if present is not None:  # the logs may be no metrics: a batch of padding alone stays whole
+            data = _rows(data, present | ~tf.reduce_any(present))
+        return self._own_test_step(data)
+
+    def own_test_step(self, data) -> dict:
+        """Returns what the model's own `test_step` returns."""
+        return self.model.test_step(data)
 
     def _logs(self, values: dict) -> dict:
         """Averages the results of the replicas; every worker gets the same numbers."""
@@ -644,6 +679,19 @@ def _local(value: tf.Tensor) -> tf.Variable:
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
+    )
+
+
+def _rows_with_weight(data) -> tf.Tensor | None:
+    """Returns whether each example of a batch has a weight; None where there are no weights."""
+    _, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    return compiled_metrics.rows_with_weight(sample_weight)
+
+
+def _rows(data, present: tf.Tensor):
+    """Returns the examples of a batch that are present."""
+    return keras.tree.map_structure(
+        lambda rows: None if rows is None else tf.boolean_mask(rows, present), data
     )
 
 

@@ -56,6 +56,8 @@ class ChunkedHead(keras.Model):
         transposed: whether `embeddings` has the shape (width, vocabulary size).
     """
 
+    leaves_padding_out = True  # for distribution.step: predictions of weight zero have no effect
+
     def __init__(
         self,
         model: keras.Model,

@@ -22,7 +22,7 @@ import keras_nlp
 import numpy as np
 
 from data.errors import DataError
-from distribution.keras_compat import hub_models, optimizers
+from distribution.keras_compat import adapters, hub_models, optimizers
 
 
 def freeze(model: keras.Model, options) -> None:
@@ -248,20 +248,17 @@ def _save_what_trains(model: keras.Model) -> None:
     model.load_weights = load
 
 
-class _Trained(keras.layers.Layer):
+class _Trained(adapters.Variables):
     """Saves and loads the trained weights of a model, its optimizer, and a checksum of the rest."""
 
     def __init__(self, model: keras.Model):
-        super().__init__(name="trained")
+        super().__init__(lambda: model.trainable_variables)
         self.optimizer = model.optimizer
-        # In functions: as attributes they would be tracked by this layer.
-        self.variables_of = lambda: model.trainable_variables
         self.frozen_of = lambda: [
             weight for weight in model.weights if not weight.trainable and "seed" not in weight.path
         ]
         self._frozen_sha256: bytes | None = None
         self.loaded_sha256: bytes | None = None
-        self.built = True
 
     def frozen_sha256(self) -> bytes:
         """Computes the checksum of the frozen weights once; they never change."""
@@ -273,13 +270,11 @@ class _Trained(keras.layers.Layer):
         return self._frozen_sha256
 
     def save_own_variables(self, store):
-        """Writes the trained variables by number, and the checksum."""
-        for index, variable in enumerate(self.variables_of()):
-            store[str(index)] = _number(variable)
+        """Writes the trained variables, and the checksum."""
+        super().save_own_variables(store)
         store["frozen_sha256"] = np.frombuffer(self.frozen_sha256(), np.uint8)
 
     def load_own_variables(self, store):
         """Reads them."""
         self.loaded_sha256 = bytes(np.array(store["frozen_sha256"]))
-        for index, variable in enumerate(self.variables_of()):
-            variable.assign(store[str(index)])
+        super().load_own_variables(store)

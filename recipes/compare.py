@@ -92,7 +92,7 @@ def read_run(folder: Path) -> dict:
     if not (folder / "results.json").exists():
         raise RunError(f"{folder}: its run is not finished")
     options = run_files.read_options(folder, "shown")
-    results = run_files.read_results(folder, "recipe", "test", "baseline")
+    results = run_files.read_results(folder, "recipe", "weights_of_step", "test", "baseline")
     if results.get("resumed_from_step") is not None:
         results["seconds"] = None  # of the last start alone, and the steps are those of all
     if "extends" in options and options["extends"] == results.get("steps"):
@@ -103,7 +103,7 @@ def read_run(folder: Path) -> dict:
     settings.pop("seed", None)
     data = f" on {results['dataset']}" if results.get("dataset") else ""
     return results | {
-        "valid": validation_of(folder, results.get("weights_of_step", results.get("steps"))),
+        "valid": validation_of(folder, results["weights_of_step"]),
         "folder": folder,
         "table": results["recipe"] + data,
         "settings": settings,
@@ -111,7 +111,7 @@ def read_run(folder: Path) -> dict:
     }
 
 
-def validation_of(folder: Path, step: int | None) -> dict[str, float]:
+def validation_of(folder: Path, step: int) -> dict[str, float]:
     """Returns the validation metrics, as `val_...`, of the weights of a step.
 
     Empty where there are none, or where `metrics.jsonl` is damaged, which `--png` reports.

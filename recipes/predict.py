@@ -49,7 +49,11 @@ class Options(TakesMore, RunOptions):
         "Read inputs from this file: one per line, or a column of a CSV, TSV, JSONL or Parquet; "
         "- for standard input. dna_melting, and a recipe with a read_table(), read whole rows.",
     )
-    text_column: str | None = option(None, "Column of the inputs in --file.")
+    text_column: str | None = option(
+        None,
+        "Column of the inputs in --file. Of a run on prompts the column of the prompts: an input "
+        "or a context, and a system message for a chat, are read with it as in training.",
+    )
     second_text_column: str | None = option(
         None, "Column of the second sentences in --file, for pairs."
     )
@@ -164,12 +168,7 @@ def main(options: Options, **more) -> list[list[dict]]:
     if options.second_text_column is not None and not run.metadata.get("pairs"):
         raise OptionsError("--second-text-column: the run did not learn pairs of sentences")
     if options.file is not None and options.text_column is not None:
-        inputs = read_columns(
-            options.file,
-            options.text_column,
-            options.second_text_column,
-            takes_chats=run.metadata.get("template") is not None,
-        )
+        inputs = _read_column(run, options.file, options.text_column, options.second_text_column)
         if read_table is not None:
             print(
                 f"--text-column {options.text_column}: that column alone is read; without the "
@@ -225,6 +224,18 @@ def main(options: Options, **more) -> list[list[dict]]:
         more_of_them = f"; likewise {len(refused) - 1:,} more" if len(refused) > 1 else ""
         raise DataError(f"--file {options.file}, {refused[0]}{more_of_them}")
     return answers
+
+
+def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[Any]:
+    """Returns a table's fields of a column, or pairs of two; of prompts all that training reads."""
+    template = run.metadata.get("template", "")  # of causal_lm; None of a run on text
+    if template is not None and hasattr(run.options, "prompt_column"):
+        from data import prompts  # it imports TensorFlow, which --help does not need
+
+        names = prompts.Columns.of(run.options.prompt_column, run.options.response_column).prompt
+        if column in names:
+            return prompts.read_prompts(path, column, template or None)
+    return read_columns(path, column, second, takes_chats=bool(template))
 
 
 def _answer_table(options: Options, inputs: Sequence[Any], has_rows: bool) -> AnswerTable | None:

@@ -143,7 +143,7 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
     Args:
         model: the model. KerasNLP's own tasks are not tried.
         folder: for temporary files, which are removed.
-        options: the recipe's `Options`, whose module's layers may be in the model.
+        options: the recipe's `Options`, whose module's classes and functions may be in the model.
 
     Raises:
         RunError: the model cannot be saved or loaded.
@@ -163,11 +163,19 @@ def require_saveable(model: keras.Model, folder: Path, options: type) -> None:
             if is_out_of_memory(error):
                 raise
             reason = _first_sentence(error.__cause__ if isinstance(error, RunError) else error)
+            remedy = (
+                "a class of your own needs get_config() with all arguments of its constructor; it, "
+                "or a function of your own, stands at the top level of the recipe's module, or is "
+                "registered with keras.saving.register_keras_serializable()"
+            )
+            if "Python lambda" in reason:
+                remedy = (
+                    "instead of the lambda use functions of keras.ops on the layers' outputs, or a "
+                    "layer or a function with a name at the top level of the recipe's module"
+                )
             raise RunError(
-                f"{type(model).__name__}, the model, cannot be saved and loaded again: {reason}; a "
-                "class of your own needs get_config() with all arguments of its constructor, and "
-                "stands at the top level of the recipe's module, or is registered with "
-                "keras.saving.register_keras_serializable()"
+                f"{type(model).__name__}, the model, cannot be saved and loaded again: {reason}; "
+                f"{remedy}"
             ) from error
         finally:
             files.remove(trial)
@@ -188,7 +196,7 @@ def load_model(
     Args:
         folder: a run's `model` folder.
         dtype: a dtype policy; None for the training's, or, for a preset, Keras's present one.
-        module: the recipe, whose layers may be in the model.
+        module: the recipe, whose classes and functions may be in the model.
         trained_in: the dtype policy of the training, which layers that are created by a layer of
             the recipe take from Keras; None for Keras's present one.
 
@@ -197,9 +205,12 @@ def load_model(
     """
     import keras_nlp  # its layers are found by name
 
-    layers = {n: o for n, o in vars(module).items() if inspect.isclass(o)}
+    own = {name: value for name, value in vars(module).items() if inspect.isclass(value)}
     try:
-        with keras.saving.custom_object_scope(layers):
+        for name in _functions_of(folder):
+            if inspect.isfunction(getattr(module, name, None)):
+                own[name] = getattr(module, name)
+        with keras.saving.custom_object_scope(own):
             if (folder / "task.json").is_file():
                 name = json.loads((folder / "task.json").read_text("utf-8"))["class_name"]
                 kind = getattr(keras_nlp.models, name)
@@ -218,6 +229,26 @@ def load_model(
         if is_out_of_memory(error):
             raise
         raise RunError(f"{folder}: cannot be loaded ({first_line(error)})") from error
+
+
+def _functions_of(folder: Path) -> set[str]:
+    """Returns the names of the functions that a saved model has, for instance as an activation.
+
+    Keras would also take other functions of a recipe, where a layer names one of Keras's that is
+    called like them: "zeros" for instance.
+    """
+    if not (folder / KERAS_FILE).is_file():
+        return set()
+    names = set()
+
+    def note(part: dict) -> dict:
+        if part.get("class_name") == "function":
+            names.add(str(part.get("config")))
+        return part
+
+    with zipfile.ZipFile(folder / KERAS_FILE) as archive:
+        json.loads(archive.read(CONFIG), object_hook=note)
+    return names
 
 
 def load_weights(model: keras.Model, path: Path) -> None:

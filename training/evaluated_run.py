@@ -13,7 +13,7 @@ from data.errors import listed
 from data.files import default_cache_dir, is_same
 from distribution import step
 from distribution.keras_compat import fitting
-from training import model_checks, numerics, option_checks
+from training import metric_checks, model_checks, numerics, option_checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
 from training.options import EvaluationRequest, SharedOptions
@@ -159,9 +159,10 @@ class EvaluatedRun:
                 "(run.prepare(test=None))"
             )
         self._perplexity_of = perplexity_of
-        fitting.build(model, test)
+        batches = fitting.batches_of(test)
+        fitting.build(model, batches)
         step.install(model)
-        self._take_weights(model, saves or model, test)
+        self._take_weights(model, saves or model, batches)
         return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
 
     def _take_weights(self, model: keras.Model, built: keras.Model, test: tf.data.Dataset) -> None:
@@ -171,12 +172,16 @@ class EvaluatedRun:
             RunError: the recipe builds another model than the run's.
         """
         stored = self.trained.load_model()
-        weights = stored.get_weights()
-        same = [w.shape for w in built.weights] == [w.shape for w in weights]
+        ours, theirs = built.weights, stored.weights
+        if not same_shapes(ours, theirs):  # a layer in float8 has another order once it is loaded
+            ours, theirs = map(by_name_in_layers, (ours, theirs))
+        same = same_shapes(ours, theirs)
         if same:
-            built.set_weights(weights)
+            for weight, trained in zip(ours, theirs, strict=True):
+                weight.assign(trained)
             # One example: of a whole batch, all logits of a language model may exceed the memory.
-            inputs = keras.tree.map_structure(lambda rows: rows[:1], next(iter(test))[0])
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(next(iter(test)))
+            inputs = keras.tree.map_structure(lambda rows: rows[:1], x)
             if built is not model:
                 inputs = model_checks.suitable_inputs(built, inputs)
             # In graphs: KerasHub's head of masked words fails outside of them in half precision.
@@ -205,7 +210,7 @@ class EvaluatedRun:
         model: keras.Model,
         *,
         test: dict[str, float],
-        baseline: dict[str, float],
+        baseline: dict[str, float] | None,
         metadata: dict | None = None,
         preprocessor=None,
         example_input: str | None = None,
@@ -216,8 +221,11 @@ class EvaluatedRun:
         """Returns the results of the evaluation, and the examples if they are wanted and exist.
 
         Raises:
-            RunError: one of `more` has the name of another result, or is not JSON.
+            RunError: a metric is not a number, or one of `more` has the name of another result, or
+                is not JSON.
         """
+        test = metric_checks.as_numbers("test", test)
+        baseline = metric_checks.as_numbers("baseline", baseline)
         results = {
             "run_dir": str(self.trained.folder),
             "recipe": self.trained.results["recipe"],
@@ -234,3 +242,20 @@ class EvaluatedRun:
         if self._request.examples and examples_table is not None:
             results["examples"] = examples_table()
         return results | more
+
+
+def same_shapes(ours: Sequence[keras.Variable], theirs: Sequence[keras.Variable]) -> bool:
+    """Returns whether variables have the same shapes, in order."""
+    return [variable.shape for variable in ours] == [variable.shape for variable in theirs]
+
+
+def by_name_in_layers(weights: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Returns weights with those of each layer in the order of their names."""
+    places: dict[str, int] = {}
+    for weight in weights:
+        places.setdefault(_layer_of(weight), len(places))
+    return sorted(weights, key=lambda weight: (places[_layer_of(weight)], weight.name))
+
+
+def _layer_of(weight: keras.Variable) -> str:
+    return weight.path.rpartition("/")[0]

@@ -1,6 +1,7 @@
 """Rejects metrics that a run cannot record, sum over replicas or choose a model by."""
 
 import math
+from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
@@ -120,6 +121,40 @@ def require_single_numbers(model: keras.Model) -> None:
                 "number of each metric; average them (for instance "
                 "keras.metrics.F1Score(average='macro') of one-hot labels)"
             )
+
+
+def as_numbers(
+    argument: str, values: Mapping[str, float] | None, remedy: str = ""
+) -> dict[str, float]:
+    """Returns metrics as Python's numbers; those of NumPy and of TensorFlow are converted.
+
+    Args:
+        argument: of `run.finish()`, "test" or "baseline".
+        values: numbers by name; None for none.
+        remedy: ends the message.
+
+    Raises:
+        RunError: a value is not a number.
+    """
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise RunError(
+            f"run.finish({argument}=...) got a {type(values).__name__}: expected numbers by name, "
+            f"as model.evaluate(..., return_dict=True) returns them{remedy}"
+        )
+    numbers = {}
+    for name, value in values.items():
+        try:
+            if isinstance(value, str):  # which float() might read
+                raise TypeError
+            numbers[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"run.finish({argument}=...): {name} is {value!r:.60}, expected a number; pass "
+                f"other results as further arguments{remedy}"
+            ) from error
+    return numbers
 
 
 def require_finite(test: dict[str, float], steps: int, learning_rate: float) -> None:

@@ -5,8 +5,10 @@ import tensorflow as tf
 
 from data.errors import first_line, listed
 from distribution import step
-from distribution.keras_compat import inspection, randomness
+from distribution.keras_compat import fitting, inspection, randomness
 from training.errors import RunError
+
+NO_LOSS = "No loss to compute"  # in Keras's error
 
 
 def random_layers_note(model: keras.Model) -> str | None:
@@ -139,6 +141,50 @@ def build_own_step(model: keras.Model, train_data: tf.data.Dataset) -> None:
         )
     optimizers = [*model.optimizer.variables, *optimizer_variables(model)]
     step.require_kept(traced.graph, model, optimizers)
+
+
+def require_test_step(
+    model: keras.Model, installed: step.Step, validated: list, test
+) -> str | None:
+    """Rejects a model whose own `train_step` has a loss that its evaluation lacks.
+
+    Traces the evaluation, which computes nothing: it would fail after the first epoch.
+
+    Args:
+        model: compiled and built; others than those with a `train_step` need a loss to train.
+        installed: its step.
+        validated: the splits that `fit()` evaluates; may contain None.
+        test: the test split, which a recipe may evaluate without Keras; or None.
+
+    Returns:
+        A line if only an `evaluate()` of the recipe would fail, or None.
+
+    Raises:
+        RunError: names the remedy.
+    """
+    if "train_step" not in inspection.own_steps(model) or model.run_eagerly:
+        return None
+    problem = (
+        f"{type(model).__name__} has a train_step and no loss in compile(), so evaluate() fails: "
+        "write a test_step"
+    )
+    validated = [data for data in validated if data is not None]
+    try:
+        for data in validated:
+            installed.trace_test(fitting.batches_of(data))
+    except ValueError as error:
+        if NO_LOSS not in str(error):
+            raise
+        raise RunError(
+            f"{problem}, or pass validation=None to run.prepare(), without --test-every"
+        ) from error
+    if test is None or validated:
+        return None
+    try:
+        installed.trace_test(fitting.batches_of(test))
+    except Exception as error:  # any that the recipe may have no part in
+        return problem if NO_LOSS in str(error) else None
+    return None
 
 
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

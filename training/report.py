@@ -12,7 +12,9 @@ import numpy as np
 from callbacks.metric_direction import direction
 from data import files
 from data.baselines import standard_error
-from data.templates import CHATS, form_of
+from data.errors import DataError
+from data.prompts import of_input
+from data.templates import CHATS, form_of, last_text
 from training.options import SharedOptions, to_json
 
 BASELINES = {
@@ -215,13 +217,13 @@ def _without_paths(note: str, options: SharedOptions) -> str:
 
 
 def _usage(
-    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor
+    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor, example: str
 ) -> tuple[str, list[str]]:
     """Returns a text on a model's inputs and outputs, and lines of Python that answer an input."""
     texts: list[str] = []
     lines: list[str] = []
     if preprocessor is not None:
-        texts, lines = _of_task(model, options, metadata, preprocessor)
+        texts, lines = _of_task(model, options, metadata, preprocessor, example)
     texts = [options.INPUTS_AND_OUTPUTS] if options.INPUTS_AND_OUTPUTS else texts
     classes = metadata.get("classes", ())  # of a recipe of another author perhaps something else
     if isinstance(classes, list | tuple | np.ndarray) and np.ndim(classes) == 1 and len(classes):
@@ -233,12 +235,11 @@ def _usage(
 
 
 def _of_task(
-    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor
+    model: keras.Model, options: SharedOptions, metadata: dict, preprocessor, example: str
 ) -> tuple[list[str], list[str]]:
     """Returns what `_usage` does, of a task of KerasNLP that has its preprocessor."""
     from keras_nlp import models  # after the start of the training, for which it may not be needed
 
-    example = options.EXAMPLE_INPUT or "..."
     if isinstance(model, models.TextClassifier):
         inputs = "Texts in"
         call = f"model.predict([{_quoted(example)}])"
@@ -274,7 +275,7 @@ def _of_task(
         chat = CHATS.get(template)
         form = form_of(chat, None) if chat is not None else template
         texts = [f"Trained on prompts and responses in this form: {_quoted(form)}."]
-        example = form.partition("{response}")[0].replace("{prompt}", example)
+        example = form.partition("{response}")[0].replace("{prompt}", _as_prompt(example))
         if chat is not None:
             texts.append(f"Each of {', '.join(f'`{name}`' for name in chat.markers)} is one token.")
             if any(len(preprocessor.tokenizer(name)) > 1 for name in chat.markers):
@@ -285,6 +286,14 @@ def _of_task(
         f"text = model.generate({_quoted(example)})",
         "print(text)",
     ]
+
+
+def _as_prompt(example: str) -> str:
+    """Returns an input of `predict()` as a prompt: of a chat in JSON what its last turn says."""
+    try:
+        return last_text(of_input(example))
+    except DataError:  # a text that only looks like one
+        return example
 
 
 def _quoted(text: str) -> str:
@@ -299,6 +308,7 @@ def model_card(
     described: dict,
     metadata: dict,
     preprocessor=None,
+    example_input: str | None = None,
 ) -> str:
     """Returns the model card in Markdown; its Python runs in the model's folder.
 
@@ -309,6 +319,7 @@ def model_card(
         described: the options that describe the training, and resolved values, by name.
         metadata: values that the model's inputs and outputs need.
         preprocessor: of KerasNLP, where the folder is a preset; otherwise None.
+        example_input: an input of the recipe's `predict()`; None for the one of its options.
     """
     kind, best = type(options), results["weights_of_step"]
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
@@ -319,7 +330,8 @@ def model_card(
         load = f'{task}.from_preset(".")'
         if getattr(getattr(preprocessor, "tokenizer", None), files.SPLITS_WORDS, False):
             words = WORDS.substitute(task=task)
-    usage, call = _usage(model, options, metadata, preprocessor)
+    example = example_input or options.EXAMPLE_INPUT or "..."
+    usage, call = _usage(model, options, metadata, preprocessor, example)
     return CARD.substitute(
         recipe=results["recipe"],
         title=(sys.modules[kind.__module__].__doc__ or kind.__name__).strip().splitlines()[0],

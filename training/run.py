@@ -565,6 +565,8 @@ class Run:
             updates_per_execution=options.steps_per_execution,
             jit_compile=bool(jit),
         )
+        validated = [validation, test if options.test_every else None]
+        self.note(model_checks.require_test_step(model, installed, validated, test))
         if plan.replicas > 1:
             self.note(model_checks.random_layers_note(model))
         if self.strategy_name == "parameter_server":
@@ -763,7 +765,7 @@ class Run:
         model: keras.Model,
         *,
         test: dict[str, float],
-        baseline: dict[str, float],
+        baseline: dict[str, float] | None,
         metadata: dict | None = None,
         preprocessor=None,
         example_input: str | None = None,
@@ -776,13 +778,13 @@ class Run:
         Args:
             model: the trained model.
             test: metrics of the test split.
-            baseline: metrics of simpler models on the test split.
+            baseline: metrics of simpler models on the test split; None for none.
             metadata: values that the model's inputs and outputs need, JSON, for instance the names
                 of the classes; numbers and arrays of NumPy become numbers and lists. Stored in
                 `model/`, covered by its checksums.
             preprocessor: preprocessor of a KerasNLP task, which is then saved as a preset; or None.
-            example_input: an input for the `predict` command that is printed, if the one of the
-                recipe's options does not suit these data.
+            example_input: an input for the `predict` command that is printed and for the model's
+                card, if the one of the recipe's options does not suit these data.
             examples_table: returns the rows of `recipes.evaluate --examples`, a header first; None
                 where the recipe has none.
             test_examples: examples that the test's `accuracy` is a share of; its standard error is
@@ -790,8 +792,8 @@ class Run:
             **more: further values of `results.json`.
 
         Raises:
-            RunError: the model was not trained, one of `more` has the name of another result, or a
-                value is not JSON; nothing is written.
+            RunError: the model was not trained, a metric is not a number, one of `more` has the
+                name of another result, or a value is not JSON; nothing is written.
             BadLoss: a test metric is not a number; nothing is written.
             CannotSave: the folder is gone or the disk is full.
         """
@@ -800,15 +802,17 @@ class Run:
                 "run.finish() was called without a training: call model.fit(train_data, "
                 "**fit_options), with all that run.prepare() returned, before"
             )
+        remedy = (
+            "; the training is saved: correct the recipe, and resume the run with --run-dir "
+            f"{self.folder.path}"
+        )
+        test = metric_checks.as_numbers("test", test, remedy)
+        baseline = metric_checks.as_numbers("baseline", baseline, remedy)
         steps = self.checkpoint.step
         metric_checks.require_finite(test, steps, self._plan.learning_rate)
         test = with_perplexity(test, self.records.perplexity_of)
         self.note(*option_checks.similar_names(self.finish, more))
         own = self._results(model, test, baseline) | error_of_accuracy(test, test_examples)
-        remedy = (
-            "; the training is saved: correct the recipe, and resume the run with --run-dir "
-            f"{self.folder.path}"
-        )
         metadata = metadata or {}
         option_checks.require_own_values(
             self.finish, more, own.keys() | option_checks.OPTIONAL_RESULTS, remedy
@@ -820,7 +824,7 @@ class Run:
             self._report(results, test_examples)
         self._show_hparams(results)
         if self.is_chief:
-            self._save(model, metadata, preprocessor, results)
+            self._save(model, metadata, preprocessor, results, example_input)
             query = predict_command(self.options, example_input)
             if query is not None:
                 log.log(RESULT, "predict  %s", query)
@@ -887,13 +891,22 @@ class Run:
         self.tensorboard.show_hparams(results["steps"], options | self._named(results))
         self.tensorboard.flush()
 
-    def _save(self, model: keras.Model, metadata: dict, preprocessor, results: dict) -> None:
+    def _save(
+        self,
+        model: keras.Model,
+        metadata: dict,
+        preprocessor,
+        results: dict,
+        example_input: str | None,
+    ) -> None:
         """Writes the model and `results.json`, and logs where they are."""
         known = {n: value for n, value in self._named(results).items() if value is not None}
         described = shown(self.options, self._resolved | known) | self._plan.fixed()
         path = self.folder.path
         last = checkpoints.newest_path(self.checkpoint.folder)
-        card = model_card(model, results, self.options, described, metadata, preprocessor)
+        card = model_card(
+            model, results, self.options, described, metadata, preprocessor, example_input
+        )
         with saving(path / "model", f"; the last checkpoint is {last}"):
             artifacts.save_model(
                 model,

@@ -183,7 +183,7 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
             entry.loss.call = functools.partial(_values_of, call, name=entry.name, several=several)
         if getattr(entry.loss, "_fn_kwargs", {}).get("ignore_class") is not None:
             entry.loss.call = functools.partial(_without_mask, entry.loss.call)
-        if entry.loss.reduction == "mean_with_sample_weight":
+        if entry.loss.reduction == "mean_with_sample_weight" and several:
             entry.loss.reduction = "sum_over_batch_size"
         elif entry.loss.reduction == "sum":
             entry = entry._replace(loss=_SumOverParts(entry.loss, replicas, entry.path))
@@ -262,8 +262,38 @@ def _values_of(call: Callable, y_true, y_pred, name: str, several: bool):
 
 
 def _without_mask(call: Callable, y_true, y_pred):
-    """Calls a loss with `ignore_class`; the labels that count are weights: `masks_of_labels`."""
-    return tf.identity(call(y_true, y_pred))
+    """Calls a loss with `ignore_class`; the labels that count are weights: `masks_of_labels`.
+
+    Not of a `train_step` of the model, which has no such weights.
+    """
+    values = call(y_true, y_pred)
+    return values if getattr(_outputs, "losses", None) is None else tf.identity(values)
+
+
+def may_mix_examples(model: keras.Model) -> bool:
+    """Tells whether the examples of a batch may change each other's losses, and so may its padding.
+
+    Trusts Keras's losses but a few, and models with `leaves_padding_out`. Lacks: no public name for
+    the losses that `compile()` made of names, functions, lists and dicts.
+    """
+    kind, compiled = type(model), model._compile_loss
+    if getattr(kind, "leaves_padding_out", False):
+        return False
+    if kind.compute_loss is not keras.Model.compute_loss:
+        return True
+    if kind.compute_metrics is not keras.Model.compute_metrics:
+        return True
+    if compiled is None or not compiled.built:
+        return False
+    losses = [getattr(entry.loss, "loss", entry.loss) for entry in compiled._flat_losses]
+    return any(_mixes_examples(loss) or _is_own(loss) for loss in losses)
+
+
+def _is_own(loss) -> bool:
+    """Tells whether a loss, or its function, is not one of Keras."""
+    parts = (type(loss), getattr(loss, "fn", type(loss)))
+    modules = [getattr(part, "__module__", None) or type(part).__module__ for part in parts]
+    return not all(module.startswith("keras.") for module in modules)
 
 
 def _mixes_examples(loss) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.trainers import epoch_iterator
+from keras.src.trainers import data_adapters, epoch_iterator
 
 from distribution import kinds
 from distribution.keras_compat.replacing import replaced
@@ -149,6 +149,20 @@ def start_in_mid_epoch(batch: int) -> None:
     """
     global _batches_done
     _batches_done = batch
+
+
+def batches_of(split) -> tf.data.Dataset:
+    """Returns the batches that `evaluate()` makes of a split; arrays become one example each.
+
+    Lacks: no public name makes batches of arrays or of a `PyDataset`.
+
+    Args:
+        split: what `evaluate()` takes; a dataset is returned as it is.
+    """
+    if isinstance(split, tf.data.Dataset):
+        return split
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(split)
+    return data_adapters.get_data_adapter(x, y, sample_weight, batch_size=1).get_tf_dataset()
 
 
 # The optimizer and metrics that `build` has built, by model.

@@ -67,6 +67,9 @@ class FakeModel:
     def save_weights(self, path):
         path.write_bytes(b"weights")
 
+    def _flatten_layers(self):
+        return []
+
 
 @pytest.fixture
 def fake_model():

@@ -234,6 +234,39 @@ def test_a_system_text_beside_a_prompt_is_the_system_message(ending, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_prompts_are_queried_with_the_fields_that_they_are_trained_with(ending, tmp_path):
+    rows = [
+        {
+            "instruction": f"say {n}",
+            "input": "it" * (n % 2),
+            "context": "of that" * (n % 3 == 0),
+            "system": "Be brief." * (n % 5 == 0),
+            "output": "r",
+        }
+        for n in range(60)
+    ]
+    path = write_objects(tmp_path / f"a.{ending}", *rows)
+    found = prompts.read_prompts(path, "instruction", "chatml")
+    assert found[1] == "say 1\n\nit" and found[3] == "say 3\n\nit" and found[2] == "say 2"
+    trained = [
+        prompt for pairs in prompts.load_prompts(path).splits.values() for prompt, _ in pairs
+    ]
+    assert len(found) == 60 and {prompts.of_input(text) for text in found} == set(trained)
+    # Elsewhere a system message is refused in training, and is another field here.
+    assert prompts.read_prompts(path, "instruction", "{prompt} {response}")[0] == "say 0\n\nof that"
+
+
+def test_a_chat_is_queried_as_it_is(tmp_path):
+    turns = [{"role": "user", "content": "who?"}]
+    rows = [{"prompt": turns, "input": "it"}, {"prompt": "", "input": ""}]
+    path = write_objects(tmp_path / "a.jsonl", *rows)
+    chat, empty = prompts.read_prompts(path, "prompt", "chatml")
+    assert (prompts.of_input(chat), empty) == ((("user", "who?"),), "")
+    with pytest.raises(DataError, match="no row with a prompt"):
+        prompts.read_prompts(write_objects(tmp_path / "b.jsonl", rows[1]), "prompt", "chatml")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_fields_that_are_not_read_are_named(ending, tmp_path):
     rows = [
         {"prompt": f"say {n}", "response": "r", "context": "c", "input": "i", "empty": ""}

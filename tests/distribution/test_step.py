@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from data import arrays
 from data.batches import evaluation_batches
-from distribution import step
+from distribution import kinds, step
 from distribution.errors import DistributionError
 from distribution.keras_compat import fitting, inspection, patches
 from distribution.step import gradient_norm, install
@@ -77,20 +77,101 @@ def own_step():
     return model
 
 
+class OwnTest(OwnStep):
+    """A model that is evaluated in a way of its own, which ignores weights."""
+
+    def test_step(self, data):
+        x, y = data[:2]
+        error = keras.ops.mean(keras.ops.square(self(x) - y))
+        return {"loss": error, "examples": keras.ops.cast(keras.ops.shape(x)[0], "float64")}
+
+
+def padded_evaluations_of_own_steps(kind, **compiled):
+    """Evaluates ten examples at once, and in a batch with two that pad it; returns both."""
+    x, y, weights = padded_rows()
+
+    def build():
+        model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"], **compiled)
+        return model
+
+    train = replicas.dataset((x[:10], y[:10]), 10)
+    return [
+        replicas.fit(1, build, train, evaluated=replicas.dataset(examples, len(examples[0])))
+        for examples in ((x[:10], y[:10]), (x, y, weights))
+    ]
+
+
+def ignoring_runs(kind):
+    """Trains with labels to ignore, and a mean by weights."""
+    numbers = np.random.default_rng(2)
+    x, y, weights = (
+        numbers.normal(size=(8, 3)),
+        numbers.integers(0, 3, 8),
+        numbers.uniform(size=8),
+    )
+
+    def build():
+        losses = {
+            "a": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+            "b": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        }
+        inputs = keras.Input((3,))
+        outputs = {"a": keras.layers.Dense(3)(inputs), "b": keras.layers.Dense(1)(inputs)}
+        model = kind(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), losses)
+        return model
+
+    labels = {"a": y, "b": y[:, None]}
+    data = replicas.dataset((x, labels, {"a": weights, "b": weights}), 4)
+    found = replicas.fit(1, build, data)
+    keras.utils.set_random_seed(0)
+    stock = build()
+    stock.fit(data, shuffle=False, verbose=0)
+    return found["weights"], replicas.weights_of(stock)
+
+
 class TestStepOfItsOwn:
+    @pytest.mark.parametrize(
+        ("kind", "compiled"),
+        [
+            (OwnStep, {}),
+            (OwnTest, {}),
+            pytest.param(OwnTest, {"run_eagerly": True}, marks=pytest.mark.long),
+        ],
+    )
+    def test_its_evaluation_leaves_the_padding_out(self, kind, compiled):
+        plain, padded = padded_evaluations_of_own_steps(kind, **compiled)
+        assert padded["evaluated"] == pytest.approx(plain["evaluated"], rel=1e-9)
+        assert len(plain["evaluated"]) == 2
+
+    def test_its_training_has_the_losses_of_keras(self):
+        class Own(keras.Model):
+            def train_step(self, data):
+                return super().train_step(data)
+
+        found, stock = ignoring_runs(Own)
+        np.testing.assert_allclose(found, stock, rtol=1e-12)
+
     def test_is_used_on_one_device(self):
         data = replicas.dataset((np.ones((4, 3)), np.ones((4, 1))), 4)
         found = replicas.fit(1, own_step, data, evaluated=data)
         assert found["weights"][-1] == 7.0 and found["norms"] == [None]
 
     @pytest.mark.parametrize(
-        ("count", "options"),
-        [(2, {}), (1, {"batches_per_update": 2}), (1, {"updates_per_execution": 2})],
+        ("count", "name", "options"),
+        [
+            (2, "mirrored", {}),
+            (1, "parameter_server", {}),
+            (1, "none", {"batches_per_update": 2}),
+            (1, "none", {"updates_per_execution": 2}),
+        ],
     )
-    def test_is_refused_where_it_would_be_wrong(self, count, options, monkeypatch):
+    def test_is_refused_where_it_would_be_wrong(self, count, name, options, monkeypatch):
         model = own_step()
         strategy = types.SimpleNamespace(num_replicas_in_sync=count)
         monkeypatch.setattr(OwnStep, "distribute_strategy", strategy)
+        monkeypatch.setattr(kinds, "name_of", lambda strategy: name)
         with pytest.raises(DistributionError) as caught:
             install(model, **options)
         said = str(caught.value)
@@ -1774,6 +1855,56 @@ def refused_on_two(what):
         replicas.fit(count, whole_batch_model(loss, metrics), data, evaluated=data, **options)
     except DistributionError as error:
         return str(error)
+
+
+def others_in_the_batch(y_true, y_pred):
+    """Compares each example with all of the batch."""
+    return keras.ops.logsumexp(keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)), axis=1)
+
+
+class Contrastive(keras.Sequential):
+    """Compares examples in its `compute_loss()`."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(others_in_the_batch(y, y_pred))
+
+
+def compared_examples(what, jit_compile):
+    """Evaluates nine examples in batches of four, with and without padding."""
+    x, y, weights = padded_rows()
+    weights = weights * (np.arange(12) < 9)
+
+    def build():
+        kind, loss = {
+            "loss": (keras.Sequential, others_in_the_batch),
+            "compute_loss": (Contrastive, None),
+            "mean of a batch": (keras.Sequential, mean_of_batch),
+        }[what]
+        size = 4 if what == "mean of a batch" else None  # on which layers may rely
+        model = kind([keras.Input((3,), batch_size=size), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.01), loss)
+        return model
+
+    train = replicas.dataset((x[:8], y[:8]), 8)
+    plain = tf.data.Dataset.from_tensor_slices((x[:9], y[:9])).batch(4)
+    return [
+        replicas.fit(1, build, train, evaluated=evaluated, jit_compile=jit_compile)["evaluated"]
+        for evaluated in (plain, replicas.dataset((x, y, weights), 4))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "jit_compile"),
+    [
+        ("loss", False),
+        pytest.param("loss", True, marks=pytest.mark.long),
+        pytest.param("compute_loss", False, marks=pytest.mark.long),
+        ("mean of a batch", False),
+    ],
+)
+def test_padding_is_not_among_the_examples_that_a_loss_compares(what, jit_compile):
+    plain, padded = forked.run(compared_examples, what, jit_compile)
+    assert padded == pytest.approx(plain, rel=1e-9)
 
 
 @pytest.mark.parametrize("what", ["loss", "metric", "accumulation"])

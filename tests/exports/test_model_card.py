@@ -39,6 +39,12 @@ def python_of(card):
     return re.findall(r"```python\n(.*?)```", card, re.S)[-1]
 
 
+def generated_from(card):
+    """The text that a card passes to `generate()`."""
+    (literal,) = re.findall(r"^text = model.generate\((.*)\)$", card, re.MULTILINE)
+    return ast.literal_eval(literal)
+
+
 def run_python(folder, block, monkeypatch):
     """Runs a Python block of a card in its folder; returns the names that it sets."""
     blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
@@ -97,7 +103,8 @@ def test_the_cards_call_generates_as_predict_does(runs, monkeypatch):
     for name, recipe in (("causal", causal_lm), ("seq2seq_Bart", seq2seq)):
         run = load_run(runs[name])
         text = run_python(run.model_dir, 0, monkeypatch)["text"]
-        ((answer,),) = recipe.predict(run, [recipe.Options.EXAMPLE_INPUT], temperature=0.0)
+        example = generated_from((run.model_dir / "README.md").read_text())
+        ((answer,),) = recipe.predict(run, [example], temperature=0.0)
         assert text == answer["text"]
 
 
@@ -126,6 +133,29 @@ def test_the_card_of_a_run_from_a_preset_of_byte_pairs_splits_texts_as_the_train
 
 
 @pytest.mark.parametrize(
+    ("example", "shown"),
+    [
+        ("who?", "who?"),
+        (
+            '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "who?"}]',
+            "who?",
+        ),
+        ('[{"role": "system", "content": "Be kind."}]', None),
+        (None, causal_lm.Options.EXAMPLE_INPUT),
+    ],
+    ids=["text", "chat", "looks like a chat", "none"],
+)
+def test_a_card_shows_the_example_of_the_data(example, shown):
+    task = chat_presets.make_task("Llama3")
+    results = dict.fromkeys(("recipe", "dataset"), "causal_lm") | {"preset": None, "steps": 1}
+    results |= {"weights_of_step": 1, "global_batch_size": 1, "notes": []}
+    results |= {"test": {}, "baseline": {}, "versions": {}}
+    options, metadata = causal_lm.Options(), {"template": "Q: {prompt}\nA: {response}."}
+    card = model_card(task, results, options, {}, metadata, task.preprocessor, example)
+    assert generated_from(card) == f"Q: {shown or example}\nA: "
+
+
+@pytest.mark.parametrize(
     ("family", "template", "form"),
     [
         ("Llama3", "Q: {prompt}\nA: {response}.", "Q: {prompt}\nA: {response}."),
@@ -146,8 +176,7 @@ def test_a_card_shows_the_form_of_prompts(family, template, form):
     if family == "Qwen":  # of whose tokenizer these tokens are words
         assert "does not read them so" in card and "generate(" not in card
         return
-    (literal,) = re.findall(r"^text = model.generate\((.*)\)$", card, re.MULTILINE)
-    inputs = preprocessor.generate_preprocess([ast.literal_eval(literal)], sequence_length=64)
+    inputs = preprocessor.generate_preprocess([generated_from(card)], sequence_length=64)
     expected = Template(template, preprocessor.tokenizer).prompt(options.EXAMPLE_INPUT)
     count = int(np.sum(np.asarray(inputs["padding_mask"])[0]))
     assert list(np.asarray(inputs["token_ids"])[0][:count]) == expected

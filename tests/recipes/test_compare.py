@@ -18,6 +18,7 @@ RESULTS = {
     "replicas": 1,
     "learning_rate": 0.003,
     "steps": 1200,
+    "weights_of_step": 1200,
     "test": {"accuracy": 0.9, "loss": 0.5},
     "baseline": {"most_frequent_accuracy": 0.1},
     "tokens_per_second": None,
@@ -256,7 +257,7 @@ class TestProblems:
             f"{unfinished}: its run is not finished",
             f"{longer}: its run is being extended and is not finished",
             lines[3],
-            f"{lacking / 'results.json'}: damaged, it lacks baseline",
+            f"{lacking / 'results.json'}: damaged, it lacks weights_of_step, baseline",
         ]
         assert lines[3].startswith(f"{cut / 'results.json'}: damaged, not a JSON object (")
         status, _, errors = command_line(compare, unfinished)

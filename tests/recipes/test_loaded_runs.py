@@ -1022,7 +1022,7 @@ class TestPredict:
             predict=lambda run, inputs: [[{"x": "+".join(pair)}] for pair in inputs],
             __name__="mine",
         )
-        run = types.SimpleNamespace(module=module, metadata={"pairs": True})
+        run = types.SimpleNamespace(module=module, metadata={"pairs": True}, options=None)
         monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
         columns = dict(file=table, text_column="one", second_text_column="two")
         empty = [f"{table}, line {line}: one sentence of the pair is empty" for line in (2, 5)]

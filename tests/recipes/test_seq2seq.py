@@ -164,6 +164,20 @@ def test_it_is_exported_as_a_saved_model_alone(run, tmp_path):
 
 
 @pytest.mark.long
+def test_a_file_of_prompts_is_read_as_in_training(run, tmp_path, capsys):
+    options, _ = run
+    rows = [{"instruction": "the sum of one", "input": "and two is"}, {"instruction": "the sum"}]
+    path = tmp_path / "asked.jsonl"
+    path.write_text("\n".join(json.dumps(row | {"title": "one"}) for row in rows))
+
+    def asked(column):
+        predict.main(predict.Options(run_dir=options.run_dir, file=path, text_column=column))
+        return capsys.readouterr().out
+
+    assert asked("instruction").startswith("the sum of one\n\nand two is\n  ")
+    assert asked("title").startswith("one\n  ")  # another table
+
+
 def test_a_prefix_comes_before_each_prompt(run, data):
     options, _ = run
     whole = dataclasses.replace(options, prefix="add: ", run_dir=options.run_dir.parent / "prefix")
@@ -178,6 +192,8 @@ def test_a_prefix_comes_before_each_prompt(run, data):
     assert answer == [{"text": ours}]
     mask = pairs.encode([(asked, "")], task.preprocessor, "add: ")["encoder_padding_mask"]
     assert mask.sum() > pairs.encode([(asked, "")], task.preprocessor)["encoder_padding_mask"].sum()
+    card = (whole.run_dir / "model" / "README.md").read_text()
+    assert 'text = model.generate("add: the sum of ' in card  # of the data, not of the options
 
 
 @pytest.mark.long

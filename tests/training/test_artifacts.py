@@ -15,6 +15,7 @@ from distribution.keras_compat import hub_models
 from models import presets
 from tests.support import causal_presets, syncs, tiny_presets
 from training import artifacts, numerics
+from training.errors import RunError
 from training.options import SharedOptions
 
 
@@ -202,6 +203,50 @@ def test_layers_of_a_layer_are_loaded_in_the_precision_of_the_training(trained_i
         np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
+def double_tanh(x):
+    return 2 * keras.ops.tanh(x)
+
+
+def thirds(shape, dtype=None):
+    return keras.ops.ones(shape, dtype) / 3
+
+
+def zeros(count):
+    """Has the name of Keras's initializer, and serves something else."""
+    return [0] * count
+
+
+class Shift(keras.layers.Layer):
+    def build(self, shape):
+        self.shift = self.add_weight(shape=shape[-1:], initializer="zeros")
+
+    def call(self, inputs):
+        return inputs + self.shift
+
+
+def halved(x):
+    return x / 2
+
+
+def test_functions_of_the_recipe_are_loaded(tmp_path):
+    recipe = types.ModuleType("recipe")
+    for own in (double_tanh, thirds, zeros, halved, Shift):
+        setattr(recipe, own.__name__, own)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation=double_tanh, kernel_initializer=thirds),
+            keras.layers.Lambda(halved),
+            Shift(),
+        ]
+    )
+    artifacts.save_model(model, tmp_path / "model", metadata={})
+    inputs = np.arange(6.0).reshape(2, 3)
+    for dtype in (None, "float64"):
+        loaded = artifacts.load_model(tmp_path / "model", dtype, recipe)
+        np.testing.assert_allclose(loaded(inputs), model(inputs), rtol=1e-5)
+
+
 @pytest.mark.parametrize("learned", [False, True], ids=["named words", "adapted"])
 def test_a_policy_is_replaced_and_no_other_text(learned, tmp_path):
     """The words that a layer has learned are in the archive alone, not in its configuration."""
@@ -237,6 +282,27 @@ def test_what_a_killed_start_tried_to_save_is_removed(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     artifacts.require_saveable(model, tmp_path, SharedOptions)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (
+            lambda: keras.layers.Dense(1, activation=double_tanh),  # not of the options' module
+            "Could not locate function 'double_tanh'; .* or a function of your own, stands at",
+        ),
+        (
+            lambda: keras.layers.Lambda(lambda x: 2 * x),
+            "is a Python lambda; instead of the lambda use functions of keras.ops .*with a name",
+        ),
+    ],
+    ids=["unknown function", "lambda"],
+)
+def test_functions_that_no_run_could_load(layer, said, tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dense(1)])
+    model.add(layer())
+    with pytest.raises(RunError, match=f"cannot be saved and loaded again: .*{said}"):
+        artifacts.require_saveable(model, tmp_path, SharedOptions)
 
 
 def tokens(tokenizer, text):

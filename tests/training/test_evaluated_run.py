@@ -2,15 +2,20 @@
 
 import dataclasses
 import inspect
+import types
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from distribution.keras_compat import patches
 from tests.support import tiny_recipe
 from training import evaluated_run
 from training.errors import OptionsError, RunError
 from training.evaluated_run import EvaluatedRun
 from training.loaded_run import evaluate, load_run, same_outputs
+from training.options import EvaluationRequest
 from training.run import Run
 
 
@@ -33,6 +38,97 @@ class TestResults:
         )
         with pytest.raises(RunError, match=rf"{list(more)[0]}=...\): "):
             evaluate(loaded(finished), dataset=None, batch_size=8)
+
+    def test_metrics_are_numbers(self, finished, monkeypatch):
+        stock = EvaluatedRun.finish
+
+        def finish(self, model, test, baseline):
+            test = {name: np.float32(value) for name, value in test.items()}
+            return stock(self, model, test=test, baseline=None)
+
+        monkeypatch.setattr(EvaluatedRun, "finish", finish)
+        found = evaluate(loaded(finished), dataset=None, batch_size=8)
+        assert {type(value) for value in found["test"].values()} == {float}
+        assert found["baseline"] == {}
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of seven examples."""
+
+    def __init__(self, x, y):
+        super().__init__(workers=2)
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-len(self.y) // 7)
+
+    def __getitem__(self, index):
+        part = slice(7 * index, 7 * index + 7)
+        return self.x[part], self.y[part]
+
+
+def take_weights(model, trained, test):
+    """Prepares a model to be evaluated with the weights of another one, that of a run."""
+    run = types.SimpleNamespace(
+        folder="runs/one", metadata={}, resolved={}, load_model=lambda: trained
+    )
+    strategy, request = tf.distribute.get_strategy(), EvaluationRequest(run)
+    evaluated = EvaluatedRun("tiny_recipe", tiny_recipe.Options(), strategy, request)
+    with patches.patch_keras_for(strategy):
+        evaluated.prepare(model, None, validation=None, test=test)
+        return model.evaluate(*test if isinstance(test, tuple) else [test], return_dict=True)
+
+
+class WithoutLabels(keras.Model):
+    """Learns to answer zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(y_pred**2)
+
+
+class TestSplits:
+    @pytest.mark.parametrize("kind", ["arrays", "PyDataset"])
+    def test_of_each_kind_that_keras_evaluates(self, kind):
+        """The recipe evaluates them itself; the run compares the models on an example of them."""
+        model, trained = (tiny_recipe.build_model(tiny_recipe.Options()) for _ in range(2))
+        for each in model, trained:
+            each.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y = tiny_recipe.splits()["test"]
+        found = take_weights(model, trained, (x, y) if kind == "arrays" else Batches(x, y))
+        assert found["loss"] == pytest.approx(trained.evaluate(x, y, verbose=0), rel=1e-5)
+
+    def test_of_inputs_alone(self):
+        model, trained = WithoutLabels(), WithoutLabels()
+        x, _ = tiny_recipe.splits()["test"]
+        for each in model, trained:
+            each.compile()
+            each(x)
+        found = take_weights(model, trained, tf.data.Dataset.from_tensor_slices(x).batch(7))
+        assert found["loss"] == pytest.approx(float(np.mean(np.square(trained(x)))), rel=1e-5)
+
+
+class TestWeights:
+    def test_of_a_layer_in_float8_are_matched_by_name(self, tmp_path):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+        for layer in model.layers:
+            layer.quantize("float8")
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        names = [weight.name for weight in loaded.weights]
+        assert names != [weight.name for weight in model.weights]
+        for layer in model.layers:
+            layer.kernel.assign(keras.ops.zeros_like(layer.kernel))
+        model.compile(loss="mse")
+        x = tiny_recipe.splits()["test"][0]
+        take_weights(model, loaded, (x, x[:, :2]))
+        assert np.any(model(x)) and np.array_equal(model(x), loaded(x))
 
 
 class TestIgnoredDataset:

@@ -1,6 +1,7 @@
 """Rejects metrics of several values, and those that do not add up over replicas."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -8,6 +9,8 @@ from data import arrays
 from distribution.errors import DistributionError
 from tests.support import forked, tiny_recipe
 from tests.support.refusals import refused
+from training import metric_checks
+from training.errors import RunError
 
 
 class TestMetrics:
@@ -22,6 +25,23 @@ class TestMetrics:
         said = refused(tmp_path, arguments=arguments, parts={"pipeline": one_hot})
         assert said.startswith("the metric f1_score has several values, of shape (2,): ")
         assert "F1Score(average='macro')" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"loss": 0.5, "note": "good"}, "): note is 'good', expected a number; pass other results"),
+        ({"loss": "0.5"}, "): loss is '0.5', expected a number"),
+        ({"recall": [0.5, 1.0]}, "): recall is [0.5, 1.0], expected a number"),
+        ({"recall": np.ones(2)}, "): recall is array([1., 1.]), expected a number"),
+        ([0.5, 0.25], ") got a list: expected numbers by name, as model.evaluate(..., return_dict"),
+    ],
+)
+def test_metrics_of_a_recipe_that_are_no_numbers(values, found):
+    with pytest.raises(RunError) as refused:
+        metric_checks.as_numbers("test", values, "; do this")
+    assert str(refused.value).startswith(f"run.finish(test=...{found}")
+    assert str(refused.value).endswith("; do this")
 
 
 class Of(keras.metrics.Metric):

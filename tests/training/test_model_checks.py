@@ -133,6 +133,25 @@ class OwnStep(keras.Sequential):
         return super().train_step(data) | {"batch": float(data[0].numpy().sum())}
 
 
+@keras.saving.register_keras_serializable("tests")
+class WithoutLoss(keras.Sequential):
+    """A model whose loss is in its step alone."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+            loss = keras.ops.mean(loss)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+def without_loss():
+    return {"loss": None, "metrics": None}
+
+
 class TestOwnStep:
     @pytest.mark.long
     def test_one_that_cannot_be_traced(self, tmp_path):
@@ -155,6 +174,29 @@ class TestOwnStep:
         said = refused(tmp_path, parts=parts)
         assert said.startswith("OtherNames.train_step() returns d_loss, g_loss: add 'loss'")
         assert len(said.splitlines()) == 1
+
+    @pytest.mark.parametrize("split", ["validation", "test"])
+    def test_one_without_a_loss_in_an_evaluation(self, split, tmp_path):
+        def build(options):
+            return WithoutLoss(tiny_recipe.build_model(options).layers)
+
+        parts = {"build": build, "left_out": {"validation", "test"} - {split}}
+        if split == "validation":
+            said = refused(tmp_path, arguments=without_loss, parts=parts)
+            assert said.startswith("WithoutLoss has a train_step and no loss in compile()")
+            assert "write a test_step, or pass validation=None" in said
+            assert len(said.splitlines()) == 1
+        else:  # of which a recipe may have numbers of its own
+            options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=2)
+            seen = []
+            with pytest.raises(ValueError, match="No loss to compute"):
+                tiny_recipe.main(
+                    options,
+                    arguments=lambda *them: tiny_recipe.compile_arguments(*them) | without_loss(),
+                    inside=lambda run, model: seen.extend(run._notes),
+                    **parts,
+                )
+            assert [line for line in seen if "write a test_step" in line]
 
     def test_a_model_without_call(self, tmp_path):
         class Parts(keras.Model):

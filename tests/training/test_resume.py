@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from callbacks import checkpoint as checkpoint_files
-from tests.support import processes, strategy_run
+from tests.support import processes, strategy_run, tiny_recipe
 
 # RESUME_SEED=... repeats the random steps of a run of these tests; a failure shows it.
 SEED = int(os.environ.get("RESUME_SEED", time.time()))
@@ -274,3 +274,26 @@ def test_a_checkpoint_loads_into_a_plain_keras_model(stopped, tmp_path):
     saved = [v for k, v in processes.tensors(stopped).items() if "optimizer" not in k]
     loaded = np.load(tmp_path / "w.npy")
     assert any(v.shape == loaded.shape and (v == loaded).all() for v in saved)
+
+
+@pytest.mark.parametrize("quantized", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_adapters_of_keras_resume_bit_for_bit(quantized, tmp_path):
+    """Keras's own files have merged them into the kernels."""
+
+    def build(options):
+        model = tiny_recipe.build_model(options)
+        if quantized:
+            model.quantize("int8")
+        model.layers[0].enable_lora(2)
+        model.layers[-1].enable_lora(2)
+        return model
+
+    chosen = dict(early_stopping=1, keep_best="val_accuracy")
+    whole = tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "whole", **chosen), build=build)
+    options = tiny_recipe.Options(run_dir=tmp_path / "resumed", **chosen)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_recipe.main(options, build=build, extra=[tiny_recipe.StopAfter(4)])
+    resumed = tiny_recipe.main(options, build=build)
+    assert resumed["resumed_from_step"] == 4
+    for name in ("weights_sha256", "history", "test"):
+        assert resumed[name] == whole[name]

@@ -1154,6 +1154,24 @@ class TestFurtherValues:
         assert (results["resumed_from_step"], results["seed"], results["mine"]) == (2, 0, 1)
         assert processes.results(folder)["mine"] == 1
 
+    def test_metrics_are_numbers_of_any_kind(self, adds, tmp_path):
+        test = {"loss": np.float32(0.5), "accuracy": tf.constant(0.25), "count": np.int64(3)}
+        adds("finish", test=test, baseline=None)
+        start(tmp_path / "run", max_steps=1)
+        results = processes.results(tmp_path / "run")
+        assert results["test"] == {"loss": 0.5, "accuracy": 0.25, "count": 3.0}
+        assert results["baseline"] == {}
+        records = processes.records(tmp_path / "run", "evaluation")
+        assert [record["accuracy"] for record in records if record["split"] == "test"] == [0.25]
+
+    @pytest.mark.parametrize("argument", ["test", "baseline"])
+    def test_metrics_that_are_no_numbers(self, argument, adds, tmp_path):
+        adds("finish", **{argument: {"recall": [0.5, 1.0]}})
+        with pytest.raises(RunError, match=rf"^run.finish\({argument}=...\): recall is") as refused:
+            start(tmp_path / "run", max_steps=1)
+        assert f"--run-dir {tmp_path / 'run'}" in str(refused.value)
+        assert not (tmp_path / "run" / "model").exists()
+
     @pytest.mark.parametrize("name", ["run_dir", "examples", "test_standard_error"])
     def test_results_of_an_evaluation_too(self, adds, tmp_path, name):
         adds("finish", **{name: 1})
