@@ -356,6 +356,7 @@ def test_backslashes_before_quotes_are_hinted_at(tmp_path):
         (b"\x28\xb5\x2f\xfd\x04", "it is packed by Zstandard: unpack it"),
         (b"a\0\xff", "it has bytes that are zero: it is not a text file"),
     ],
+    ids=["zip", "bzip2", "xz", "gzip", "zstandard", "zeros"],
 )
 def test_what_is_not_text_is_told_what_it_is(name, raw, message, tmp_path):
     with pytest.raises(DataError, match=f"{name}.*: not (UTF-8|JSON).*{message}"):
