@@ -1,6 +1,7 @@
 """Scores texts against references by the words that they share: BLEU and ROUGE."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -86,8 +87,9 @@ def rouge(texts: Iterable[tuple[str, str]]) -> dict[str, float]:
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text, in lower case."""
-    return re.findall(r"[^\W_]+", text.lower())
+    """Returns the words of a text, in lower case; vowel signs and accents belong to letters."""
+    kept = (char if unicodedata.category(char)[0] in "LMN" else " " for char in text.lower())
+    return "".join(kept).split()
 
 
 def groups(found: Sequence[str], count: int) -> Counter:

@@ -23,9 +23,10 @@ replica, and part 4.
 """
 
 import contextlib
+import logging
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
@@ -40,6 +41,8 @@ from distribution.keras_compat import (
     inspection,
     randomness,
 )
+
+log = logging.getLogger("recipes")
 
 # The steps that `install()` has made, by model.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -250,12 +253,14 @@ class Step:
         self._evaluate_batch = self._compiled(self.evaluate_batch, jit_test)
         self._evaluate_unpadded = self._compiled(self.evaluate_unpadded, jit_test)
         self._own_test_step = self._compiled(self.own_test_step, jit_compile)
+        self._evaluate_padded, self._takes_one_size = self._evaluate_batch, False
         if "test_step" in inspection.own_steps(model):
             self._evaluate_batch = self.evaluate_by_own_step
-        elif self.replicas == 1 and (
-            own_metrics or (compiled_losses.may_mix_examples(model) and _takes_any_batch(model))
-        ):
+        elif self.replicas == 1 and own_metrics:
             self._evaluate_batch = self.evaluate_without_padding
+        elif self.replicas == 1 and compiled_losses.may_mix_examples(model):
+            if _takes_any_batch(model):
+                self._evaluate_batch = self.evaluate_compared
         for optimizer in inner_optimizers(model.optimizer):
             if self._in_parts and optimizer is not None:
                 optimizer.jit_compile = True  # keras_compat.optimizers.update_together
@@ -585,12 +590,44 @@ class Step:
         """Adds a batch without padding to the metrics; returns them."""
         return self.evaluate_batch(data, sums, is_unpadded=True)
 
+    def evaluate_compared(self, data, sums) -> dict:
+        """Adds the examples that have a weight, which the model's loss may compare."""
+        return self._or_padded(
+            lambda: self.evaluate_without_padding(data, sums),
+            lambda: self._evaluate_padded(data, sums),
+        )
+
     def evaluate_by_own_step(self, data, sums) -> dict:
         """Hands the examples of a batch that have a weight to the model's own `test_step`."""
         present = _rows_with_weight(data)
-        if present is not None:  # the logs may be no metrics: a batch of padding alone stays whole
-            data = _rows(data, present | ~tf.reduce_any(present))
-        return self._own_test_step(data)
+        if present is None:
+            return self._own_test_step(data)
+        present |= ~tf.reduce_any(present)  # the logs may be no metrics: padding alone stays whole
+        return self._or_padded(
+            lambda: self._own_test_step(_rows(data, present)), lambda: self._own_test_step(data)
+        )
+
+    def _or_padded(self, unpadded: Callable[[], dict], padded: Callable[[], dict]) -> dict:
+        """Evaluates a batch without its padding, or whole where a model takes one size alone.
+
+        Its batch without padding has an unknown size, which `x.shape[0]` of a model needs.
+        """
+        if self._takes_one_size:
+            return padded()
+        try:
+            return unpadded()
+        except compiled_losses.OneNumberError:
+            raise
+        except Exception:
+            found = padded()  # or the error, where the size is not its cause
+        self._takes_one_size = True
+        log.warning(
+            "%s takes batches of one size alone, so the padding of an evaluation's last batch is "
+            "among the examples that are compared: use keras.ops.shape(x)[0] instead of "
+            "x.shape[0], or a batch size that divides the split",
+            type(self.model).__name__,
+        )
+        return found
 
     def own_test_step(self, data) -> dict:
         """Returns what the model's own `test_step` returns."""

@@ -164,9 +164,9 @@ def init_several(
 ) -> None:
     """Initialises a new `BertTextClassifier` of several labels as naive Bayes for each label.
 
-    As `init_naive_bayes()`. The pooled columns are centred, since an offset, which classes would
-    share, decides whether a label is predicted; so without any evidence a label is as likely as it
-    is frequent.
+    As `init_naive_bayes()`, without the offsets that classes would share and that decide whether a
+    label is predicted: the vectors of the segments have none, and the pooled columns are centred.
+    So without any evidence a label is as likely as it is frequent, also where dropout hides it.
 
     Args:
         model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it.
@@ -178,6 +178,11 @@ def init_several(
     kernel, bias = (np.array(keras.ops.convert_to_numpy(w)) for w in model.output_dense.weights)
     pooled = model.backbone.get_layer("pooled_dense")
     columns = int(np.count_nonzero(kernel))  # the first ones
+    segments = model.backbone.get_layer("segment_embedding").embeddings
+    vectors = np.array(keras.ops.convert_to_numpy(segments))
+    vectors[:, columns:] -= vectors[:, columns:].mean(axis=1, keepdims=True)
+    vectors[:, :columns] = 0.0
+    segments.assign(vectors)
     outputs = keras.ops.convert_to_numpy(model.backbone(inputs)["pooled_output"])
     offsets = np.array(keras.ops.convert_to_numpy(pooled.bias))
     offsets[:columns] -= np.arctanh(outputs[:, :columns].astype(np.float64)).mean(axis=0)

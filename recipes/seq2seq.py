@@ -245,8 +245,9 @@ def main(options: Options) -> dict:
         if answered:
             test |= compare(answered)
             copied = compare([(prompt, response, prompt) for prompt, response, _ in answered])
-            for name in test.keys() & {"bleu", "rougeL"}:
-                baseline[f"copied_{name}"] = copied[name]
+            for name in ("bleu", "rougeL"):
+                if name in test:
+                    baseline[f"copied_{name}"] = copied[name]
         return run.finish(
             model,
             test=test,

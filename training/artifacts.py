@@ -114,7 +114,8 @@ def save_model(
                     # The preset holds the sum; these are the trained weights of the backbone.
                     model.backbone.save_lora_weights(str(temporary / ADAPTER))
             else:
-                model.save(temporary / KERAS_FILE)
+                with hub_models.merge_adapters_in_full():
+                    model.save(temporary / KERAS_FILE)
             if getattr(getattr(preprocessor, "tokenizer", None), "splits_words", False):
                 metadata = metadata | {files.SPLITS_WORDS: True}
             text = json.dumps(metadata, ensure_ascii=False, default=files.json_value)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import keras
 
-from distribution.keras_compat import inspection
+from distribution.errors import DistributionError
+from distribution.keras_compat import hub_models, inspection
 
 FILE = "adapters.weights.h5"  # beside the file of `save_weights()`
 
@@ -44,7 +45,8 @@ def save_weights(model: keras.Model, path: Path) -> None:
         model: built.
         path: of the file that Keras writes.
     """
-    model.save_weights(path)
+    with hub_models.merge_adapters_in_full():
+        model.save_weights(path)
     if _merged(model):
         keras.saving.save_weights(Variables(lambda: _merged(model)), path.with_name(FILE))
 
@@ -55,9 +57,17 @@ def load_weights(model: keras.Model, path: Path) -> None:
     Args:
         model: built.
         path: of the file that Keras wrote.
+
+    Raises:
+        DistributionError: there are adapters, and no file of them.
     """
     model.load_weights(path)
     if _merged(model):
+        if not path.with_name(FILE).exists():
+            raise DistributionError(
+                f"{path.parent}: has no {FILE}, since an earlier version wrote it; adapters would "
+                "begin at zero: pass another --run-dir"
+            )
         keras.saving.load_weights(Variables(lambda: _merged(model)), path.with_name(FILE))
 
 

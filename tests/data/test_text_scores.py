@@ -36,6 +36,7 @@ def test_texts_without_words_share_nothing():
 
 def test_letters_of_all_alphabets_are_words():
     assert text_scores.rouge([("мама мыла раму", "мама мыла")])["rouge1"] == pytest.approx(0.8)
+    assert text_scores.words("नमस्ते दुनिया, snake_case") == ["नमस्ते", "दुनिया", "snake", "case"]
 
 
 @pytest.mark.parametrize(

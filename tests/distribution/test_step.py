@@ -1907,6 +1907,57 @@ def test_padding_is_not_among_the_examples_that_a_loss_compares(what, jit_compil
     assert padded == pytest.approx(plain, rel=1e-9)
 
 
+class OfOneSize(keras.Model):
+    """Reads the size of its batches, which is known where they are whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x) + keras.ops.zeros((x.shape[0], 2))
+
+
+class OfOneSizeWithStep(OfOneSize):
+    """Has a `test_step` of its own."""
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+def own_squares(y_true, y_pred):
+    """Is a loss of one's own that compares no examples."""
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def evaluated_in_one_size(has_step):
+    """Evaluates twelve examples in batches of four, with a loss of one's own and with Keras's."""
+    x, y, weights = padded_rows()
+    kind = OfOneSizeWithStep if has_step else OfOneSize
+
+    def build(loss):
+        def built():
+            model = kind()
+            model.compile(keras.optimizers.SGD(0.01), loss)
+            model.build((4, 3))
+            return model
+
+        return built
+
+    train = replicas.dataset((x[:8], y[:8]), 4)
+    evaluated = replicas.dataset((x, y, np.ones_like(weights)), 4)
+    return [
+        replicas.fit(1, build(loss), train, evaluated=evaluated)["evaluated"]["loss"]
+        for loss in (own_squares, keras.losses.MeanSquaredError())
+    ]
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+def test_a_model_of_batches_of_one_size_is_evaluated_whole(has_step):
+    ours, theirs = forked.run(evaluated_in_one_size, has_step)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 @pytest.mark.parametrize("what", ["loss", "metric", "accumulation"])
 def test_one_number_for_a_part_of_a_batch_is_refused(what):
     said = forked.run(refused_on_two, what)
