@@ -39,6 +39,8 @@ class Runs(dict):
         if "preset" in options and options["preset"] != "scratch":
             strategy_run.write_preset(options["preset"], self.root)
             more |= dict(preset=str(self.root / "presets" / options["preset"]))
+        if "warmup_steps" in options:  # may be more than three
+            more |= dict(warmup_steps=None)
         recipe.main(recipe.Options(**(options | more)))
         return self.setdefault(name, self.root / name)
 
