@@ -70,6 +70,8 @@ MANY_CLASSES, FEW_OF_A_CLASS = 50, 10  # above, with fewer examples, there is a 
 MOST_FRACTIONS = 20  # different labels that are not integers; more are scores
 MOST_LABELS = 20_000  # of which a sentence may have several; more are free text
 
+SEVERAL_HINT = "--labels several reads lists, and names separated by , or |, empty for none"
+
 KINDS = {
     "classes": "classes",
     "scores": "scores",
@@ -251,8 +253,9 @@ def load_sentences(
         The sentences. The same call gives the same ones in the same order.
 
     Raises:
-        DataError: A file or a column is missing, a split has several files, a line is malformed, a
-            split lacks a class, there is only one class or score, or a score is not a number.
+        DataError: A file or a column is missing, a split has several files, a line is malformed,
+            training lacks a label of another file, there is only one class or score, or a score is
+            not a number.
     """
     if dataset in (INSTALLED_DOCS, "auto"):
         if labels == "scores":
@@ -293,6 +296,8 @@ def load_sentences(
         hint = "; a test file has the columns of the run's data: rename its own"
         read = _read([files.expand(test_file)], columns, notes, labels, hint)
         rows["test"] = _plain_numbers(read, rows["train"])
+        if labels == "several":
+            _require_learned(test_file, rows["test"], rows["train"], columns)
     if labels == "scores":
         return _scored(name, rows, notes)
     if labels == "several":
@@ -353,6 +358,8 @@ def _load_folder(
     for split in ("valid", "test"):
         if split in paths:
             rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
+            if labels == "several":
+                _require_learned(paths[split][0], rows[split], train, columns)
     rows, more = _with_all_splits(name, rows, by_class=labels == "classes")
     return rows, notes + more, columns, labels
 
@@ -413,6 +420,8 @@ def _read_training(
     elif labels == "auto" and (columns.flags or has_lists(paths[0], columns.label)):
         chosen = "several"
         notes.append("each sentence has any number of labels")
+    elif chosen != "several" and has_lists(paths[0], columns.label):
+        raise DataError(f"{paths[0]}: the labels are lists: --labels several reads them")
     read = _read(paths, columns, notes, chosen)
     rows = _plain_numbers(read, read)
     different = {label for _, label in rows}
@@ -426,6 +435,11 @@ def _read_training(
             f"labels are scores, {len(different):,} different numbers; with --labels classes each "
             "is a class"
         )
+    if labels == "auto" and chosen == "classes" and label_fields.are_like_lists(different):
+        notes.append(f"each combination of labels is a class: {SEVERAL_HINT}")
+    if chosen == "several" and not columns.flags and not has_lists(paths[0], columns.label):
+        if all(len(json.loads(names)) == 1 for names in different):
+            notes.append("each sentence has one label: --labels classes chooses one")
     fields = (field for text, _ in rows for field in text.split(SEPARATOR))
     count = 0 if has_objects(paths[0].name) else quoted(fields)
     if count:
@@ -516,7 +530,9 @@ def _measured(
     from sklearn import metrics
 
     if name == "matthews":
-        return float(metrics.matthews_corrcoef(labels, predictions))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A single label was found")  # then it is 0
+            return float(metrics.matthews_corrcoef(labels, predictions))
     if name == "auc":
         several = len(np.unique(labels)) > 1
         return float(metrics.roc_auc_score(labels, last)) if several else None
@@ -718,6 +734,19 @@ def _with_several(
     return Sentences(name, splits, classes, "; ".join(notes) or None)
 
 
+def _require_learned(
+    path: Path, rows: list[Row], training: list[Row], columns: glue.Columns
+) -> None:
+    """Rejects lists of names that training lacks; columns for each label are known without one."""
+    learned = {label for _, names in training for label in json.loads(names)}
+    unknown = {label for _, names in rows for label in json.loads(names)} - learned
+    if unknown and not columns.flags:
+        raise DataError(
+            f"{path}: the label {_shown(sorted(unknown))} is not in training: add training "
+            "examples of it, or remove it"
+        )
+
+
 def _no_label_note(classes: Sequence[str]) -> list[str]:
     """Returns a line about a class that may mark the sentences without a label."""
     others = set(classes) - {"-1", "-100", "-"}
@@ -738,7 +767,7 @@ def _several_labels_note(rows: dict[str, list[Row]]) -> list[str]:
     several = sum(count > 1 for count in counts)
     if not several:
         return []
-    return [f"sentences with several labels: {several:,} (case and spaces ignored)"]
+    return [f"sentences repeated with other labels: {several:,} (case and spaces ignored)"]
 
 
 def _shown(labels: Sequence[str]) -> str:
@@ -813,7 +842,7 @@ def _read(
     If `kind` is "scores", each label must be a finite number; if it is "several", that of a row is
     a JSON list of names. A message about a missing column ends with `hint`.
     """
-    rows, left_out, empty, missing = [], 0, [], []
+    rows, left_out, empty, missing, lists = [], 0, [], [], []
     of_texts = [names for names in (columns.text, columns.second) if names]
     skips = columns.skips_broken_rows
     shards = (
@@ -832,11 +861,12 @@ def _read(
         texts, labels = fields[: len(of_texts)], fields[len(of_texts) :]
         label = labels[0]
         if kind == "several" and all(texts):
-            label = json.dumps(
-                label_fields.flagged(where, columns.flags, labels)
-                if columns.flags
-                else label_fields.names_of(where, label)
-            )
+            if columns.flags:
+                names = label_fields.flagged(where, columns.flags, labels)
+            else:
+                names = label_fields.names_of(where, label)
+                lists.append(names)
+            label = json.dumps(sorted(set(names)))
         if not all(texts) or not label:
             if skips:
                 left_out += 1
@@ -849,7 +879,13 @@ def _read(
         elif label.casefold() in MISSING:
             missing.append(f"{where}: the label is {label!r}, the others are numbers")
         rows.append((SEPARATOR.join(text.replace(SEPARATOR, " ") for text in texts), label))
-    _require_none(empty)
+    like_lists = kind == "auto" and label_fields.are_like_lists({"", *(row[1] for row in rows)})
+    _require_none(empty, f"; {SEVERAL_HINT}" if like_lists else "")
+    length = label_fields.length_of_flags(lists)
+    if length is not None:
+        raise DataError(
+            f"{paths[0]}: each list of labels is {length} times 0 or 1: {label_fields.AS_NAMES}"
+        )
     if left_out:
         notes.append(
             f"{paths[0].name}: {left_out:,} of {len(rows) + left_out:,} rows left out: a sentence "
@@ -869,11 +905,11 @@ def _is_score(label: str) -> bool:
     return bool(SCORE.fullmatch(label)) and math.isfinite(float(label))
 
 
-def _require_none(problems: list[str]) -> None:
-    """Raises a DataError with the first problem and the number of the others."""
+def _require_none(problems: list[str], hint: str = "") -> None:
+    """Raises a DataError with the first problem, the number of the others and a hint."""
     if problems:
         more = f"; likewise {len(problems) - 1:,} more" if len(problems) > 1 else ""
-        raise DataError(f"{problems[0]}{more}")
+        raise DataError(f"{problems[0]}{more}{hint}")
 
 
 def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:

@@ -19,17 +19,16 @@ def measure(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
     Returns:
         `binary_accuracy`, the share of right values; `micro_f1`, the F1 score of all values
-        together; `macro_f1`, the mean of the labels' F1 scores, without those that neither occur
-        nor are predicted; `exact_match`, the share of examples all of whose values are right.
+        together; `macro_f1`, the mean of the labels' F1 scores, 0 for one that neither occurs nor
+        is predicted; `exact_match`, the share of examples all of whose values are right.
     """
     hits = np.sum((truth > 0) & (predicted > 0), axis=0)
     total = np.sum(truth > 0, axis=0) + np.sum(predicted > 0, axis=0)
     right = (truth > 0) == (predicted > 0)
-    seen = total > 0
     return {
         "binary_accuracy": float(right.mean()),
         "micro_f1": float(2 * hits.sum() / max(total.sum(), 1)),
-        "macro_f1": float(np.mean(2 * hits[seen] / total[seen])) if seen.any() else 0.0,
+        "macro_f1": float(np.mean(2 * hits / np.maximum(total, 1))),
         "exact_match": float(right.all(axis=1).mean()),
     }
 

@@ -370,12 +370,24 @@ def _cell(value):
 
 
 def has_lists(path: Path, names: Collection[str]) -> bool:
-    """Returns whether one of these fields of the first row of JSON or Parquet is a list."""
+    """Returns whether JSON or Parquet has lists in one of these fields.
+
+    Parquet says so; of JSON the first row decides in which one of them is not null.
+    """
     if not has_objects(path.name):
         return False
-    fields = [name for name in header_of(path) if name in names]
-    _, first = next(read_objects(path, fields), ("", None))
-    return isinstance(first, dict) and any(isinstance(first[name], list) for name in fields)
+    if is_parquet(path.name):
+        from pyarrow import types
+
+        are_lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        with _parquet(path) as file:
+            kinds = [field.type for field in file.schema_arrow if field.name in names]
+        return any(is_list(kind) for kind in kinds for is_list in are_lists)
+    for _, row in read_objects(path, ()):
+        fields = [row.get(name) for name in names] if isinstance(row, dict) else []
+        if any(field is not None for field in fields):
+            return any(isinstance(field, list) for field in fields)
+    return False
 
 
 def has_field(path: Path, *names: str) -> bool:

@@ -12,6 +12,7 @@ from models.losses import smoothed_cross_entropy
 from models.metrics import ExactMatch, MacroF1, MicroF1, Pearson, of_classes
 
 OF_TWO = ("f1", "auc", "precision", "recall")  # metrics that need two classes
+OF_CLASSES = ("matthews", *OF_TWO)
 
 
 class Classes:

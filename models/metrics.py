@@ -87,7 +87,8 @@ class ClassCounts(keras.metrics.Metric):
 class MacroF1(ClassCounts):
     """Computes the mean of the classes' F1 scores.
 
-    A class that neither occurs nor is predicted does not count, as in scikit-learn.
+    As in scikit-learn, a class that neither occurs nor is predicted does not count; of several
+    labels it counts as 0.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class MacroF1(ClassCounts):
         """Returns the score, a scalar from 0 to 1."""
         ops = keras.ops
         total = self.labelled + self.predicted
-        seen = ops.sum(ops.cast(total > 0, self.dtype))
-        return ops.divide_no_nan(ops.sum(ops.divide_no_nan(2 * self.hits, total)), seen)
+        scores = ops.divide_no_nan(2 * self.hits, total)
+        if self.several:
+            return ops.mean(scores)
+        return ops.divide_no_nan(ops.sum(scores), ops.sum(ops.cast(total > 0, self.dtype)))
 
 
 @keras.saving.register_keras_serializable("keras_recipes")
@@ -237,15 +240,34 @@ class OfTwoClasses:
             y_pred: logits of shape (batch, 2).
             sample_weight: weights of shape (batch,), or None for ones.
         """
-        # The softmax of two logits.
-        probability = keras.ops.sigmoid(y_pred[:, 1] - y_pred[:, 0])
+        output = self.from_difference(y_pred[:, 1] - y_pred[:, 0])
         y_true = keras.ops.reshape(y_true, (-1,))
-        return super().update_state(y_true, probability, sample_weight)  # type: ignore[misc]
+        return super().update_state(y_true, output, sample_weight)  # type: ignore[misc]
+
+    def from_difference(self, difference):
+        """Returns outputs from 0 to 1, of logits of the last class less those of the other."""
+        return keras.ops.sigmoid(difference)  # the softmax of two logits
 
 
 @keras.saving.register_keras_serializable("keras_recipes")
 class LastClassAUC(OfTwoClasses, keras.metrics.AUC):
-    """Computes the area under the ROC curve, of the last of two classes."""
+    """Computes the area under the ROC curve, of the last of two classes.
+
+    Keras compares outputs with thresholds at equal distances, and counts those between two of them
+    as equal. The area depends on the order of the outputs alone, so this function of the logits is
+    one that, unlike the sigmoid, sets them apart near 0 and 1 too.
+    """
+
+    def __init__(self, name: str = "auc", dtype=None):
+        super().__init__(num_thresholds=4000, name=name, dtype=dtype)
+
+    def get_config(self):
+        """Returns the arguments of the constructor."""
+        return {"name": self.name}
+
+    def from_difference(self, difference):
+        """Returns outputs from 0 to 1, one half for equal logits, 0.25 and 0.75 for +-8."""
+        return 0.5 + keras.ops.softsign(keras.ops.cast(difference, self.dtype) / 8) / 2
 
 
 @keras.saving.register_keras_serializable("keras_recipes")

@@ -255,6 +255,18 @@ def kept_head(
     return _fits(preset, classes, count, metadata.get("classes"), metadata.get("scores") is True)
 
 
+def classes_of_head(preset: str) -> list[str]:
+    """Returns the names of a head's classes in the order of its outputs; none if it has no names.
+
+    Args:
+        preset: a name, a handle, or a folder.
+    """
+    if transformers_format.has_head(preset, "TextClassifier"):
+        return transformers_format.classes_of(preset)
+    folder = Path(init_from.source_of(preset).preset)
+    return files.json_object(folder / files.METADATA).get("classes") or []
+
+
 def _other_kind(preset: str, several: bool) -> str:
     kind = "several labels for a text" if several else "one class for each text"
     return f"a new head: that of {preset} is for {kind}"

@@ -77,7 +77,10 @@ class Options(TakesMore, RunOptions):
         if self.inputs and self.file is not None:
             return ["INPUTS and --file: pass only one of them"]
         if not self.inputs and self.file is None:
-            return ["INPUTS: pass some, or --file"]
+            # Of `--stop "Q:" "an input"` the option has both.
+            took = any(isinstance(value, list) and value for value in self.more.values())
+            order = "; they come before options that take several values" if took else ""
+            return [f"INPUTS: pass some, or --file{order}"]
         if self.text_column is None:
             second = self.second_text_column is not None
             return ["--second-text-column: needs --text-column"] if second else []
@@ -185,7 +188,11 @@ def main(options: Options, **more) -> list[list[dict]]:
     typed = options.text_column is None
     if typed and run.metadata.get("pairs") is False and all(glue.PAIR in text for text in asked):
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
-    table, begun = _answer_table(options, inputs, has_rows), 0
+    several = bool(run.metadata.get("several"))
+    chosen = options.more | more
+    # All labels that a text has, unless some of them were asked for.
+    names_labels = several and not chosen.get("top")
+    table, begun = _answer_table(options, inputs, has_rows, names_labels), 0
     answers: list[list[dict]] = []
     refused: list[str] = []
     if table is not None and table.begun:
@@ -194,8 +201,7 @@ def main(options: Options, **more) -> list[list[dict]]:
         refused = [f"input {index + 1}: {error}" for index, error in table.errors()]
         print(f"{options.csv} has {table.begun:,} of {len(inputs):,} rows, the others follow")
     asked = [text for text in inputs[begun:] if text and not isinstance(text, InputError)]
-    chosen = options.more | more
-    if run.metadata.get("several") and chosen.get("top") is None and (options.json or options.csv):
+    if several and chosen.get("top") is None and (options.json or options.csv):
         chosen["top"] = 0  # probabilities of all labels, not only of those that a text has
     found = _in_parts(run, asked, chosen)
     with table or contextlib.nullcontext():
@@ -212,7 +218,7 @@ def main(options: Options, **more) -> list[list[dict]]:
                 table.add(answer)
             elif not options.json:
                 shown = f"input {number}" if isinstance(text, InputError) else _as_text(text)
-                _print(shown, answer)
+                _print(shown, answer, "no label" if several and text else None)
     next(found, None)  # removes the live line
     if options.csv is not None:
         print(f"wrote {options.csv}, {len(answers):,} rows")
@@ -238,8 +244,16 @@ def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[A
     return read_columns(path, column, second, takes_chats=bool(template))
 
 
-def _answer_table(options: Options, inputs: Sequence[Any], has_rows: bool) -> AnswerTable | None:
+def _answer_table(
+    options: Options, inputs: Sequence[Any], has_rows: bool, names_labels: bool
+) -> AnswerTable | None:
     """Returns the table of `--csv`: the rows of a table with its inputs, or one column of inputs.
+
+    Args:
+        options: name the CSV, and the table.
+        inputs: those to answer.
+        has_rows: whether they are the rows of a table.
+        names_labels: whether they have any number of labels, which a column names.
 
     Raises:
         DataError: the inputs that a recipe's `read_table()` returned are not one per row.
@@ -255,16 +269,16 @@ def _answer_table(options: Options, inputs: Sequence[Any], has_rows: bool) -> An
                 f"--csv: read_table() of the recipe returned {len(inputs):,} inputs, expected one "
                 f'for each of the {len(rows):,} rows of {options.file}, "" for none'
             )
-    return AnswerTable(options.csv, header, rows, AT_ONCE)
+    return AnswerTable(options.csv, header, rows, AT_ONCE, several=names_labels)
 
 
 def _as_text(text) -> str:
     return glue.PAIR.join(text) if isinstance(text, tuple) else str(text)
 
 
-def _print(text: str, answers: list[dict]) -> None:
-    """Prints an input and, indented, its answers."""
-    lines = [text]
+def _print(text: str, answers: list[dict], none: str | None) -> None:
+    """Prints an input and, indented, its answers, or `none` without any."""
+    lines = [text] if answers or none is None else [text, f"  {none}"]
     for answer in answers:
         values = (format_value(name, value) for name, value in answer.items())
         lines.append("  " + "  ".join(values))

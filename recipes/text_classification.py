@@ -162,6 +162,9 @@ class Options(FineTuningOptions):
         if len(self.label_column) > 1 and self.labels not in ("auto", "several"):
             columns = " ".join(self.label_column)
             problems.append(f"--label-column {columns}: several need --labels several")
+        repeated = [name for name in self.label_column if self.label_column.count(name) > 1]
+        if repeated:
+            problems.append(f"--label-column: names {repeated[0]} more than once")
         if self.preset == "auto":
             problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
         for name in ("freeze_backbone", "lora_rank"):
@@ -268,10 +271,13 @@ def main(options: Options) -> dict:
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(*bert.vocabulary_notes(options, preset, data.as_text(), run.cache_dir))
+        if run.trained is None and options.init_from is None and preset is not None:
+            data = in_order_of_head(data, preset)
         data = limited(options, data)
         splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
+        run.note(*undefined_area(options, data))
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -397,8 +403,38 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
     if data.kind == "classes" and of_two and len(data.classes) != 2:
         needs = f"{data.name} has {len(data.classes):,} classes, expected two"
         lines.append(f"--metrics {' '.join(of_two)}: {needs}")
+    best = (options.keep_best or "").removeprefix("val_")
+    is_measured = best in {*options.metrics, *data.metrics} or options.evaluation is not None
+    if data.kind == "classes" and best in label_kinds.OF_CLASSES and not is_measured:
+        lines.append(f"--keep-best {options.keep_best}: needs --metrics {best}")
     if lines:
         raise OptionsError("\n".join(lines))
+
+
+def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
+    """Returns a note for each split without an area under the curve: all its labels are equal.
+
+    Raises:
+        OptionsError: `--keep-best` compares these areas.
+    """
+    notes = []
+    for split, name in (("valid", "validation"), ("test", "test")):
+        labels = data.splits[split][1]
+        if "auc" not in options.metrics or np.ptp(labels):
+            continue
+        reason = f"all sentences of the {name} split are of the class {data.classes[labels[0]]!r}"
+        if (split, options.keep_best, options.evaluation) == ("valid", "val_auc", None):
+            raise OptionsError(f"--keep-best val_auc: {reason}")
+        notes.append(f"the {name} auc is 0: {reason}")
+    return notes
+
+
+def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:
+    """Returns sentences whose classes have the order of a preset's head, if it is for the same."""
+    classes = presets.classes_of_head(preset)
+    if data.scores or sorted(classes) != sorted(data.classes):
+        return data
+    return data.with_classes(classes, data.several)
 
 
 def limited(options: Options, data: sentences.Sentences) -> sentences.Sentences:
@@ -519,7 +555,8 @@ def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Pat
 
 def unused_head_note(init_from: Path, preset: str, data: sentences.Sentences) -> str | None:
     """Returns a note if `--init-from` names a classifier, whose head it does not use."""
-    fits, about_head = presets.kept_head(preset, data.classes, data.several)
+    classes = in_order_of_head(data, preset).classes
+    fits, about_head = presets.kept_head(preset, classes, data.several)
     if about_head is None:
         return None
     remedy = f"; --preset {preset} keeps its head" if fits else ""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data import files, tables
+from data import files, label_fields, tables
 from data.errors import DataError
 
 CHECKED = 16  # rows of a table that is continued
@@ -31,6 +31,7 @@ class AnswerTable:
         header: names of the rows' columns.
         rows: the values of each row, texts or values of JSON.
         at_once: rows that are written together.
+        several: whether an answer has any number of its classes; see `values_of`.
 
     Attributes:
         begun: number of rows that the CSV had before.
@@ -41,10 +42,16 @@ class AnswerTable:
     """
 
     def __init__(
-        self, path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]], at_once: int
+        self,
+        path: Path,
+        header: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        at_once: int,
+        *,
+        several: bool = False,
     ):
         self.path, self.header, self.rows = path, list(header), rows
-        self.at_once = at_once
+        self.at_once, self.several = at_once, several
         self._columns: list[str] = []  # names of the answers' values
         self._values: list[dict[str, Any]] = []  # of each row so far
         if path.exists():
@@ -66,7 +73,7 @@ class AnswerTable:
             OSError: the file cannot be written.
             DataError: the file has other answers to the row.
         """
-        values, index = values_of(answers), self.next
+        values, index = values_of(answers, several=self.several), self.next
         self.next += 1
         if index < self.begun:
             if not _are_equal(values, self._values[index]):
@@ -147,24 +154,31 @@ class AnswerTable:
             self._values.append({name: cell for name, cell in answered if cell})
 
 
-def values_of(answers: Sequence[dict]) -> dict[str, Any]:
+def values_of(answers: Sequence[dict], *, several: bool = False) -> dict[str, Any]:
     """Returns the values of the answers to an input, by the names of their columns.
 
     A value has its name in the answer; that of a second answer is `name_2`, and so on. Where the
     answers name different classes, `class`, `probability` and other values are those of the first
-    one, and `probability_CLASS` is that of each.
+    one, and `probability_CLASS` is that of each. Of several labels `labels` are those whose
+    probability is at least 50%, as a field of a table to train on, instead of `class` and
+    `probability`.
 
     Args:
         answers: as a recipe's `predict()` returns them, for instance
             `[{"probability": 0.9, "class": "good"}, {"probability": 0.1, "class": "bad"}]`.
+        several: whether the classes are several labels: an input has any number of them.
     """
     classes = [answer for answer in answers if "class" in answer]
     names = {str(answer["class"]) for answer in classes}
-    by_class = classes if 1 < len(classes) == len(names) else []
+    by_class = classes if several or 1 < len(classes) == len(names) else []
+    shown_by_class_alone = by_class if several else by_class[1:]
     found: dict[str, Any] = {}
+    if several and classes:
+        likely = [str(answer["class"]) for answer in classes if answer.get("probability", 0) >= 0.5]
+        found["labels"] = label_fields.as_field(sorted(likely))
     counts: collections.Counter[str] = collections.Counter()
     for answer in answers:
-        if answer in by_class[1:]:
+        if answer in shown_by_class_alone:
             continue
         for name, value in answer.items():
             counts[name] += 1

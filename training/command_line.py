@@ -77,6 +77,9 @@ def make_parser(kind: type, prog: str, description: str) -> argparse.ArgumentPar
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and the description with its line breaks."""
 
+    def _get_help_string(self, action):
+        return action.help if action.default == () else super()._get_help_string(action)
+
 
 def _or_none(kind: Callable) -> Callable:
     """Returns a type for argparse that reads the word `none` as None."""

@@ -30,6 +30,7 @@ BASELINES = {
     "nearest_neighbour": "the fit on nearest neighbours",
     "": "the baseline",
 }
+OF_SEVERAL_LABELS = BASELINES | {"most_frequent": "the labels' most frequent values"}
 # The verdict marks smaller gains, which may be chance.
 MARGIN = 0.01  # absolute for accuracies, relative for losses
 
@@ -121,6 +122,7 @@ def verdict(
     Returns:
         Lines: the baselines that are beaten, beaten narrowly, or not beaten; then a suggestion.
     """
+    titles = OF_SEVERAL_LABELS if "micro_f1" in test else BASELINES
     of_shares, of_shares_text = MARGIN, f"{MARGIN:.2f}"
     if test_examples is not None and "accuracy" in test:
         error = standard_error(test["accuracy"], test_examples)
@@ -138,7 +140,7 @@ def verdict(
         gain = test[metric] - number if better == "max" else number - test[metric]
         margin = of_shares if better == "max" else MARGIN * abs(number)
         key = name.removesuffix(metric).strip("_")
-        title = BASELINES.get(key, key.replace("_", " "))
+        title = titles.get(key, key.replace("_", " "))
         comparison = f"{title} in {metric}"
         if gain > margin:
             beaten.append(comparison)

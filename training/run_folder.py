@@ -231,7 +231,18 @@ class RunFolder:
         if different and not (can_extend and self.options.resume == "extend"):
             if self.options.resume == "extend":  # the others are free
                 different = [name for name in different if may_change[name] != "extend"]
-            lines = [f"{flag(n)}: was {saved.get(n)}, is now {now[n]}" for n in different]
+            lines = [
+                f"{flag(n)}: was {saved[n]}, is now {now[n]}"
+                if n in saved
+                else f"{flag(n)}: did not exist, is now {now[n]}"
+                for n in different
+            ]
+            if not saved.keys() >= set(different):
+                raise RunError(
+                    f"--run-dir {self.path}: cannot resume: the version that began this run has "
+                    "other options; finish it with that version (options.json has its commit), or "
+                    "use another --run-dir\n" + "\n".join(lines)
+                )
             hint = (
                 " (--resume extend trains it for more --epochs or --max-steps)"
                 if can_extend

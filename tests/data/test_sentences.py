@@ -218,7 +218,9 @@ def test_sentences_with_several_labels_are_noted(tmp_path):
     """Those of a rare label beside another one are not in training alone."""
     pairs = [(f"both {n % 40}", str(n // 40)) for n in range(80)] + [("own", "1")]
     loaded = load_sentences(str(csv_file(tmp_path / "a.csv", pairs)), cache_dir=None)
-    assert loaded.note.endswith("; sentences with several labels: 40 (case and spaces ignored)")
+    assert loaded.note.endswith(
+        "; sentences repeated with other labels: 40 (case and spaces ignored)"
+    )
     assert "in training alone" not in loaded.note
     assert all("1" in {label for _, label in found} for found in pairs_of(loaded).values())
 

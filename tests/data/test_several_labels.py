@@ -1,6 +1,7 @@
 """Any number of labels for a sentence: how they are read, and what is measured from them."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow
@@ -43,8 +44,20 @@ def test_lists_are_recognised(ending, tmp_path):
     assert labels_of(found) == EXPECTED
     assert found.note.startswith("each sentence has any number of labels; ")
     assert "training sentences have no label" in found.note
-    with pytest.raises(DataError, match=r"labels is \['sad'\], expected a text or a number"):
+    with pytest.raises(DataError, match=f"^{path}: the labels are lists: --labels several reads"):
         load(path, labels="classes")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_lists_behind_nulls_are_recognised(ending, tmp_path):
+    path = tmp_path / f"films.{ending}"
+    rows = [{"text": f"film {n}", "labels": NAMES[n % 4] if n > 20 else None} for n in range(60)]
+    if ending == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    expected = {row["text"]: sorted(row["labels"] or []) for row in rows}
+    assert labels_of(load(path, label_column="labels")) == expected
 
 
 def test_fields_of_a_table_are_lists_or_names_between_separators(tmp_path):
@@ -56,14 +69,62 @@ def test_fields_of_a_table_are_lists_or_names_between_separators(tmp_path):
     assert labels_of(found) == EXPECTED
     # Otherwise a combination is a class, as before.
     path.write_text("\n".join(["text,mood", *(f"film {n},{'ab'[n % 2]}|c" for n in range(60))]))
-    assert load(path, label_column="mood").classes == ("a|c", "b|c")
+    found = load(path, label_column="mood")
+    assert found.classes == ("a|c", "b|c") and "--labels several" not in found.note
+
+
+@pytest.mark.parametrize("lists", [["a", "b", "a|b"], ["['a']", "['a', 'b']", "['b']"]])
+def test_fields_like_lists_are_noted(lists, tmp_path):
+    path = tmp_path / "films.csv"
+    rows = [f'film {n},"{lists[n % 3]}"' for n in range(60)]
+    path.write_text("\n".join(["text,label", *rows]))
+    hint = "--labels several reads lists, and names separated by , or [|], empty for none"
+    assert re.search(f"each combination of labels is a class: {hint}", load(path).note)
+    assert "--labels several" not in (load(path, labels="classes").note or "")
+    assert load(path, labels="several").classes == ("a", "b")
+    path.write_text("\n".join(["text,label", *rows, "film,"]))
+    with pytest.raises(DataError, match=f"line 62: the label is empty: remove the row; {hint}$"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "labels", [("Bonn, Germany", "Paris"), ("[SPAM]", "[HAM]"), ("yes", "no"), ("1,5", "2")]
+)
+def test_names_with_commas_or_brackets_are_classes(labels):
+    assert not label_fields.are_like_lists(labels)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_lists_of_zeros_and_ones_are_refused(ending, tmp_path):
+    path = tmp_path / f"films.{ending}"
+    lists = [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    rows = [{"text": f"film {n}", "labels": lists[n % 3]} for n in range(60)]
+    table = [f'{row["text"]},"{row["labels"]}"' for row in rows]
+    lines = ["text,labels", *table] if ending == "csv" else map(json.dumps, rows)
+    path.write_text("\n".join(lines))
+    way_out = r"or a column of 0 and 1 for each label \(--label-column A B\)$"
+    with pytest.raises(
+        DataError, match=f"^{path}: each list of labels is 3 times 0 or 1: .*{way_out}"
+    ):
+        load(path, labels="several")
+    with pytest.raises(DataError, match=f"are not texts or integers; write the names .*{way_out}"):
+        label_fields.names_of("here", "[1.0, 0.0]")
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [[["0", "1"], ["1", "0"]], [["1", "1"], ["0"]], [["1", "1"], ["0", "2"]], [["1"], ["0"]], []],
+)
+def test_lists_of_integers_are_names(lists):
+    assert label_fields.length_of_flags(lists) is None
 
 
 @pytest.mark.parametrize(
     ("field", "names"),
     [
-        ("b, a|b", ["a", "b"]),
-        ('["a, b", 3]', ["3", "a, b"]),
+        ("b, a|b", ["b", "a", "b"]),
+        ("['a, b', 'c']", ["a, b", "c"]),
+        ('["a, b", 3]', ["a, b", "3"]),
         ("[]", []),
         ("", []),
         ("a", ["a"]),
@@ -77,8 +138,13 @@ def test_a_field(field, names):
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("['a']", "are not a list of JSON; names may also be separated by , or |, without"),
-        ("[1.5]", "are not texts or integers"),
+        (
+            "['a'",
+            "are not a list of JSON or Python; names may also be separated by , or |, without",
+        ),
+        ("['a' 'b']", "are not a list of JSON or Python"),  # of NumPy
+        ("[{[]: 1}]", "are not a list of JSON or Python"),
+        ("[1.5]", "are not texts or integers$"),
         ("[true]", "are not texts or integers"),
         ("a||b", "is empty, or not UTF-8"),
         ('["\\ud800"]', "is empty, or not UTF-8"),
@@ -103,12 +169,12 @@ def test_columns_of_zeros_and_ones(tmp_path):
         load(path, label_column=("toxic", "rude"))
 
 
-def test_a_label_of_one_split_is_noted_and_another_run_has_its_own_order(tmp_path):
-    for name, lists in (("train", ["a|b", "b"]), ("valid", ["a"]), ("test", ["c", "a"])):
+def test_another_run_has_its_own_order(tmp_path):
+    for name, lists in (("train", ["a|b", "b|c"]), ("valid", ["a"]), ("test", ["c", "a"])):
         rows = [f"{name} film {n}\t{field}" for n, field in enumerate(lists)]
         (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
     found = load(tmp_path, labels="several")
-    assert found.classes == ("a", "b", "c") and "train split has no example of 'c'" in found.note
+    assert found.classes == ("a", "b", "c") and "valid split has no example of 'b'" in found.note
     again = found.with_classes(["c", "x", "b", "a"], several=True)
     assert labels_of(again) == {
         text: sorted(names, key="cxba".index) for text, names in labels_of(found).items()
@@ -117,6 +183,31 @@ def test_a_label_of_one_split_is_noted_and_another_run_has_its_own_order(tmp_pat
         found.with_classes(["a", "b"], several=True)
     with pytest.raises(DataError, match="has several labels for a sentence, the run learned cla"):
         found.with_classes(["a", "b", "c"])
+
+
+@pytest.mark.parametrize("split", ["valid", "test", "other"])
+def test_a_label_that_training_lacks_is_refused(split, tmp_path):
+    for name in ("train", "valid", "test", "other"):
+        rows = [f"{name} film {n},{field}" for n, field in enumerate(["a|b", "b", ""])]
+        rows += [f"{name} film,c|d"] * (name == split)
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    path = tmp_path / f"{split}.csv"
+    other = path if split == "other" else None
+    with pytest.raises(DataError, match=f"^{path}: the label 'c', 'd' is not in training: add"):
+        load(tmp_path, labels="several", test_file=other)
+
+
+def test_one_label_for_each_sentence_is_noted(tmp_path):
+    path = tmp_path / "films.csv"
+    path.write_text("\n".join(["text,label", *(f"film {n},{n % 2}" for n in range(60))]))
+    note = "each sentence has one label: --labels classes chooses one"
+    assert note in load(path, labels="several").note
+    path.write_text(f"{path.read_text()}\nfilm,")
+    assert note not in load(path, labels="several").note
+    path = tmp_path / "films.jsonl"  # its lists are not read as classes
+    rows = [{"text": f"film {n}", "labels": [n % 2]} for n in range(60)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert note not in load(path).note
 
 
 def test_one_label_is_refused(tmp_path):
@@ -136,12 +227,12 @@ def truth():
 def test_measures_as_scikit_learn(truth):
     found = several_labels.measure(*truth)
     labels, predicted = truth
-    seen = slice(4)  # the last label is neither there nor predicted
+    assert not (labels | predicted)[:, 4].any()  # counts as 0
     assert found == pytest.approx(
         {
             "binary_accuracy": 1 - hamming_loss(labels, predicted),
             "micro_f1": f1_score(labels, predicted, average="micro"),
-            "macro_f1": f1_score(labels[:, seen], predicted[:, seen], average="macro"),
+            "macro_f1": f1_score(labels, predicted, average="macro", zero_division=0.0),
             "exact_match": accuracy_score(labels, predicted),
         }
     )
@@ -157,6 +248,7 @@ def test_baselines():
     splits = {"train": (texts, labels), "test": (texts[:12], labels[:12])}
     found = several_labels.baselines(splits)
     assert found["most_frequent_binary_accuracy"] == pytest.approx((0.5 + 2 / 3 + 1 + 1) / 4)
-    assert found["tfidf_exact_match"] == found["tfidf_macro_f1"] == 1.0
+    assert found["tfidf_exact_match"] == found["tfidf_micro_f1"] == 1.0
+    assert found["tfidf_macro_f1"] == 3 / 4  # no text has the last label
     wordless = {name: (["a b"] * len(y), y) for name, (_, y) in splits.items()}
     assert not any(name.startswith("tfidf") for name in several_labels.baselines(wordless))

@@ -71,21 +71,38 @@ def test_of_the_last_of_two_classes_as_scikit_learn(of_two, dtype):
         metric.update_state(labels[:40], logits[:40].astype(dtype))
         padded = (np.concatenate([part[40:], part[:12]]) for part in (labels, logits))
         metric.update_state(*padded, np.array([1.0] * 20 + [0.0] * 12, dtype))
-        # Keras's area has 200 thresholds.
-        assert float(metric.result()) == pytest.approx(value, abs=2e-3 if name == "auc" else 1e-6)
+        assert float(metric.result()) == pytest.approx(value, abs=1e-3 if name == "auc" else 1e-6)
         config = keras.saving.serialize_keras_object(metric)
         made = keras.saving.deserialize_keras_object(config)
         assert type(made) is type(metric) and made.name == name
 
 
+@pytest.mark.parametrize("mean", [-90, -8, 0, 8, 90])
+def test_the_area_of_probabilities_near_0_or_1_as_scikit_learn(mean):
+    """Their sigmoids are equal, or nearly; the order of the logits counts."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(2000) < 0.02).astype(np.int32)
+    difference = (mean + 1.2 * rng.normal(size=2000) + 2 * labels).astype("float32")
+    metric = of_classes("auc", 2)
+    logits = np.stack([-difference / 2, difference / 2], axis=1)
+    for part in (slice(0, 1200), slice(1200, 2000)):
+        metric.update_state(labels[part], logits[part])
+    expected = roc_auc_score(labels, difference)
+    assert float(metric.result()) == pytest.approx(expected, abs=2e-2 if abs(mean) > 9 else 2e-3)
+    assert 0.8 < expected < 0.95
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_several_labels_as_scikit_learn(dtype):
     rng = np.random.default_rng(0)
-    labels = (rng.random((50, 4)) < 0.4).astype(np.int32)
-    logits = (rng.normal(size=(50, 4)) + labels).astype(dtype)
+    # The last label neither occurs nor is predicted.
+    labels = (rng.random((50, 4)) < [0.4, 0.4, 0.4, 0.0]).astype(np.int32)
+    logits = (rng.normal(size=(50, 4)) + labels - [0, 0, 0, 9]).astype(dtype)
     predicted = logits > 0
     metrics = [MicroF1(4), MacroF1(4, several=True), ExactMatch()]
-    expected = [f1_score(labels, predicted, average=name) for name in ("micro", "macro")]
+    expected = [
+        f1_score(labels, predicted, average=name, zero_division=0.0) for name in ("micro", "macro")
+    ]
     for metric, value in zip(metrics, [*expected, accuracy_score(labels, predicted)], strict=True):
         config = keras.saving.serialize_keras_object(metric)
         for counting in (metric, keras.saving.deserialize_keras_object(config)):
@@ -94,7 +111,9 @@ def test_several_labels_as_scikit_learn(dtype):
             counting.update_state(1 - labels, logits, np.zeros(50))
             assert float(counting.result()) == pytest.approx(value)
     recalls = [numbers["recall"] for numbers in metrics[1].by_class("abcd").values()]
-    assert recalls == pytest.approx(recall_score(labels, predicted, average=None))
+    assert recalls == pytest.approx(
+        recall_score(labels, predicted, average=None, zero_division=0.0)
+    )
 
 
 @pytest.mark.parametrize("metric", [MacroF1, LastClassF1, Matthews])

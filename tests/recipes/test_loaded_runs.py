@@ -1352,6 +1352,25 @@ class TestOwnArguments:
         assert "--sodium X" not in command_line(predict, "--help")[1]
         assert "--sodium X" not in command_line(predict, runs["mnist"][0], "--help")[1]
 
+    def test_one_of_several_values_takes_the_inputs_after_it(
+        self, command_line, monkeypatch, tmp_path
+    ):
+        def answers(run, inputs, *, stop: tuple[str, ...] = ()):
+            return [[{"x": f"{text} {stop}"}] for text in inputs]
+
+        module = types.SimpleNamespace(predict=answers, __name__=__name__)
+        run = types.SimpleNamespace(module=module, metadata={}, options=None)
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        write(tmp_path / "results.json", b"{}")
+        status, _, errors = command_line(predict, tmp_path, "--stop", "Q:", "what is it?")
+        order = "they come before options that take several values"
+        assert status == 2 and f"INPUTS: pass some, or --file; {order}" in errors
+        status, printed, _ = command_line(predict, tmp_path, "what is it?", "--stop", "Q:")
+        assert status == 0 and printed == "what is it?\n  what is it? ['Q:']\n"
+        status, _, errors = command_line(predict, tmp_path)
+        assert status == 2 and order not in errors
+        assert "default: ()" not in command_line(predict, tmp_path, "--help")[1]
+
     def test_a_mistyped_one_names_the_nearest(self, runs, command_line):
         folder, _ = runs["dna_melting"]
         with_type = command_line(predict, folder, "ACGT", "--sodum", "1")

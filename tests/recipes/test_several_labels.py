@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import keras_nlp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from data import several_labels, tables
+from data import sentences, several_labels, tables
 from data.errors import DataError
 from exports import huggingface
 from models import presets
@@ -119,15 +120,20 @@ def test_predict_prints_the_labels_and_all_probabilities_in_a_table(finished, tm
     assert [[answer["class"] for answer in found] for found in answers][1] == []
     assert all(answer["probability"] >= 0.5 for answer in answers[0])
     assert "long" in {answer["class"] for answer in answers[0]}
-    assert capsys.readouterr().out.splitlines()[-1] == texts[1]
+    assert capsys.readouterr().out.splitlines()[-2:] == [texts[1], "  no label"]
     (tmp_path / "new.csv").write_text("\n".join(["text", *texts]))
     options = dict(file=tmp_path / "new.csv", text_column="text", csv=tmp_path / "found.csv")
     predict.main(predict.Options(run_dir=run_dir, **options))
     header, rows = tables.read_rows(tmp_path / "found.csv")
-    assert header[-3:] == [f"probability_{name}" for name in NAMES]
+    assert header == ["text", "labels", *(f"probability_{name}" for name in NAMES)]
     for row, found in zip(rows, answers, strict=True):
         likely = [name for name, value in zip(NAMES, row[-3:], strict=True) if float(value) >= 0.5]
         assert likely == sorted(answer["class"] for answer in found)
+        assert row[1] == "|".join(likely)
+    options["csv"] = tmp_path / "best.csv"
+    predict.main(predict.Options(run_dir=run_dir, **options), top=1)
+    header, _ = tables.read_rows(tmp_path / "best.csv")
+    assert sorted(header) == ["class", "probability", "text"]  # the likeliest, as asked for
     found = predict.main(predict.Options(run_dir=run_dir, inputs=texts, json=True))
     assert [len(answer) for answer in found] == [3, 3]
     (best,) = text_classification.predict(load_run(run_dir), texts[:1], top=1)
@@ -163,7 +169,7 @@ def test_a_test_file_of_other_forms_and_fewer_labels(finished, folder, tmp_path)
     found = evaluate.main(evaluate.Options(run_dir=finished[0], test_file=tmp_path / "new.csv"))
     assert found["test"] == pytest.approx(finished[1]["test"])
     (tmp_path / "new.csv").write_text("text,labels\na film,dull\n")
-    with pytest.raises(DataError, match="class 'dull', the run knows 'funny', 'long', 'sad'"):
+    with pytest.raises(DataError, match="new.csv: the label 'dull' is not in training"):
         evaluate.main(evaluate.Options(run_dir=finished[0], test_file=tmp_path / "new.csv"))
 
 
@@ -235,6 +241,38 @@ def test_a_head_is_kept_for_several_labels_alone(finished, folder, tmp_path):
     assert f"a new head: that of {model} is for one class for each text" in notes
 
 
+def test_a_head_for_the_same_labels_in_another_order_is_kept(finished, folder, tmp_path):
+    run_dir = shutil.copytree(finished[0], tmp_path / "run")
+    model = run_dir / "model"
+    metadata = json.loads((model / "recipe.json").read_text())
+    metadata["classes"] = ["sad", "funny", "long"]
+    (model / "recipe.json").write_text(json.dumps(metadata))
+    data = sentences.load_sentences(str(folder), tmp_path)
+    found = text_classification.in_order_of_head(data, str(model))
+    assert found.classes == ("sad", "funny", "long") and data.classes == tuple(NAMES)
+    _, truth = table(folder, "test")
+    np.testing.assert_array_equal(found.splits["test"][1], truth[:, [2, 0, 1]])
+    assert presets.kept_head(str(model), found.classes, found.several)[0]
+    said = text_classification.unused_head_note(run_dir, str(model), data)
+    assert said is not None and said.endswith("keeps its head")
+    metadata["classes"] = ["sad", "funny", "late"]
+    (model / "recipe.json").write_text(json.dumps(metadata))
+    assert text_classification.in_order_of_head(data, str(model)) is data
+
+
+@pytest.mark.long
+def test_training_continues_from_labels_in_another_order(finished, folder, tmp_path):
+    reordered = tmp_path / "films"
+    reordered.mkdir()
+    for path in folder.iterdir():
+        rows = map(json.loads, path.read_text().splitlines())
+        flags = [{"text": r["text"]} | {n: int(n in r["labels"]) for n in NAMES} for r in rows]
+        (reordered / path.name).write_text("\n".join(map(json.dumps, flags)))
+    options = dict(preset=str(finished[0] / "model"), label_column=("sad", "funny", "long"))
+    results = further(tmp_path / "a", reordered, **options)
+    assert results["test"] == pytest.approx(finished[1]["test"])
+
+
 @pytest.mark.long
 def test_the_head_of_a_frozen_encoder_begins_as_regressions(finished, folder, tmp_path):
     options = dict(init_from=finished[0], freeze_backbone=True, label_smoothing=0.1)
@@ -257,6 +295,7 @@ def test_what_labels_do_not_have_is_refused_before_they_are_read(labels):
     [
         (dict(metrics=("f2",)), "--metrics ['f2']: must be one or several of f1, matthews, auc, "),
         (dict(label_column=("a", "b"), labels="classes"), "--label-column a b: several need --lab"),
+        (dict(label_column=("a", "b", "a")), "--label-column: names a more than once"),
     ],
 )
 def test_options_that_do_not_work(options, message):
@@ -269,13 +308,52 @@ def test_options_that_do_not_work(options, message):
     [
         (dict(class_weights="balanced"), "balanced: .*films has several labels for a sentence$"),
         (dict(metrics=("matthews",)), "matthews: .*films has several labels for a sentence$"),
-        (dict(labels="classes"), "labels is .*, expected a text or a number"),
+        (dict(labels="classes"), "the labels are lists: --labels several reads them"),
     ],
 )
 def test_what_the_data_do_not_have_ends_in_a_line(folder, tmp_path, options, message):
     with pytest.raises((OptionsError, DataError), match=message) as caught:
         train(tmp_path / "run", folder, **options)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def of_one_class(tmp_path):
+    """A folder whose validation and test splits have one class."""
+    for name, count, classes in (("train", 40, 2), ("dev", 9, 1), ("test", 9, 1)):
+        rows = [f"a {name} film {n}\t{n % classes}" for n in range(count)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            dict(metrics=("auc",), keep_best="val_auc"),
+            "--keep-best val_auc: all sentences of the validation split are of the class '0'",
+        ),
+        (dict(keep_best="val_auc"), "--keep-best val_auc: needs --metrics auc"),
+        (dict(keep_best="val_f1", metrics=("auc",)), "--keep-best val_f1: needs --metrics f1"),
+    ],
+)
+def test_the_best_by_what_is_not_measured_is_refused(of_one_class, tmp_path, options, message):
+    with pytest.raises(OptionsError) as caught:
+        train(tmp_path / "run", of_one_class, **options)
+    assert str(caught.value) == message and not (tmp_path / "run").exists()
+
+
+def test_an_area_under_the_curve_of_one_class_is_noted(of_one_class):
+    data = sentences.load_sentences(str(of_one_class), of_one_class / "cache")
+    options = text_classification.Options(metrics=("auc",), keep_best="val_accuracy")
+    assert text_classification.undefined_area(options, data) == [
+        f"the {name} auc is 0: all sentences of the {name} split are of the class '0'"
+        for name in ("validation", "test")
+    ]
+    others = text_classification.Options(metrics=("f1",))
+    assert text_classification.undefined_area(others, data) == []
+    found = sentences.baselines(data.splits, ["auc", "matthews"])
+    assert "tfidf_auc" not in found and "tfidf_matthews" in found
 
 
 @pytest.mark.long

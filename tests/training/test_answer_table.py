@@ -47,6 +47,26 @@ def test_values_of_answers(answers, expected):
     assert found == expected and list(found) == list(expected)
 
 
+@pytest.mark.parametrize(
+    ("probabilities", "labels"),
+    [
+        ((0.9, 0.7, 0.1), "art|dog"),
+        ((0.3, 0.2, 0.1), ""),
+        ((0.4, 0.1, 0.8), '["a, b"]'),
+    ],
+)
+def test_values_of_several_labels(probabilities, labels):
+    named = zip(("dog", "art", "a, b"), probabilities, strict=True)
+    found = values_of([{"probability": p, "class": name} for name, p in named], several=True)
+    assert list(found) == ["labels", "probability_a, b", "probability_art", "probability_dog"]
+    assert found["labels"] == labels and found["probability_dog"] == probabilities[0]
+    assert values_of([{"probability": 0.5, "class": "a"}], several=True) == {
+        "labels": "a",
+        "probability_a": 0.5,
+    }
+    assert values_of([{"error": "too long"}], several=True) == {"error": "too long"}
+
+
 def test_rows_are_written_whole_as_they_are_answered(tmp_path):
     path, text = tmp_path / "a.csv", 'one, "two"\r\nthree'
     table = AnswerTable(path, ["id", "text"], [["1", text], ["2", ""], ["3", "c"], ["4", "d"]], 2)

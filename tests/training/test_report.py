@@ -83,6 +83,11 @@ def test_a_metric_that_still_improves_is_no_overfitting():
         assert advice in verdict({"accuracy": 0.1}, {"accuracy": 0.1}, history)[-1]
 
 
+def test_a_baseline_of_several_labels_is_no_class():
+    test, baseline = {"micro_f1": 0.8}, {"most_frequent_micro_f1": 0.4}
+    assert verdict(test, baseline, {}) == ["beats the labels' most frequent values in micro_f1"]
+
+
 def test_a_gain_of_less_than_two_standard_errors_is_narrow():
     test, baseline = {"accuracy": 0.70}, {"most_frequent_accuracy": 0.65}
     assert verdict(test, baseline, {}, test_examples=10_000) == [

@@ -172,6 +172,21 @@ class TestOtherRuns:
             "--dropout: was 0.2, is now 0.5",
         ]
 
+    def test_a_run_of_another_version_is_finished_with_that(self, trained, opened):
+        path = trained / "options.json"
+        content = json.loads(path.read_text())
+        del content["options"]["lr_scaling"]
+        content["options"]["dropout"] = 0.4
+        path.write_text(json.dumps(content))
+        with pytest.raises(RunError, match="cannot resume: the version that began") as caught:
+            opened()
+        said, *lines = str(caught.value).splitlines()
+        assert "finish it with that version" in said and "same command" not in said
+        assert lines == [
+            "--lr-scaling: did not exist, is now linear",
+            "--dropout: was 0.4, is now 0.2",
+        ]
+
     def test_other_data_for_a_finished_model_are_another_run(self, trained, opened, monkeypatch):
         monkeypatch.setattr(tiny_recipe.Options, "preset", "scratch", raising=False)
         for is_finished in (False, True):
