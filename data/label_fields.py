@@ -75,9 +75,9 @@ def length_of_flags(lists: Collection[Sequence[str]]) -> int | None:
         lists: Of names. They are flags if all have one length, and a list repeats 0 or 1.
     """
     lengths = set(map(len, lists))
-    alike = len(lengths) == 1 and all(name in ("0", "1") for names in lists for name in names)
+    are_flags = len(lengths) == 1 and all(name in ("0", "1") for names in lists for name in names)
     repeats = any(len(set(names)) < len(names) for names in lists)
-    return lengths.pop() if alike and repeats else None
+    return lengths.pop() if are_flags and repeats else None
 
 
 def flagged(where: str, columns: Sequence[str], fields: Sequence[str]) -> list[str]:

@@ -152,7 +152,7 @@ class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
         def has_ended(ids: tf.Tensor) -> tf.Tensor:
             return tf.reduce_any(_is_one_of(ids, stop_token_ids) & is_new, axis=-1)
 
-        def go_on(ids, cache, totals, place):
+        def has_unfinished(ids, cache, totals, place):
             return ~tf.reduce_all(has_ended(ids))
 
         def add_token(ids, cache, totals, place):
@@ -172,7 +172,10 @@ class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
 
         place = tf.cast(index, tf.int32)
         ids, _, totals, _ = tf.while_loop(
-            go_on, add_token, (ids, cache, totals, place), maximum_iterations=length - place
+            has_unfinished,
+            add_token,
+            (ids, cache, totals, place),
+            maximum_iterations=length - place,
         )
         is_end = _is_one_of(ids, stop_token_ids) & is_new
         is_counted = is_new & (tf.cumsum(tf.cast(is_end, tf.int32), axis=1, exclusive=True) == 0)

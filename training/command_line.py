@@ -472,7 +472,7 @@ def _print_error(recipe: str, error) -> None:
 
 
 def _print_line(line) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it
+    with contextlib.suppress(OSError):  # it has no reader
         print(line, file=sys.stderr)
 
 

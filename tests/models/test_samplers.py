@@ -51,7 +51,7 @@ TABLE = {
     (): {2: 0.6, 3: 0.4},
     (2,): {2: 0.35, 3: 0.35, STOP: 0.3},
     (3,): {STOP: 0.9, 2: 0.1},
-}
+} | {(2, *[token] * count): {token: 0.7, 4: 0.3} for token in (2, 3) for count in (1, 2)}
 
 
 def test_a_likelier_text_may_begin_with_a_less_likely_token():
