@@ -14,17 +14,17 @@ import sys
 import time
 from pathlib import Path
 
-import keras
+from callbacks.late_numbers import CallbackList
 
 
 def slow_down(seconds: float) -> None:
-    stock = keras.callbacks.CallbackList.on_train_batch_end
+    stock = CallbackList.on_train_batch_end
 
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(seconds)
         stock(self, batch, logs)
 
-    keras.callbacks.CallbackList.on_train_batch_end = on_train_batch_end
+    CallbackList.on_train_batch_end = on_train_batch_end
 
 
 def kill_at_save(number: int) -> None:
