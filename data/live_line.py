@@ -48,7 +48,8 @@ def live_line(iterable=None, what: str | None = None, **arguments) -> tqdm:
     """
     if not is_shown():
         return _LogLines(iterable, what, **arguments)
-    settings = {"leave": False, "dynamic_ncols": True, "delay": 0.5}
+    # Position 0: there is one line, and a bar whose task has failed may not have been closed yet.
+    settings = {"leave": False, "dynamic_ncols": True, "delay": 0.5, "position": 0}
     return tqdm(iterable, what, **settings | arguments)
 
 
@@ -65,6 +66,7 @@ class _LogLines(tqdm):
             "mininterval": LOG_SECONDS,
             "delay": LOG_SECONDS,
             "ncols": 80,
+            "position": 0,
             "bar_format": "{desc}: {percentage:.0f}%, {elapsed}, {remaining} left",
         }
         known = arguments.get("total") or (hasattr(iterable, "__len__") and len(iterable))

@@ -164,3 +164,15 @@ def test_what_takes_long_counts_its_seconds(terminal, monkeypatch):
             waiting._ended.wait(0.01)
     ended = terminal.getvalue()
     assert "learning, 00:00" in ended and ended.endswith("\r")
+
+
+def test_a_line_that_was_never_removed_moves_no_other_one(terminal):
+    """A task that failed may keep its line alive, in a notebook for instance."""
+    forgotten = live_line.live_line(what="forgotten", delay=0)
+    hidden = live_line._LogLines(what="hidden")
+    terminal = terminal()
+    with live_line.live_line(what="next", delay=0):
+        pass
+    assert terminal.lines()[1] == "next: 0it [00:00, ?it/s]"
+    assert terminal.getvalue().endswith("\r") and "\n" not in terminal.getvalue()
+    forgotten.close(), hidden.close()
