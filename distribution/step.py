@@ -40,6 +40,7 @@ from distribution.keras_compat import (
     fitting,
     inspection,
     randomness,
+    recomputing,
 )
 
 log = logging.getLogger("recipes")
@@ -54,6 +55,7 @@ def install(
     batches_per_update: int = 1,
     updates_per_execution: int = 1,
     jit_compile: bool = False,
+    gradient_checkpointing: bool = False,
 ) -> "Step":
     """Makes `fit()` and `evaluate()` of a model use the step of this module.
 
@@ -65,11 +67,13 @@ def install(
         batches_per_update: elements of the dataset that one update accumulates.
         updates_per_execution: updates of one call of the training function.
         jit_compile: whether to compile as much as possible with XLA.
+        gradient_checkpointing: whether to compute the layers that the model repeats a second time
+            for the gradient instead of keeping what is inside of them.
 
     Raises:
         DistributionError: several replicas, batches or workers cannot have the model's own
             `train_step` or `test_step`, its loss that returns no value per example, its stateful
-            layer or its optimizer; or XLA cannot compile a layer.
+            layer or its optimizer; XLA cannot compile a layer; or there is nothing to checkpoint.
     """
     strategy = model.distribute_strategy
     own = inspection.own_steps(model)
@@ -99,9 +103,10 @@ def install(
     refused = inspection.not_for_xla(model)
     if jit_compile and refused:
         raise DistributionError(f"--jit on: XLA cannot compile {refused[0]} here; use auto")
+    repeated = _layers_to_recompute(model) if gradient_checkpointing else []
     model.steps_per_execution = updates_per_execution
     with strategy.scope():
-        step = Step(model, batches_per_update, updates_per_execution, jit_compile)
+        step = Step(model, batches_per_update, updates_per_execution, jit_compile, repeated)
     _steps[model] = step
     if own:  # on one device, where Keras's training is right
         model.jit_compile = jit_compile
@@ -118,6 +123,27 @@ def install(
             layer.synchronized = True  # normalises by the global batch
     model.train_function = step.train
     return step
+
+
+def _layers_to_recompute(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers of a model that `--gradient-checkpointing` computes a second time.
+
+    Raises:
+        DistributionError: there are none, or this module does not compute the gradient.
+    """
+    if "train_step" in inspection.own_steps(model):
+        raise DistributionError(
+            f"--gradient-checkpointing: {type(model).__name__} overrides train_step, which computes "
+            "the gradient by itself; override compute_loss() and compute_metrics() instead"
+        )
+    repeated = recomputing.repeated_layers(model)
+    if not repeated:
+        raise DistributionError(
+            f"--gradient-checkpointing: the model {model.name} repeats no layer that contains "
+            "others, such as the block of a Transformer, so there is nothing to compute twice; "
+            "leave the option out"
+        )
+    return repeated
 
 
 def _takes_any_batch(model: keras.Model) -> bool:
@@ -217,6 +243,7 @@ class Step:
         batches_per_update: elements of the dataset that one update accumulates.
         updates_per_execution: updates of one call of `train`.
         jit_compile: whether to compile as much as possible with XLA.
+        repeated: layers that the gradient computes a second time.
     """
 
     def __init__(
@@ -225,12 +252,14 @@ class Step:
         batches_per_update: int,
         updates_per_execution: int,
         jit_compile: bool,
+        repeated: list[keras.layers.Layer],
     ):
         self._model = weakref.ref(model)  # the model holds the step's functions
         self.strategy = model.distribute_strategy
         self.replicas = self.strategy.num_replicas_in_sync
         self.batches_per_update = batches_per_update
         self.updates_per_execution = updates_per_execution
+        self.repeated = repeated
         self.variables = model.trainable_variables
         self.floatx = keras.config.floatx()
         self.norm = keras.Variable(
@@ -512,11 +541,9 @@ class Step:
             return self._execution(iterator)
 
     def _execute(self, iterator):
-        if self.updates_per_execution > 1:
-            for _ in tf.range(self.updates_per_execution - 1):
-                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-                self._one_update(iterator)
-        logs = self._logs(self._one_update(iterator))
+        # Around all replicas, which are traced in turns.
+        with recomputing.recomputed(self.repeated):
+            logs = self._updates(iterator)
         drawn_by = randomness.random_operation_of_step()
         if drawn_by is not None:
             raise DistributionError(
@@ -528,6 +555,13 @@ class Step:
         own = [self.norm, *self.sums, *self.totals]
         require_kept(tf.compat.v1.get_default_graph(), model, [*model.optimizer.variables, *own])
         return logs
+
+    def _updates(self, iterator):
+        if self.updates_per_execution > 1:
+            for _ in tf.range(self.updates_per_execution - 1):
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                self._one_update(iterator)
+        return self._logs(self._one_update(iterator))
 
     def _one_update(self, iterator):
         if self.batches_per_update == 1:

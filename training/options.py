@@ -263,6 +263,11 @@ class SharedOptions(ProgramOptions):
         "Steps to run in one call of the training function; callbacks act between calls.",
         within=COUNT,
     )
+    gradient_checkpointing: bool = _devices(
+        False,
+        "Compute the layers that the model repeats, such as Transformer blocks, a second time for "
+        "the gradient instead of keeping their values: less memory, a third more computation.",
+    )
     deterministic: bool = _devices(
         False, "Use only TensorFlow ops that repeat bit for bit (slower on GPUs)."
     )

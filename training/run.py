@@ -564,6 +564,7 @@ class Run:
             batches_per_update=plan.accumulate_steps,
             updates_per_execution=options.steps_per_execution,
             jit_compile=bool(jit),
+            gradient_checkpointing=options.gradient_checkpointing,
         )
         validated = [validation, test if options.test_every else None]
         self.note(model_checks.require_test_step(model, installed, validated, test))
